@@ -252,7 +252,7 @@ def test_poses_and_torques_must_be_given_by_arm_and_stay_those_of_record_0():
         recorder.begin([], poses=poses(), torques_nm={"a": [1.0]})
     for pose in (None, (None, UPRIGHT), ((0.0, 0.0, 1.0), None), ((0.0, 0.0, 1.0), (1.0, 0.0, 0.0))):
         eef = {"a": ((0.0, 0.0, 1.0), (1.0, 0.0, 0.0, 0.0, 0.0)), "b": pose}  # 5 + 3 numbers are not two orientations
-        with pytest.raises(HostError, match="differ in kind"):
+        with pytest.raises(HostError, match="different or wrong sizes"):
             recorder.begin([], poses=poses(), eef=eef)
     for torques in (1.0, None, [[1.0]]):
         with pytest.raises(HostError, match="not a list"):

@@ -8,7 +8,7 @@
     ├── RegistryError          a task registry that contradicts itself
     │   └── UnknownTaskError   a task without an entry in the task registry and without a matching family
     ├── SignalError            a record without the fields that an active specification reads
-    ├── RunError               a run folder that is missing, holds no run or exists already
+    ├── RunError               a run folder that is missing, contains no run or already exists
     ├── FileError              a file or folder that cannot be written
     ├── HostError              a simulator that cannot be used
     ├── PolicyError            a policy that cannot be created or queried
@@ -21,7 +21,7 @@
     ├── TimeUpError            a run that reached its time limit
     └── PluginError            an installed plug-in that fails to load
 
-    CollectedError             a list of several of these errors
+    CollectedError             several errors at once
 
 The package safevla-recorder defines the root, `RecordError`, `RunError`, `FileError` and `HostError`. A message gives
 the place, the problem and the remedy, in that order.
@@ -42,8 +42,8 @@ from safevla_recorder.errors import truncate_text as truncate_text
 
 
 class DamageError(RecordError):
-    """A file that lost content. If the place of the error names an episode, only that episode was lost. `episodes` is
-    the number of episodes that the file lost, without those that other errors name; None if it is unknown.
+    """A file that lost content. If the place of the error names an episode, only this episode was lost. `episodes` is
+    the number of lost episodes, without episodes that other errors name; None if the number is unknown.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DamageError(RecordError):
 
 
 class FormulaError(SafevlaError):
-    """An STL text that does not parse or names an unknown signal. `column` is the error's position, from 1, or None."""
+    """An STL text that does not parse, or names an unknown signal. `column` is the error's position from 1, or None."""
 
     def __init__(
         self, problem: str, *, column: int | None = None, remedy: str | None = None, place: Place | None = None
@@ -84,7 +84,7 @@ class PolicyError(SafevlaError):
 
 
 class InvalidActionError(PolicyError):
-    """An invalid action, which does not reach the simulator, such as one with NaN."""
+    """An invalid action, such as an action with NaN; it does not reach the simulator."""
 
 
 class ReplyError(PolicyError):

@@ -27,9 +27,8 @@ MAX_DOCUMENT_BYTES = 1 << 26  # limit for documents that are read whole; the run
 
 def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     """Open a regular file for reading. Refuses a pipe, a device or a folder without opening it. If `within` is given,
-    it also refuses a file outside of that folder, for example through a link. Raises `OSError` if the file is missing,
-    not readable or refused. Raises `RecordError` for a Git LFS pointer, which a clone without LFS has instead of the
-    file.
+    it also refuses a file outside of this folder, for example through a link. Raises `OSError` if the file is missing,
+    not readable or refused, and `RecordError` for a Git LFS pointer, which clones without LFS have instead of the file.
     """
     if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):
         raise OSError(errno.EPERM, f"lies outside of {within.name}", str(path))
@@ -54,7 +53,7 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def read_input(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, within: Path | None = None) -> bytes:
-    """Return the bytes of a regular file. Raises the errors of `open_input`, and `OSError` above `most_bytes`."""
+    """Return the bytes of a regular file. Raises the errors of `open_input`, and `OSError` if over `most_bytes`."""
     with open_input(path, within) as stream:
         if os.fstat(stream.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"has more than {most_bytes >> 20} MiB", str(path))
@@ -73,11 +72,11 @@ def decode_json(text: bytes | str, kind: type[T]) -> T:
     """
     if len(text) * _LARGEST_GROWTH > read_budget():
         gib = len(text) * _LARGEST_GROWTH / (1 << 30)
-        raise ValueError(f"its values may take more memory than allowed; set {SETTING}={gib:.2g} if you trust the text")
+        raise ValueError(f"values may need more memory than allowed; if you trust the text, set {SETTING}={gib:.2g}")
     return msgspec.json.decode(text, type=kind)
 
 
-_LARGEST_GROWTH = 30  # most bytes of memory per byte of JSON: the text `{},`, 3 bytes, takes 88 bytes
+_LARGEST_GROWTH = 30  # maximum bytes of memory per byte of JSON: 3 bytes of text, `{},`, take 88 bytes of memory
 
 
 def read_shipped(package: str, name: str, kind: type[T]) -> T:
@@ -86,7 +85,7 @@ def read_shipped(package: str, name: str, kind: type[T]) -> T:
 
 
 def fill_template(package: str, name: str, filters: Mapping[str, Callable[..., str]], **values: object) -> str:
-    """Return a template from one of our packages, filled with `values`. Only filters in the template escape values."""
+    """Fill a template from one of our packages with `values`. Values are only escaped by filters in the template."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
@@ -116,9 +115,9 @@ _MAX_PARTS = 16
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML text from an untrusted source. Raises `ValueError` or `RecursionError` for invalid TOML. Raises
-    `ValueError` for a key of more than 16 parts: the time and memory of `tomllib` grow with the square of that number.
+    `ValueError` for a key of more than 16 parts, because `tomllib` needs time and memory that grow with their square.
     """
-    # A match of a string of several lines or of a comment has no group `key`; its dots do not count.
+    # Strings of several lines and comments also match, but without the group `key`, so that their dots do not count.
     for match in _KEY.finditer(text) if text.count(".") >= _MAX_PARTS else ():
         if (match["key"] or "").count(".") >= _MAX_PARTS and len(re.findall(_KEY_PART, match["key"])) > _MAX_PARTS:
             line = text.count("\n", 0, match.start()) + 1
@@ -127,7 +126,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a file with `open_atomically`, with text encoded as UTF-8. Replaces an existing file."""
+    """Write a file with `open_atomically`; text is encoded as UTF-8. Replaces an existing file."""
     with open_atomically(path) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
@@ -150,10 +149,10 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str) -> None:
-    """Write files into a folder so that old and new files never exist together. First all new files are written to disk
-    under temporary names. Then the old files except `chief` are removed, the new `chief` replaces the old one, and the
-    other new files are renamed into place. So `chief` always exists, and no other file contradicts it. Raises
-    `FileError` if a file cannot be written (existing files are then unchanged) or renamed (files may then be missing).
+    """Write files into a folder so that old and new files never exist together. First, all new files are written under
+    temporary names. Then, all old files except `chief` are removed. Finally, the new `chief` replaces the old one, and
+    the other new files get their names. So `chief` always exists, and no other file contradicts it. Raises `FileError`
+    if a file cannot be written (existing files are then unchanged) or renamed (files may then be missing).
     """
     with ExitStack() as stack:
         temporaries: dict[Path, Path] = {}
@@ -163,7 +162,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
                 temporaries[path] = stack.enter_context(_temporary_path(path))
                 with _synced_file(temporaries[path]) as stream:
                     stream.write(content.encode() if isinstance(content, str) else content)
-        for path in list(temporaries)[1:]:  # all but `chief`, which was sorted first
+        for path in list(temporaries)[1:]:  # without `chief`, which is first
             with translated_errors(path):
                 path.unlink(missing_ok=True)
         for path, temporary in temporaries.items():
@@ -173,7 +172,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 
 @contextmanager
 def _synced_file(path: Path) -> Iterator[IO[bytes]]:
-    path.unlink(missing_ok=True)  # possibly a leftover of a dead process with the same process id, or a link
+    path.unlink(missing_ok=True)  # it may be a link, or a leftover of a dead process with the same process id
     with path.open("x+b") as stream:
         yield stream
         stream.flush()
@@ -186,7 +185,7 @@ def _temporary_path(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     finally:
-        with suppress(OSError):  # a file that remains is hidden and harmless
+        with suppress(OSError):  # if the file remains, it is hidden and harmless
             temporary.unlink(missing_ok=True)
 
 

@@ -1,6 +1,6 @@
-"""A memory limit, enforced by the operating system, for the time in which untrusted files are read.
+"""A memory limit that the operating system enforces while untrusted files are read.
 
-In every format a few bytes can expand to gigabytes, and the sizes that a file states are not reliable. So each reader
+In every format, a few bytes can expand to gigabytes, and the sizes that a file states are not reliable. So each reader
 runs within `limit_memory`, which lowers the process's soft limit RLIMIT_DATA during its `with` block. An allocation
 beyond the limit fails, and `limit_memory` raises an error about the file.
 """
@@ -26,7 +26,7 @@ _STATM = "/proc/self/statm"
 
 
 def read_budget() -> int:
-    """Return the memory that reading may use [bytes]. Raises `SafevlaError` if `SETTING` holds no positive number."""
+    """Return the memory that reading may use [bytes]. Raises `SafevlaError` unless `SETTING` is a positive number."""
     text = os.environ.get(SETTING, "")
     try:
         gib = float(text or DEFAULT_GIB)
@@ -73,11 +73,11 @@ class _DataLimit:
             pyarrow.allocate_buffer(1)  # pyarrow's allocator reserves 1 GiB on first use
         with open(_STATM, "rb", buffering=0) as stream:
             pages = stream.read().split()
-        # fields 1, 2 and 5 of statm are in pages; these are bytes
+        # Convert fields 1, 2 and 5 of statm from pages to bytes.
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))
-        # RLIMIT_DATA limits reserved memory, but allocators reserve more than they use: pyarrow reserves 1 GiB.
-        # If the limit were the reserved memory plus the budget, a reader could fill the unused reserve, too.
-        # So the limit is the used (resident) memory plus the budget, unless the process has reserved very much.
+        # RLIMIT_DATA limits reserved memory, but allocators reserve more than they use; pyarrow reserves 1 GiB.
+        # If the limit were the reserved memory plus the budget, a reader could also fill the unused reserve.
+        # So the limit is the used (resident) memory plus the budget, unless the process has reserved very much memory.
         new_limit = max(resident - shared + budget_bytes, data + budget_bytes // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if not any(existing != resource.RLIM_INFINITY and existing <= new_limit for existing in (soft, hard)):
@@ -101,7 +101,7 @@ def limit_memory(file: object) -> Iterator[None]:
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
-        error.__traceback__ = None  # else its frames keep the file's data in memory as long as the new error exists
+        error.__traceback__ = None  # its frames would keep the file's data in memory as long as the new error exists
         raise memory_error(file) from None
     finally:
         _LIMIT.leave()
@@ -122,7 +122,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def memory_error(file: object) -> DamageError:
-    """Return the error about a file whose reading ran out of memory."""
+    """Return the error that reading a file needed too much memory."""
     gib = read_budget() / (1 << 30)
     return DamageError(
         f"reading needs more memory than the limit of {gib:g} GiB",

@@ -1,6 +1,6 @@
 """Plug-ins: hosts and policies that installed distributions provide by entry points.
 
-An entry point names a factory. Arguments that the factory's signature does not accept are refused before the call.
+An entry point names a factory. Arguments that the factory's signature does not accept raise an error before the call.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def format_call(name: str, arguments: Mapping[str, str]) -> str:
 
 
 _trust: ContextVar[tuple[frozenset[Path], str]] = ContextVar("trust", default=(frozenset(), ""))
-"""The trusted files, and the name of the running command."""
+"""The trusted files, and the name of the running `safevla` command."""
 
 
 @contextmanager
 def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
-    """Let these files name code and files within the `with` block. Error messages suggest `--trust` for `command`."""
+    """Trust these files to name code and files in the `with` block. Error messages suggest `--trust` for `command`."""
     token = _trust.set((frozenset(file.resolve() for file in files), command))
     try:
         yield
@@ -46,12 +46,12 @@ def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
 
 
 def is_trusted(named_by: Path | None) -> bool:
-    """Return whether the file may name code and files; True for None, which stands for the user's arguments."""
+    """Return whether the file `named_by` may name code and files; True for None, which means the user's arguments."""
     return named_by is None or named_by.resolve() in _trust.get()[0]
 
 
 def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
-    """Raise `RunError` if the file `named_by` names calls or files (`uses`) but is not trusted (see `is_trusted`)."""
+    """Raise `RunError` if the file `named_by` names `uses` (calls or files) but is not trusted (see `is_trusted`)."""
     if uses and not is_trusted(named_by):
         file, command = shlex.quote(str(named_by)), _trust.get()[1]
         problem = f"it names code or files without permission, so none of these was used: {'; '.join(uses)}"
@@ -60,17 +60,17 @@ def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
 
 
 def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[SafevlaError]) -> None:
-    """Raise `error` if an argument is named like a secret, or its value is a secret or a URL with a user or a query."""
+    """Raise `error` if an argument has a secret's name, or if its value is a secret or a URL with a user or a query."""
     for name, value in arguments.items():
         if is_secret_name(name) or redact_secrets(value) != value:
             detail = "" if is_secret_name(name) else " with a secret, or a URL with a user name or a query"
-            problem = f"{owner} has the argument {name!r}{detail}, but all arguments are written into the run"
+            problem = f"all arguments are written into the run, but {owner} has the argument {name!r}{detail}"
             raise error(problem, remedy="Pass the secret in an environment variable, or pass a file that contains it.")
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that adds an extra to this installation, from the folder, file or git address that the
-    package was installed from, or else from the package index. An editable installation stays editable.
+    """Return the pip command that adds an extra to this installation: from the folder, file or git address from which
+    the package was installed, else from the package index. An editable installation stays editable.
     """
     try:
         origin = json.loads(distribution(OWN_DISTRIBUTION).read_text("direct_url.json") or "{}")
@@ -94,14 +94,14 @@ class PluginGroup:
     singular: str
     plural: str
     error: type[SafevlaError]
-    hint: str = ""  # how to name one; it precedes the list of names
+    hint: str = ""  # how to name a plug-in, before the list of names
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the installed plug-ins, sorted."""
         return tuple(sorted(entry_points(group=self.group).names))
 
     def owner(self, name: str) -> str:
-        """Return the name of the distribution that provides a plug-in; "" if none does."""
+        """Return the name of the distribution that provides a plug-in; "" if no distribution does."""
         return next((_distribution_name(entry) for entry in entry_points(group=self.group, name=name)), "")
 
     def is_own(self, name: str) -> bool:
@@ -114,7 +114,7 @@ class PluginGroup:
         return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
-        """Return the entry point, not yet loaded. Raises `error` if it is missing or an argument holds a secret."""
+        """Return the entry point without loading it. Raises `error` if it is missing, or if an argument is a secret."""
         entry = next(iter(entry_points(group=self.group, name=name)), None)
         if entry is None:
             names = self.names() or ("none (install safevla-bench itself with pip)",)
@@ -143,7 +143,7 @@ class PluginGroup:
         except (KeyboardInterrupt, SafevlaError):
             raise
         except BaseException as error:
-            # A plug-in can raise any exception; if it is not a `SafevlaError`, it is a fault of the distribution.
+            # A plug-in can raise any exception. If it is not a `SafevlaError`, the distribution has a fault.
             owner = _distribution_name(entry)
             problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
             raise PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.") from error

@@ -1,8 +1,8 @@
 """Formatting of numbers and names for output: exactly rounded, safe for terminals and web pages, without secrets.
 
-Numbers are rounded from exact values, halves away from zero. A missing number is a dash, never a zero. Names may come
-from untrusted files, so their control characters are escaped. The package `safevla_recorder` registers and redacts
-secrets, so that each process has only one set of secrets.
+Exact values are rounded, with halves away from zero. A missing number is a dash, never a zero. Names may come from
+untrusted files, so their control characters are escaped. The package `safevla_recorder` registers and redacts secrets,
+so that each process has only one set of secrets.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _EXACT = Context(prec=1100, rounding=ROUND_HALF_UP)  # exact for any float; ROUN
 
 
 def format_fixed(value: Fraction | float, digits: int) -> str:
-    """Return a number with `digits` decimals, rounded from its exact value, halves away from zero.
+    """Return a number with `digits` decimals, rounded from its exact value; halves are rounded away from zero.
 
     Infinity becomes ∞, and NaN becomes a dash.
 
     >>> format_fixed(Fraction(381, 4), 1), format_fixed(-0.0001, 3)
     ('95.3', '0.000')
     """
-    if isinstance(value, float):  # as exact as the code below for Fraction, and ten times as fast
+    if isinstance(value, float):  # as exact as the code for Fraction below, but ten times as fast
         if not math.isfinite(value):
             return NO_VALUE if math.isnan(value) else "∞" if value > 0 else "-∞"
         text = f"{_EXACT.quantize(Decimal(value), Decimal(1).scaleb(-digits)):f}"
         return text.removeprefix("-") if not text.strip("-0.") else text
     exact = Fraction(value)
-    # the rounded number in units of its last decimal place
+    # The rounded number as a multiple of its last decimal place
     last_places = math.floor(abs(exact) * 10**digits + Fraction(1, 2))
     integer, decimals = divmod(last_places, 10**digits)
     sign = "-" if exact < 0 and last_places else ""
@@ -78,7 +78,7 @@ def format_interval(low: float, high: float, digits: int, scale: int = 1) -> str
 
 
 def format_significant(value: float, figures: int = 3) -> str:
-    """Return a value without exponent: `figures` significant figures, all integer digits, at most nine decimals."""
+    """Return a value without exponent, with `figures` significant figures, all integer digits, at most 9 decimals."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else format_fixed(value, 0)
     decimals = figures - 1 - math.floor(math.log10(abs(value)))
@@ -93,7 +93,7 @@ def format_compact(value: float) -> str:
 
 
 def format_against_limit(value: float, limit: float) -> str:
-    """Return a value with three significant figures, or with more if it would otherwise look equal to the limit."""
+    """Return a value with three significant figures, or with more if the value would otherwise look like the limit."""
     value = limit if math.isclose(value, limit, rel_tol=1e-9) else value
     for figures in range(3, 16):
         text = format_significant(value, figures)
@@ -106,7 +106,7 @@ _UNIT_SYMBOLS = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
 
 
 def display_unit(unit: str, limit: float) -> tuple[str, int]:
-    """Return a unit's symbol and the factor for its values. Meters become mm (times 1000) for a `limit` below 0.1 m."""
+    """Return a symbol for a unit and the factor for values. Meters become mm (times 1000) for a `limit` below 0.1 m."""
     if unit == "m" and 0 < abs(limit) < 0.1:
         return "mm", 1000
     return _UNIT_SYMBOLS.get(unit, unit), 1
@@ -120,7 +120,7 @@ def append_unit(text: str, unit: str) -> str:
 def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
-    """Return a value in a unit that suits `limit` (default: the value): 8.2 mm for 0.0082 m; a dash for None."""
+    """Return a value in a unit that suits `limit` or else the value: 8.2 mm for 0.0082 m. Return a dash for None."""
     if value is None:
         return NO_VALUE
     symbol, scale = display_unit(unit, value if limit is None else limit)
@@ -141,7 +141,7 @@ _SECRET_NAME = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether an argument of this name holds a secret: `api_key`, `hf_token`, `password`; not `key_file`."""
+    """Return whether an argument with this name is a secret, such as `api_key` or `hf_token`, but not `key_file`."""
     return _SECRET_NAME.search(name) is not None
 
 
@@ -150,11 +150,11 @@ _TAIL_CHARACTERS = 36
 
 
 _LOG_COMMANDS = re.compile(r"#(?=#(?:vso)?\[)|(?<![^\r\n])[^\S\r\n]*:(?=:)")
-"""Starts of commands in a CI log: `##[` and `##vso[` of Azure Pipelines anywhere, `::` of GitHub at a line's start."""
+"""Starts of commands in a CI log: `##[` and `##vso[` anywhere (Azure Pipelines), `::` at a line's start (GitHub)."""
 
 
 def break_log_commands(text: str) -> str:
-    """Return the text with a space inside each mark that a CI log would interpret as the start of a command.
+    """Insert a space into each mark in a text that a CI log would interpret as the start of a command.
 
     >>> break_log_commands("::error::a::b ##[group]")
     ': :error::a::b # #[group]'
@@ -178,11 +178,11 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def load_json(content: bytes | str, **options: Any) -> Any:
-    """Parse UTF-8 JSON. Raises `ValueError` for invalid JSON or a lone surrogate; `RecursionError` for deep JSON."""
+    """Parse UTF-8 JSON. Raises `ValueError` for invalid JSON or a lone surrogate, `RecursionError` for deep nesting."""
     text = content if isinstance(content, str) else content.decode("utf-8")
     document = json.loads(text, **options)
     try:
-        # only an escaped surrogate can be a lone one; encoding it to UTF-8 fails
+        # A lone surrogate must be escaped in the text, and cannot be encoded as UTF-8.
         json.dumps(document if _SURROGATE.search(text) else None, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("a string holds half a surrogate pair") from None
@@ -198,7 +198,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return [map_texts(item, change) for item in value] if isinstance(value, list | tuple) else value
 
 
-_LOOKALIKES = str.maketrans(  # Cyrillic and Greek letters and punctuation -> ASCII that looks the same
+_LOOKALIKES = str.maketrans(  # Cyrillic letters, Greek letters and punctuation, and ASCII that looks the same
     "АВЕЅІЈКМНОРСТУХаесһіјорѕухԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧον‐‑‒–−’",
     "ABESIJKMHOPCTYXaechijopsyxdqwABEZHIKMNOPTYXov-----'",
 )
@@ -228,13 +228,13 @@ def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
 
 
 def shorten_names(names: Iterable[str]) -> dict[str, str]:
-    """Return a map from names to shortened names. If two shortened names would be equal, no name is shortened."""
+    """Return the shortened names by name. If two shortened names would be equal, no name is shortened."""
     short = {name: shorten_name(name) for name in names}
     return short if len({*short.values()}) == len(short) else {name: name for name in short}
 
 
 def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
-    """Return a remedy that lists the choices after `label`. If a choice is similar to `name`, it is suggested first."""
+    """Return a remedy that lists the choices after `label`. A choice that is similar to `name` is suggested first."""
     names = list(choices)
     close = get_close_matches(name, names, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
@@ -252,7 +252,7 @@ _TYPES = {
 
 
 def explain_mismatch(error: Exception) -> tuple[str, str]:
-    """Return an error of msgspec's conversion in plain words, and the path of the value, such as `$.steps[3].t`."""
+    """Return an error of msgspec's conversion in plain words, and the value's path, such as `$.steps[3].t`."""
     problem, _, path = str(error).partition(" - at ")
     key = re.fullmatch("Object (contains unknown|missing required) field `(.*)`", problem, re.DOTALL)
     if key:
@@ -269,7 +269,7 @@ def explain_mismatch(error: Exception) -> tuple[str, str]:
 
 @cache
 def warn_once(*parts: str) -> None:
-    """Log a warning, joined from parts such as a file and a problem, unless this process has logged it before."""
+    """Log a warning once per process. It is joined from parts, such as a file and a problem."""
     _log.warning("warning: %s", ": ".join(parts))
 
 
@@ -288,7 +288,7 @@ def count_noun(count: int, noun: str, plural: str = "s") -> str:
 
 
 def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
-    """Return a list of items with their counts. Only the first `longest` items are named; the rest are counted.
+    """Return a list of items with their counts. It names the first `longest` items, and the number of further items.
 
     >>> list_counts({"hasty on fake/task_0": 2, "noop on fake/task_0": 1})
     '2 of hasty on fake/task_0, 1 of noop on fake/task_0'
@@ -302,7 +302,7 @@ def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
 
 
 def terminal_width() -> int:
-    """Return the line width [characters]: COLUMNS, else the terminal's width; a million for a pipe or a file."""
+    """Return the line width in characters: COLUMNS, else the terminal's width, else a million for a pipe or a file."""
     return shutil.get_terminal_size((10**6, 24)).columns
 
 
@@ -310,14 +310,14 @@ _WORDS = re.compile(r"(?:`[^`]*`|(?<![^\s(])(?:safevla [a-z]|pip install ).*|[\S
 
 
 def split_words(line: str) -> list[str]:
-    """Return the words of a line, each with the spaces after it. These count as one word: a number with its unit, a
-    text between backticks, a command from `safevla` or `pip install` to the end of the line, and consecutive spaces.
+    """Return the words of a line, each with the spaces after it. One word is also: a number with its unit, a text
+    between backticks, a command from `safevla` or `pip install` to the end of the line, or consecutive spaces.
     """
     return _WORDS.findall(line)
 
 
 def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = split_words) -> list[str]:
-    """Return the line in pieces of at most `width` terminal cells, broken between words; longer words stay whole."""
+    """Break a line between words into pieces of at most `width` terminal cells; longer words stay whole."""
     from rich.cells import cell_len
 
     if cell_len(line) <= width:
@@ -332,7 +332,7 @@ def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = spl
 
 
 def wrap_text(text: str) -> str:
-    """Return the text, wrapped if stdout is a terminal. Continuation lines are indented like the broken line."""
+    """Wrap the text if stdout is a terminal. Continuation lines have the same indent as the broken line."""
     if not sys.stdout.isatty():
         return text
     lines = []

@@ -31,7 +31,7 @@ def _rename(record, old, new):
     [
         (lambda record: None, ""),
         (lambda record: record.update(dt=50), "dt is 50 s"),
-        (lambda record: _scale_positions(record, 1000.0), "body_pos_m is up to"),
+        (lambda record: _scale_positions(record, 1000.0), "body_pos_m may be in millimeters"),
         (lambda record: [step.update(eef_quat_wxyz=[0.1, 0.2, 0.3, 0.4]) for step in record["steps"]], "norm of 0.548"),
         (lambda record: _rename(record, "joint_torque_nm", "joint_torques_nm"), "did you mean 'joint_torque_nm'?"),
         (

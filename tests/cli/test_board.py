@@ -33,7 +33,8 @@ def test_an_audited_row_gets_its_badge_and_one_whose_records_differ_no_rank(safe
     code, printed, _ = safevla("board", run, *options)
     assert not (out / "reports").exists()
     badge = (
-        "1 of 1 replayed; a share f of forged episodes would have been detected with probability 1 - (1 - f)^1 or more"
+        "1 of 1 replayed; with K = 1 draws, a share f of forged episodes would have been detected with probability "
+        "1 - (1 - f)^K or more"
     )
     assert (code, printed.count(badge)) == (0, 2)
     assert "--audit 1:5" in printed

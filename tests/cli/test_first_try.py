@@ -65,7 +65,7 @@ def test_a_name_that_is_nearly_right_is_suggested(safevla, tmp_path):
     record = json.loads(Path("tests/cases/appendix_b.json").read_text())
     for benchmark, words in (
         ("libero-spatal", "did you mean 'libero-spatial'?"),
-        ("mine", "no family that matches it\n"),
+        ("mine", "no matching family\n"),
     ):
         source = tmp_path / "e.jsonl"
         source.write_text(json.dumps({**record, "benchmark": benchmark}))
@@ -81,7 +81,7 @@ def test_score_names_what_is_wrong_with_a_source_before_an_option_that_is_missin
     assert "empty: this is" in safevla.refuses("score", "empty")
     assert "note.txt: the file does not have an archive" in safevla.refuses("score", "note.txt")
     assert "absent: there is" in safevla.refuses("score", "absent")
-    said = "error: my runs: contains run folders, but is not a run folder\n  Name them: 'my runs'/*\n"
+    said = "error: my runs: contains run folders, but is not a run folder\n  Name the run folders: 'my runs'/*\n"
     assert safevla.refuses("score", "my runs") == said
 
 

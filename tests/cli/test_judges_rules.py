@@ -75,7 +75,7 @@ def test_every_command_judges_by_the_default_rules_and_shows_the_maker_s(safevla
     assert f"r: {THEIRS}" in text
     assert text.count("file default.toml") == text.count(THEIRS)
     if command[0] != "compare":
-        assert "Safety 1.000; here " in text
+        assert "Safety 1.000; Safety by the current rules: " in text
     code, out, err = safevla(*words, "--rules", "as-judged")
     assert code == 0
     assert "--library default.toml" in err

@@ -30,7 +30,7 @@ def test_what_a_search_cannot_do_is_an_error(safevla, tmp_path):
     assert "not a suite" in missing
     for more in (("--suite", "fake"), ("--host", "libero")):
         err = safevla.refuses("eval", "--suite", "found:a.json", *more, "--policy", "noop", *out)
-        assert "starts is run" in err
+        assert "must be the only suite" in err
 
 
 def test_words_and_seeds_are_searched(safevla, tmp_path, monkeypatch):
@@ -49,4 +49,4 @@ def test_a_found_suite_is_not_run_on_another_host(safevla, tmp_path, monkeypatch
     error = safevla.refuses(
         "eval", "--host", "libero", "--suite", "found:edge/found/edge.json", "--policy", "noop", "--out", "again"
     )
-    assert "starts is run" in error
+    assert "must be the only suite" in error

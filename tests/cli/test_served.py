@@ -84,7 +84,7 @@ def test_the_report_says_how_fast_a_server_answered_and_a_measured_delay_is_of_i
         assert "mine answered in " in text
         assert "ms (median)" in text
         assert re.search(r"lasts \d+ ms", text)
-        assert "their own computing" in text
+        assert "by the time to compute them" in text
 
 
 def test_the_report_says_whether_the_server_answers_the_same_twice_and_what_that_does_to_pairs(safevla, tmp_path):
@@ -99,8 +99,8 @@ def test_the_report_says_whether_the_server_answers_the_same_twice_and_what_that
         out = safevla.ok("eval", *arguments, "--out", run)
         safevla.ok("eval", *arguments, "--out", repeatable)
     line = (
-        "mine: 2 of 4 repeated requests had another answer; they were sent after the run, with a made-up scene. So "
-        "paired episodes also"
+        "mine: 2 of 4 repeated requests had another answer; all requests were sent after the run, with a made-up "
+        "scene. Paired episodes therefore"
     )
     assert line in " ".join(out.split())
     assert line in (run / "report.html").read_text()

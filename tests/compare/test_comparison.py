@@ -338,7 +338,7 @@ def test_other_code_of_one_version_is_refused_unless_it_is_asked_for_and_then_ma
 
 def test_net_forces_and_forces_of_single_contacts_are_not_compared_in_silence():
     net_of_a = edit_headers(A, forces=("net_force_n",))
-    assert any("in a they are net forces" in warning for warning in compare_policies([net_of_a, B]).warnings)
+    assert any("net forces in a," in warning for warning in compare_policies([net_of_a, B]).warnings)
     net_of_b = edit_headers(B, forces=("net_force_n",))
     assert not any("net forces" in warning for warning in compare_policies([net_of_a, net_of_b]).warnings)
 
@@ -515,7 +515,7 @@ def test_independent_tasks_weigh_the_same_however_many_episodes_they_have():
     assert safety.standings[0].ci == pytest.approx((0.4901625, 0.9433178))  # Wilson's
 
 
-@pytest.mark.parametrize(("many", "how"), [(10, "are equal, unlike"), (9, "have the reverse order of")])
+@pytest.mark.parametrize(("many", "how"), [(10, "are equal"), (9, "have the reverse order")])
 def test_pooled_rates_without_the_order_of_tasks_of_equal_weight_leave_no_verdict(many, how):
     """Of all 110 episodes a is safe in as many as b, or fewer; on the mean task it is safer by 45 points."""
     mine, theirs = (
@@ -525,7 +525,7 @@ def test_pooled_rates_without_the_order_of_tasks_of_equal_weight_leave_no_verdic
     difference = difference_in("safety", mine, theirs, paired=False)
     assert difference.difference == pytest.approx((many / 100 + 0.8) / 2)
     assert difference.better is None
-    assert f"{how} the mean" in difference.no_verdict
+    assert f"pooled over episodes {how} (" in difference.no_verdict
 
 
 @both_ways

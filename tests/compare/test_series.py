@@ -166,7 +166,7 @@ def test_a_safety_that_never_rises_is_not_a_later_one():
 
 def test_a_safety_that_falls_is_named():
     text = describe(checkpoint("1", 0.0, 0.9), checkpoint("2", 0.8, 0.2))
-    assert "below that of" in text
+    assert "lower Safety than" in text
 
 
 def test_a_policy_that_does_nothing_is_safe_and_cannot_get_safer():

@@ -79,7 +79,7 @@ def test_the_tables_show_kappa_and_what_each_says_of_the_episodes_of_disagreemen
     row = {column.full: cell for column, cell in zip(table.columns, table.rows[0], strict=True)}
     assert (row["κ"].value, row["Agree %"].text, row["n"].value) == (0.0, "50.0", 4)
     assert [[cell.text for cell in row] for row in differing.rows] == [
-        ["e1", "a", "cost: 2 in total, from record 5", "safe"],
+        ["e1", "a", "cost: total 2, from record 5", "safe"],
         ["e2", "a", "cost: safe", f"{scores.specs[0].spec_id}, from record 3"],
     ]
 

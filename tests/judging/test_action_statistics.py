@@ -51,14 +51,17 @@ class Wrong:
 WRONG = {
     "zeros": (np.zeros((1, 7)), ["nearly no motion", "repeats one action", "from 0 to 0"]),
     "a constant": (np.array([[0.3, 0, 0, 0, 0, 0, -1.0]]), ["repeats one action", "number is always -1"]),
-    "meters": (ACTIONS * METERS, ["x, y and z stay within 0.04, where 1 is 0.05 m: nearly no motion"]),
+    "meters": (ACTIONS * METERS, ["nearly no motion: x, y and z stay within 0.04, and 1 means 0.05 m"]),
     "meters of a fast policy": (OTHER * METERS, ["nearly no motion"]),
-    "three times": (ACTIONS * 3, ["goes to 2.4, and is beyond ±1 in"]),
-    "twice": (ACTIONS * 2, ["goes to 1.6, and is beyond ±1 in"]),
-    "degrees": (ACTIONS * DEGREES, ["pitch goes to 2.67, and is beyond ±1 in"]),
+    "three times": (ACTIONS * 3, ["goes to 2.4; share of actions beyond ±1: "]),
+    "twice": (ACTIONS * 2, ["goes to 1.6; share of actions beyond ±1: "]),
+    "degrees": (ACTIONS * DEGREES, ["pitch goes to 2.67; share of actions beyond ±1: "]),
     "saturated": (np.sign(ACTIONS), ["saturated at ±1"]),
     "one chunk again and again": (ACTIONS[42:58], ["repeats the same 16 actions"]),
-    "a gripper from 0 to 1": (np.c_[ACTIONS[:, :6], np.linspace(0, 1, len(ACTIONS))], ["-1 opens and 1 closes"]),
+    "a gripper from 0 to 1": (
+        np.c_[ACTIONS[:, :6], np.linspace(0, 1, len(ACTIONS))],
+        ["-1 opens the gripper and 1 closes it"],
+    ),
     "a gripper that stays": (np.c_[ACTIONS[:, :6], np.ones(len(ACTIONS))], ["number is always 1"]),
 }
 

@@ -104,7 +104,7 @@ def test_several_gates_policies_and_cells_share_the_confidence():
     two_cells = replace(scores(6, 200), policy=("a", "b") * 100, benchmark=("s",) * 100 + ("t",) * 100)
     many = check_gates(two_cells, [SAFETY, Gate("sr", "min", 0.5)], per="cell", confidence=0.95)
     assert many.each_confidence == pytest.approx(1 - 0.05 / 8)
-    assert "99.38 % confidence" in many.notes[0]
+    assert "the confidence of each is 99.38 %" in many.notes[0]
     wide = check_gates(scores(3, 100), [SAFETY, SAFETY], confidence=0.95).outcomes[0].ci
     assert wide[0] < single.outcomes[0].ci[0] < single.outcomes[0].ci[1] < wide[1]
 
@@ -133,7 +133,7 @@ def test_the_number_said_to_tell_does_so_with_a_chance_of_80_percent(unsafe, n):
         power, power_of_fewer = (rate_power(outcome.n_needed - less, outcome.value, 0.9) for less in (0, 10))
         assert power >= 0.8 > power_of_fewer
         chance = "" if outcome.value in (0, 1) else " (80 % chance)"
-        assert outcome.reason.endswith(f"{outcome.n_needed} needed at {outcome.value:.3f}{chance}")
+        assert outcome.reason.endswith(f"{outcome.n_needed} needed if the value is {outcome.value:.3f}{chance}")
 
 
 def test_a_suggested_number_is_said_to_decide_less_often_after_a_pilot_of_20():
@@ -243,7 +243,9 @@ def test_episodes_without_a_verdict_leave_the_gate_undecided_if_they_might_tip_i
     mixed = with_silent(60, 70)
     report = check_gates(mixed, safety_gates, confidence=confidence)
     assert [outcome.verdict for outcome in report.outcomes] == ["undecided"] * 3
-    reason = "unknown in 70 episodes (signal missing: contacts); --allow-unjudged leaves these out"
+    reason = (
+        "unknown in 70 episodes (signal missing: contacts); --allow-unjudged leaves out episodes with unknown values"
+    )
     assert {outcome.reason for outcome in report.outcomes} == {reason}
     assert [(outcome.n, outcome.value) for outcome in report.outcomes] == [(60, 1.0), (60, 0.0), (60, 0.0)]
     few = check_gates(with_silent(60, 1), safety_gates, confidence=confidence).outcomes

@@ -328,7 +328,7 @@ def test_a_part_of_a_sample_of_tasks_is_said_to_be_one():
     }
     counts = Counter(policy for policy, *_ in ran)
     said = [
-        f"{policy} ran {count} of the 1,000 tasks in the sample of pkg: the numbers cover only these."
+        f"{policy} ran {count} of the 1,000 tasks in the sample of pkg; the numbers cover only those tasks."
         for policy, count in counts.items()
     ]
     assert sorted(provenance_marks.warn_of_samples(scores)) == sorted(said)

@@ -124,7 +124,7 @@ def test_a_run_without_registration_says_nothing_and_is_counted_beside_a_registe
         ({"max_steps": 2}, PLAN),
         ({"episodes": 1}, "4 of 8 registered episodes are missing"),
         ({"tasks": (0,)}, "4 of 8 registered episodes are missing"),
-        ({"tasks": (0, 1, 2)}, "4 episodes are not among the registered ones"),
+        ({"tasks": (0, 1, 2)}, "4 episodes are not registered"),
         ({"policies": ("noop",)}, "4 of 8 registered episodes are missing"),
         ({"policies": ("noop", "random", "scripted:hasty")}, PLAN),
         ({"protocol": "lerobot"}, PLAN),
@@ -161,7 +161,7 @@ def test_the_policies_may_be_run_apart_and_the_plan_in_shards(tmp_path, registra
         roll_out(replace(registered_request(registration), shard=Shard(number, 2)), tmp_path / f"shard{number}")
     assert "episodes are missing" in sentences_of(tmp_path / "shard1")[0]
     merge_shards([tmp_path / "shard1", tmp_path / "shard2"], tmp_path / "merged")
-    assert sentences_of(tmp_path / "merged")[0].startswith("This is the")
+    assert sentences_of(tmp_path / "merged")[0].startswith("This run was")
 
 
 def test_an_episode_that_is_not_the_planned_one_is_found_in_the_table_of_episodes(copy):
@@ -171,7 +171,7 @@ def test_an_episode_that_is_not_the_planned_one_is_found_in_the_table_of_episode
     write_episodes(copy, [*rows, EpisodeRow(**moved)])
     (sentence,) = sentences_of(copy)
     assert "1 of 8" in sentence
-    assert "not among the" in sentence
+    assert "not registered" in sentence
 
 
 def test_a_registration_that_was_changed_in_run_json_is_reported(copy):

@@ -206,8 +206,8 @@ def test_of_successes_that_followed_their_recording_the_unsafe_share_is_said_and
     (broken,) = metrics.cells(score(judged.batch, strict))
     assert (broken.followed_unsafe.count, broken.followed_unsafe.n) == (3, 3)
     (sentence,) = [line for line in metrics.describe_activity(broken) if line.startswith("Replays of ")]
-    assert "3 of 3" in sentence
-    assert "1 that left" in sentence
+    assert "3 of the 3" in sentence
+    assert "diverged replays are not counted: 1" in sentence
 
 
 def test_actions_without_states_need_a_word_about_their_start(tmp_path, first, play):

@@ -138,6 +138,6 @@ def test_what_is_published_of_other_starts_says_so_in_each_form(tmp_path, states
         *(encode(judged).decode() for encode in (encode_lerobot_results, encode_harness_results)),
     ]
     is_own = states != (0, 1)
-    assert cell["rank_refused"] == ("not ranked: its starts are its own" if is_own else None)
-    assert [("Not ranked: its starts are its own." in text) for text in texts] == [is_own] * 4
-    assert ('"rank_refused": "not ranked: its starts are its own"' in texts[0]) == is_own
+    assert cell["rank_refused"] == ("not ranked: its starts are not the official ones" if is_own else None)
+    assert [("Not ranked: its starts are not the official ones." in text) for text in texts] == [is_own] * 4
+    assert ('"rank_refused": "not ranked: its starts are not the official ones"' in texts[0]) == is_own

@@ -35,7 +35,7 @@ CASES = {
     ),
     "no violation does not prove safety": (
         verdicts(*[SAFE] * 20),
-        "No safety limit was broken in 20 episodes; with this many, up to 16.8 % unsafe",
+        "No safety limit was broken in 20 episodes; given this sample size, up to 16.8 % unsafe",
         ["None of the 20 successes was unsafe."],
     ),
     "no episodes": (verdicts(), "Safety is not known: there are no episodes.", []),
@@ -67,7 +67,7 @@ CASES = {
     ),
     "two clean policies": (
         joined(verdicts(*[SAFE] * 9), verdicts(*[SAFE] * 20, **B)),
-        "None of 2 policies broke a safety limit in 29 episodes; for a, with the fewest episodes, up to",
+        "None of 2 policies broke a safety limit in 29 episodes; the fewest episodes are from a: up to",
         [],
     ),
     "a policy without any verdict is not counted as clean": (
@@ -139,7 +139,7 @@ def test_three_safe_episodes_have_one_bound_in_every_output():
     """The headline, the table's note, the interval of VSI and a gate: 70.8 %, from one exact interval."""
     scores = verdicts(*[(True, 1, 1)] * 3)
     (cell,), total = cells(scores), aggregate(scores)
-    bound = "up to 70.8 % unsafe ones remain plausible (exact 95 % interval)"
+    bound = "up to 70.8 % unsafe episodes remain plausible (exact 95 % interval)"
     assert bound in write_headline(scores).answer
     notes = " ".join(headline_table([cell], total).notes).replace("\N{NO-BREAK SPACE}", " ")
     assert f"was unsafe, {bound}" in str(notes)

@@ -25,7 +25,7 @@ __all__ = [
     "record_until_closed",
     "speed_up",
 ]
-# The module of each public name; names that are missing here are in `loop`.
+# Maps public names to their modules; all other public names are in the module `loop`.
 _MODULES = {
     "Arm": "recorder",
     "BatchRecorder": "batch_recorder",

@@ -1,5 +1,5 @@
-"""Recording of an environment that a user's own script made: an interface to the environment, hooks that report its
-events, and a cutter that turns these events into episodes like those that `safevla eval` records.
+"""Recording of an environment that a user's own script made. Hooks report the environment's events to an
+`EpisodeCutter`, which turns the events into episodes in the format of `safevla eval`.
 """
 
 from __future__ import annotations
@@ -51,38 +51,38 @@ class RecordableEnv(ABC):
     wait_steps: int  # number of settling steps in this simulator's usual evaluation loops
     action_size: int
     identity = TaskIdentity()
-    unstable_steps = 0  # MuJoCo's count of unstable steps at the time when the start was set
+    unstable_steps = 0  # value of `count_unstable_steps` when the initial state was set
 
     def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
         self._env, self.task, self.versions = env, task, versions
 
     @abstractmethod
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Set the task's initial states, [count, state] or a single state. Their width is not checked: if it is wrong,
-        no state of the simulator matches any of them. Raises `HostError` if the simulator has no initial states.
+        """Set the task's initial states, [count, state] or a single state. Their length is not checked: initial states
+        of a wrong length match no state of the simulator. Raises `HostError` if the simulator has no initial states.
         """
 
     @abstractmethod
     def subscribe(self, cutter: EpisodeCutter) -> Undo:
-        """Report the environment's events to `cutter` from now on; return a function that removes the hooks."""
+        """Add hooks that report the environment's events to `cutter`; return a function that removes the hooks."""
 
     @abstractmethod
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Attach a recorder to the current model and take record 0; return the recorder, and a function that detaches
-        it.
+        """Attach a recorder to the current model and take record 0, the settled state. Return the recorder, and a
+        function that detaches it.
 
-        Warns if an object still moves, and names the fastest. Raises `HostError` if the model cannot be recorded, or if
-        MuJoCo's count of unstable steps is no longer `self.unstable_steps`, its value when the start was set.
+        Warns if objects still move, and names the fastest one. Raises `HostError` if the model cannot be recorded, or
+        if MuJoCo has reset an unstable simulation since the initial state was set (see `self.unstable_steps`).
         """
 
     @property
     def is_recorded(self) -> bool:
-        """True if another recording already uses this environment; a monitor is not a recording."""
-        # `subscribe_steps` gives its hook, the instance's own `step`, this attribute.
+        """True if a recording already uses this environment; a safety monitor does not count as a recording."""
+        # `subscribe_steps` replaces `step` of the instance, and sets this attribute of the replacement.
         return getattr(vars(self._env).get("step"), "is_recording", False)
 
     def count_unstable_steps(self) -> int:
-        """Return how often MuJoCo has reset the simulation because it was unstable; 0 without robosuite."""
+        """Return how often MuJoCo has reset the simulation because it was unstable; 0 if `env` has no simulation."""
         simulation = getattr(self._env, "sim", None)
         data = getattr(getattr(simulation, "data", None), "_data", None)
         return 0 if data is None else unstable_steps(data)
@@ -93,7 +93,7 @@ class RecordableEnv(ABC):
 
     @abstractmethod
     def is_still(self, action: Action) -> bool:
-        """Return whether the action [A] leaves the arm still, as settling actions do; the gripper may move."""
+        """Return whether the action [A] does not move the arm, like a settling action; it may move the gripper."""
 
     @abstractmethod
     def target_object(self) -> str | None:
@@ -109,21 +109,21 @@ class RecordableEnv(ABC):
 
     @property
     def has_soft_resets(self) -> bool:
-        """True if robosuite's reset keeps the old simulation, so that seed and initial state do not fix the start."""
+        """True if resets keep robosuite's old simulation: seed and initial state then do not determine the start."""
         return getattr(self._env, "hard_reset", True) is False
 
     def read_simulation(self) -> dict[str, object]:
-        """Call the function `read_simulation` with robosuite's environment."""
+        """Return the facts about robosuite's environment that the function `read_simulation` collects."""
         return read_simulation(self._env)
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Return the poses that the last reset gave to fixtures, in the form of `read_poses`."""
+        """Return the fixtures' poses after the last reset, in the format of the function `read_poses`."""
         return read_poses(self._env, self.fixture_roots())
 
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header that `safevla eval` would write, without facts that only `safevla eval` knows."""
+        """Return an episode's header like `safevla eval`, but without the facts that only `safevla eval` knows."""
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -160,14 +160,14 @@ def episode_header(
 
 
 def read_poses(env: Any, names: Iterable[str]) -> dict[str, list[float]]:
-    """Return bodies' poses in their parents' frames in the model: name -> position [3] in m, quaternion [4] wxyz."""
+    """Return the model's poses of bodies, relative to their parents: name -> position [3] in m, quaternion [4] wxyz."""
     bodies = [(name, env.sim.model._model.body(name)) for name in names]
     return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies}
 
 
 def read_simulation(env: object) -> dict[str, object]:
-    """Return facts about robosuite's environment: whether it has an offscreen renderer, whether its resets are hard,
-    and the kernels of NumPy's OpenBLAS. Unknown facts are left out.
+    """Return facts about robosuite's environment: whether it has an offscreen renderer, whether a reset makes a new
+    simulation (`hard_reset`), and the processor kernels of NumPy's OpenBLAS. Unknown facts are left out.
     """
     flags = {
         "offscreen_renderer": getattr(env, "has_offscreen_renderer", None),
@@ -180,13 +180,13 @@ def read_simulation(env: object) -> dict[str, object]:
 
 @lru_cache(maxsize=None)
 def openblas_kernel() -> str | None:
-    """Return the name of the kernels that NumPy's OpenBLAS chose for this processor, such as `SkylakeX`; None unless
-    NumPy comes from a wheel with OpenBLAS. The library may be OpenBLAS or scipy-openblas.
+    """Return the name of the kernels that NumPy's OpenBLAS chose for this processor, such as `SkylakeX`. Return None if
+    NumPy's wheel contains neither OpenBLAS nor scipy-openblas.
     """
     numpy_folder = Path(np.__file__).parent
     for library_path in [*numpy_folder.parent.glob("numpy.libs/*openblas*"), *numpy_folder.glob(".dylibs/*openblas*")]:
         with suppress(OSError):
-            library = ctypes.CDLL(str(library_path))  # the instance that NumPy has already loaded
+            library = ctypes.CDLL(str(library_path))  # returns the library that NumPy has already loaded
             for prefix, suffix in product(("", "scipy_"), ("", "64_")):
                 get_core_name = getattr(library, f"{prefix}openblas_get_corename{suffix}", None)
                 if get_core_name is not None:
@@ -196,14 +196,14 @@ def openblas_kernel() -> str | None:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the installed versions of `names`, and of safevla-bench or, without it, of safevla-recorder."""
+    """Return the installed versions of the packages `names`, and of safevla-bench, or else of safevla-recorder."""
     versions: dict[str, str] = {}
     for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     for name in ("safevla-bench", "safevla-recorder"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            # The metadata of an editable install may name an old version, so this only checks that it is installed.
+            # Only check that the package is installed: an editable package's metadata may have an old version.
             importlib.metadata.version(name)
             return {**versions, name: __version__}
     return versions
@@ -215,7 +215,7 @@ def find_layer(env: object, kind: type[Layer]) -> Layer | None:
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield `env` and the objects that it wraps, outermost first: those of type `kind`, or in `_INNER_ATTRIBUTES`."""
+    """Yield `env` and what it wraps, outermost first: attributes in `_INNER_ATTRIBUTES` or of type `kind`."""
     seen: list[object] = []
     to_visit = [env]
     while to_visit and len(seen) < _MAX_LAYERS:
@@ -236,9 +236,9 @@ def _read_attribute(layer: object, name: str, absent: object = None) -> object:
 
 
 def is_unmade(env: object) -> bool:
-    """Return whether `env` is a wrapper that makes its inner environment in the first reset, which has not run yet."""
+    """Return whether `env` is a wrapper without an inner environment, because its first reset will make it."""
     absent = object()
-    # An attribute that exists, but is None, is the place of an inner environment that is not made yet.
+    # As long as a wrapper has not made its inner environment, the attribute for this environment is None.
     inner_values = (
         _read_attribute(layer, name, absent) for layer in _env_layers(env, type(None)) for name in _INNER_ATTRIBUTES
     )
@@ -247,8 +247,8 @@ def is_unmade(env: object) -> bool:
 
 @contextmanager
 def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
-    """Call `on_made` with each instance of these classes or their subclasses that is made in the `with` block."""
-    # A hook passes the result of `__init__`, which is None, and then the new instance.
+    """Call `on_made` with each instance of the classes `kinds`, or of a subclass, that is made in the `with` block."""
+    # `hook_call` passes the result of `__init__`, which is None, and then the new instance.
     hooks = [hook_call(kind, "__init__", after=lambda _, made, *__, **___: on_made(made)) for kind in kinds]
     try:
         yield
@@ -259,8 +259,8 @@ def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None])
 def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:
     """Report each step and the close of robosuite's environment to `cutter`; return functions that remove the hooks.
 
-    `is_success` reads the native success from a step's result. A close is reported before it happens, as an
-    interruption.
+    `is_success` returns whether a step's result contains the simulator's own success. Immediately before a close, the
+    hook reports an interruption.
     """
 
     def step(original: Any, *args: Any, **kwargs: Any) -> object:
@@ -280,23 +280,23 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
         cutter.is_closed = True
 
     hooks = [wrap_method(env, "step", step), hook_call(env, "close", before_close)]
-    env.step.is_recording = True  # `RecordableEnv.is_recorded` reads this attribute; later hooks copy it
+    env.step.is_recording = True  # read by `RecordableEnv.is_recorded`; later hooks on `step` copy it
     return hooks
 
 
-# Episodes cut from the events of an environment in a user's own loop
+# Cutting of episodes from the events of an environment in a user's own loop
 
 
 @dataclass(frozen=True)
 class LoopRules:
-    """Facts about a loop that only its author knows; None means unknown, and is recorded as unknown."""
+    """Facts about a loop that only its author knows; None means that a fact is unknown."""
 
     policy: str
     wait_steps: int
     horizon: int | None = None
     seed: int | None = None
     privileged: bool = False
-    worker: str | None = None  # name of this process for the episodes' ids, if several processes record
+    worker: str | None = None  # name of this process in the episodes' ids, if several processes record
 
 
 KeepEpisode = Callable[[EpisodeRow, Optional[bytes]], None]
@@ -307,14 +307,14 @@ class _RunningEpisode:
     row: EpisodeRow  # outcome, steps and reason are filled in when the episode ends
     recorder: Recorder
     detach: Undo
-    fixtures: dict[str, list[float]]  # poses of fixtures; empty if seed and initial state determine them
+    fixtures: dict[str, list[float]]  # poses of fixtures; empty if the seed and initial state determine them
     earlier_seed: dict[str, int]
-    """The seed of an earlier reset and the number of resets since then; empty if this episode's reset had a seed."""
+    """The last seed, and the number of resets after it, except the last; empty if the last reset used a seed."""
     steps: int = 0
     costs: list[object] = field(default_factory=list)
 
 
-# Decorator of an `EpisodeCutter`'s methods: the method runs inside `guard`, so that it cannot disturb the user's loop.
+# Decorator for methods of `EpisodeCutter`: runs the method inside `guard`, so that errors do not reach the user's loop.
 def _run_guarded(method: Callable[..., None]) -> Callable[..., None]:
     @wraps(method)
     def call_guarded(self: EpisodeCutter, *args: object, **kwargs: object) -> None:
@@ -325,17 +325,17 @@ def _run_guarded(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class EpisodeCutter:
-    """Cuts episodes from the events of one environment, and passes each to `keep` as soon as it ends.
+    """Cuts episodes from the events of one environment, and passes each episode to `keep` as soon as it ends.
 
-    `next_number` returns the number of this task's next episode. No method raises an exception into the user's loop:
-    after an error in recording, the current episode is lost, and one warning says so. `lost` counts these episodes.
-    `is_closed` is true after the environment was closed.
+    `next_number` returns the number of this task's next episode. An error in recording does not reach the user's loop:
+    the current episode is lost, and a warning gives the reason. `lost` counts the lost episodes. `is_closed` is true
+    after the environment was closed.
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
-        self._awaits_reset = False  # True between an episode's end and the next reset: steps belong to no episode
+        self._awaits_reset = False  # True after an episode's end, until a reset: steps belong to no episode
         self._settling_steps = 0  # number of steps since the reset that belong to no episode
         self._pending_seed: int | None = None  # seed given since the last reset
         self._env_seed: int | None = None  # seed used by the last reset
@@ -355,7 +355,7 @@ class EpisodeCutter:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """If the `with` block raises, discard the current episode with one warning; only signals propagate."""
+        """If the `with` block raises an error, drop the episode and warn; re-raise only errors of signal handlers."""
         try:
             yield
         except Exception as error:  # recording may fail in many ways, such as on a full disk
@@ -371,21 +371,21 @@ class EpisodeCutter:
                 raise
             if reason not in self._warned_reasons:
                 self._warned_reasons.add(reason)
-                with suppress(Exception):  # a log, or stderr, can be closed
+                with suppress(Exception):  # the log or stderr may be closed
                     _log.warning("an episode of %s is not recorded: %s", self._env.task.task_id, reason)
 
     @_run_guarded
     def on_seed(self, seed: object) -> None:
-        """Store the seed for the next reset only, and count resets from 0 again. Later resets continue the generator. A
-        seed that is not an integer, such as None or an array, is recorded as unknown.
+        """Store the seed for the next reset, and count resets from 0 again. Without a new seed, later resets go on with
+        the random generator. A seed that is not an integer, such as None or an array, is recorded as unknown.
         """
         self._pending_seed = self._last_seed = int(seed) if isinstance(seed, (int, np.integer)) else None
         self._resets_since_seed = 0
 
     @_run_guarded
     def on_interruption(self) -> None:
-        """End the running episode, if any, before a reset, a new state or the close. The outcome is `stopped` if a
-        horizon is given and fewer steps were made, else `timeout`.
+        """End the running episode, if any, because the loop resets or closes the environment, or sets a state. The
+        outcome is `stopped` if the episode has fewer steps than a given horizon, else `timeout`.
         """
         if self._running is None:
             return
@@ -403,26 +403,26 @@ class EpisodeCutter:
 
     @_run_guarded
     def on_reset(self) -> None:
-        """Count settling steps from 0 after a reset. Use the seed given since the last reset, and no initial state."""
+        """Count settling steps from 0 after a reset. The reset used the pending seed, and set no initial state."""
         self._awaits_reset, self._settling_steps, self._init_state_index, self._env.unstable_steps = False, 0, None, 0
         self._env_seed, self._pending_seed = self._pending_seed, None
         self._resets_since_seed += 1
 
     @_run_guarded
     def on_state_set(self, init_state_index: int | None) -> None:
-        """Count settling steps from 0 after a state was set. Store its index (None = unknown), and keep the seed."""
+        """Count settling steps from 0 after an initial state was set. Store its index (None = unknown)."""
         self._awaits_reset, self._settling_steps, self._init_state_index = False, 0, init_state_index
         self._env.unstable_steps = self._env.count_unstable_steps()
 
     @_run_guarded
     def before_step(self, action: object) -> None:
-        """Before a step, take record 0 if settling is over and no episode runs, and end the episode as `invalid_action`
-        if the action is unusable. Does nothing between an episode's end and the next reset or new state. The episode is
-        lost if a settling step moves the arm, or the model cannot be recorded.
+        """Begin an episode with record 0 if settling is over and no episode runs. End it as `invalid_action` if the
+        action is unusable. Do nothing between an episode's end and the next reset or new state. The episode is lost
+        if a settling step moves the arm, or if the model cannot be recorded.
         """
         if self._awaits_reset:
             return
-        # A built-in value, such as a list, is accepted, and so is anything with a dtype: an array or a tensor.
+        # Built-in values, such as lists, are accepted, and values with a dtype, such as arrays and tensors.
         if type(action).__module__ != "builtins" and not hasattr(action, "dtype"):
             raise TypeError(f"the action has the type {type(action).__name__}; pass an array")
         if np.iscomplexobj(np.asarray(action)):
@@ -438,7 +438,7 @@ class EpisodeCutter:
         action_size = self._env.action_size
         if action_copy.shape != (action_size,):
             self._end_episode(
-                "invalid_action", f"an action of shape {action_copy.shape}; it takes {action_size} numbers"
+                "invalid_action", f"the action needs {action_size} numbers, but its shape is {action_copy.shape}"
             )
         elif not np.isfinite(action_copy).all():
             self._end_episode("invalid_action", f"the action {action_copy.tolist()} is not finite")
@@ -446,8 +446,8 @@ class EpisodeCutter:
 
     @_run_guarded
     def after_step(self, success: bool, cost: object = None) -> None:
-        """Count a finished step as settling, or record it with its `cost` in a form that `add_costs` accepts. Success
-        or the horizon ends the episode. If the simulation can no longer be recorded, the episode ends as `crashed`.
+        """Count a finished step as a settling step, or record it with its `cost` (see `add_costs`). Success or the
+        horizon ends the episode. If the simulation can no longer be recorded, the episode ends as `crashed`.
         """
         if self._awaits_reset:
             return
@@ -483,17 +483,17 @@ class EpisodeCutter:
             return
         step_number, settling_steps = self._settling_steps + 1, self._rules.wait_steps
         problem = (
-            f"step {step_number} after the reset moves the arm, but the first {settling_steps} should be settling steps"
+            f"the first {settling_steps} steps after a reset must not move the arm, but it moves in step {step_number}"
         )
         remedy = (
-            f"Pass record(..., wait_steps={self._settling_steps}), "
-            "or your loop's number of settling steps after a reset."
+            "Pass your loop's number of settling steps after a reset, "
+            f"such as record(..., wait_steps={self._settling_steps})."
         )
         raise RunError(problem, remedy=remedy)
 
     def _begin_episode(self, action: Action) -> None:
         if self._env.is_still(action):
-            problem = "the first step after %d settling steps leaves the arm still too, but is recorded as the policy's"
+            problem = "the first step after %d settling steps does not move the arm, but is recorded as the policy's"
             remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
             _log.warning(f"%s: {problem};  {remedy}", self._env.task.task_id, self._rules.wait_steps)
         try:
@@ -502,14 +502,14 @@ class EpisodeCutter:
             self._awaits_reset = True
             self._keep_crashed_row(self._begin_row(), 0, str(error))
             return
-        # True if seed and initial state do not determine where fixtures are.
+        # True if the seed and initial state do not determine the fixtures' poses.
         is_start_open = self._env_seed is None or self._init_state_index is None or self._env.has_soft_resets
         fixtures = self._env.fixture_poses() if is_start_open else {}
-        earlier_seed = {}  # `earlier_resets` leaves out this episode's own reset
+        earlier_seed = {}  # `earlier_resets` does not count this episode's own reset
         if self._env_seed is None and self._last_seed is not None and self._resets_since_seed:
             earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets_since_seed - 1}
         self._running = _RunningEpisode(self._begin_row(), recorder, detach, fixtures, earlier_seed)
-        self._env_seed = None  # an episode that starts later without a reset does not have this seed
+        self._env_seed = None  # the next episode has a seed only after another reset with a seed
 
     def _begin_row(self) -> EpisodeRow:
         # The row of a new episode; its outcome and steps are filled in when it ends.
@@ -567,7 +567,7 @@ class EpisodeCutter:
         self._keep_crashed_row(running.row, running.steps, reason)
 
     def _keep_crashed_row(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        is_traceback = "Traceback (most recent call last)" in reason  # else a sentence of this package
+        is_traceback = "Traceback (most recent call last)" in reason  # otherwise, `reason` is a message of this package
         log_reason = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
         _log.warning("%s crashed: %s", row.episode_id, log_reason)
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)

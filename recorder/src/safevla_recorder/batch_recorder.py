@@ -12,7 +12,7 @@
 
 The records of each world equal those of an `EpisodeRecorder` that receives only the net forces of the declared pairs.
 Arrays are NumPy arrays or torch tensors. Tensors on a GPU stay there until the episode ends; in each control step only
-one Boolean per world is copied to the host. Other arguments of `numpy.asarray`, such as JAX arrays, are copied.
+one Boolean per world is copied to the host. Other arrays, such as JAX arrays, are copied by `numpy.asarray`.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from safevla_recorder.errors import HostError
 from safevla_recorder.geometry import Geometry
 from safevla_recorder.recorder import Reading, SceneMap, Shape, assemble_recording, check_families, subgoal_fields
 
-Array = Any  # A NumPy array, a torch tensor, or another argument of `numpy.asarray`
+Array = Any  # a NumPy array, a torch tensor, or another value that `numpy.asarray` accepts
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Readings of each pair [N]: the largest counted force, the sum of counted forces, and the last substep's force."""
+"""Keys of a pair's readings in N: peak and sum of the forces that count as contacts; force in the last substep."""
 _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
-"""Positions [N, 3] in m and quaternions [N, 4] wxyz, in each world's frame; None = only positions."""
+"""Positions [N, 3] in m and quaternions [N, 4] wxyz, in the frame of each world; None = positions only."""
 _READINGS, _ACTION = "readings", "action"
 _PART_POSITIONS, _PART_QUATERNIONS = "part_pos", "part_quat"
 _TORQUES, _TORQUE_PEAK = "joint_torque_nm", "joint_torque_peak_nm"
-# Readings that are accumulated over the substeps of a control step.
+# The readings that are accumulated over the substeps of a control step.
 _SUBSTEP_READINGS = (PEAK, SUM, NOW, _TORQUES, _TORQUE_PEAK)
 
 
 class BatchRecorder:
-    """Records the episodes of N worlds that step together: call `begin`, then `substep` and `step`."""
+    """Records episodes in N worlds that step together: call `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]], num_envs: int) -> None:
-        """Store the scene of all worlds, and the pairs of shapes whose net forces will be passed, in the order of
-        `pairs`.
+        """Store the scene, which all worlds share, and the pairs of shapes whose net forces you will pass, in the order
+        of `pairs`.
 
-        In the records, bodies of other pairs never touch. Raises `HostError` if the scene's `forces` are not
-        `net_force_n`, a shape is not in the scene, or two pairs have the same bodies.
+        The records have no contacts between other bodies. Raises `HostError` if the scene's `forces` are not
+        `net_force_n`, a shape is unknown, two pairs have the same bodies, or no body has pairs with both finger groups.
         """
         if tuple(scene.forces) != (NET_FORCE,):
             problem = f"a batch recorder needs net forces, but the scene's forces are {list(scene.forces)}"
@@ -62,20 +62,20 @@ class BatchRecorder:
         self.num_envs, self._scene = num_envs, scene
         self._pairs = find_pairs(scene, pairs)
         self._is_running = np.zeros(num_envs, dtype=np.bool_)
-        self._first_row = np.zeros(num_envs, dtype=np.int64)  # first row of each world's episode
+        self._first_row = np.zeros(num_envs, dtype=np.int64)  # number of the first row of each world's episode
         self._restart(())
 
     def _restart(self, samples: Sequence[Array]) -> None:
-        # Drops all records and sizes; `samples` are arrays that decide the device of the next records.
+        # Drop all records and sizes. Store the next ones on the device of the first GPU tensor in `samples`, if any.
         self._arrays = BatchArrays(samples, self.num_envs)
         self._timeline = ReadingTables(self._arrays, self.num_envs)
-        self._has_quat: dict[str, bool] = {}  # for each body with a pose, whether it has an orientation
+        self._has_quat: dict[str, bool] = {}  # maps each body with a pose to whether it has an orientation
         self._subgoal_names: tuple[str, ...] = ()
-        self._reading_sizes: dict[str, int] = {}  # size of each reading in a row, in the row's order
+        self._reading_sizes: dict[str, int] = {}  # maps each reading to its size, in the order of a row
         self._action_size: int | None = None
         self._substeps = 0
-        self._accumulated: dict[str, Array] = {}  # peaks, sums and last values in the current control step
-        # For how many substeps each pair must be apart before it counts, in all and from now on, [N, K].
+        self._accumulated: dict[str, Array] = {}  # peaks, sums and last values of the current control step
+        # After these numbers of substeps without contact, a pair's contacts count: in total, and from now on, [N, K].
         self._substeps_needed, self._substeps_left = (
             self._arrays.make_zeros((self.num_envs, self._pairs.count)) for _ in range(2)
         )
@@ -92,15 +92,15 @@ class BatchRecorder:
         subgoals: Mapping[str, Array] | None = None,
         env_ids: Array | None = None,
     ) -> None:
-        """Take record 0, the settled state, of the worlds `env_ids`, between two control steps. Rows of other worlds
-        are ignored.
+        """Take record 0, the settled state, of the worlds `env_ids`. Call this between two control steps. The arrays
+        have rows for all worlds; rows of other worlds are ignored.
 
-        The current episodes of `env_ids` are dropped, even if this method raises. The first call determines the
-        families (which readings are passed) and their sizes, for as long as any world is in an episode.
+        The current episodes of `env_ids` are dropped, even if this method raises an error. While any world is in an
+        episode, each call must pass the same kinds of readings with the same sizes.
 
         Args:
-            net_force_n: net forces of the declared pairs [N]: vectors [N, K, 3] in the world frame, or norms [N, K]. A
-                pair with zero force does not touch. None = no pair is declared, and contacts are not recorded.
+            net_force_n: net forces of the declared pairs in newtons: vectors [N, K, 3] in the world frame, or norms
+                [N, K]. A pair with zero force does not touch. None = no pair is declared; contacts are not recorded.
             poses: poses of the tracked bodies, by name.
             eef: poses of the end effector.
             torques_nm: torques of the arm's joints [N, J], base first [N·m]; every substep must then pass them.
@@ -110,7 +110,7 @@ class BatchRecorder:
             env_ids: the worlds, given as numbers or as a mask [N]; None = all.
 
         Raises:
-            HostError: a body, world, family or size is wrong, or other worlds are in the middle of a control step.
+            HostError: a body, world, kind of reading or size is wrong, or other worlds are inside a control step.
         """
         worlds = self._read_worlds(env_ids)
         if not worlds:
@@ -120,7 +120,7 @@ class BatchRecorder:
             sample_groups = (*poses.values(), (net_force_n, torques_nm, state), eef or (), *parts)
             self._restart([values for group in sample_groups for values in group])
         elif self._substeps:
-            remedy = "Call begin between step and the next substep."
+            remedy = "Call begin after step and before the next substep."
             raise HostError("some worlds begin while others are in the middle of a control step", remedy=remedy)
         readings, arrays = self._collect_readings(Reading(poses, eef, state, parts, subgoals)), self._arrays
         norms = self._read_norms(net_force_n)
@@ -142,18 +142,18 @@ class BatchRecorder:
         """Take the readings of the substep that has just ended in all worlds: the net forces of the pairs, as for
         `begin`, and the arm's torques [N, J] in N·m.
 
-        Raises `HostError` if no world has begun, or if readings or sizes differ from those of record 0. After such a
-        difference, all worlds must begin again.
+        Raises `HostError` if no world has an episode, or if readings or sizes differ from record 0. An error ends the
+        episodes of all worlds.
         """
         running = self._require_running()
-        self._is_running = np.zeros_like(running)  # no world runs unless this substep succeeds
+        self._is_running = np.zeros_like(running)  # an error in this substep ends all episodes
         norms, accumulated, xp = self._read_norms(net_force_n), self._accumulated, self._arrays.xp
         check_families({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._reading_sizes})
         if torques_nm is not None:
             torques = self._arrays.read("the torques", torques_nm, self._reading_sizes[_TORQUES]) + 0.0  # a copy
             accumulated.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(accumulated[_TORQUE_PEAK], abs(torques))})
         if norms is not None:
-            # A resting pair that touches again must be apart for all its substeps again.
+            # After a new contact, a resting pair must again be apart for the total number of substeps.
             is_still_resting = (norms > 0) & (self._substeps_left > 0)
             self._substeps_left = xp.where(is_still_resting, self._substeps_needed, (self._substeps_left - 1).clip(0))
             counted_norms = norms * (self._substeps_left == 0)  # see `ContactFilter`
@@ -175,9 +175,9 @@ class BatchRecorder:
         subgoals: Mapping[str, Array] | None = None,
     ) -> list[EndedEpisode]:
         """Add the record of the control step driven by `action` [N, A], after its last physics step and before any
-        reset. Return the episodes of worlds with true `done` [N], which end with this record, in the order of worlds.
+        reset. The episodes of worlds with true `done` [N] end with this record; return them, sorted by world.
 
-        Raises `HostError` if no world has begun, if no substep was recorded since the last record, or if bodies,
+        Raises `HostError` if no world has an episode, if no substep was recorded since the last record, or if bodies,
         readings or sizes differ from those of record 0. After an error, the call can be repeated.
         """
         self._require_running()
@@ -197,13 +197,13 @@ class BatchRecorder:
         return self.end(is_done)
 
     def end(self, env_ids: Array | None = None) -> list[EndedEpisode]:
-        """End the episodes of worlds (numbers, or a mask [N]; None = all), and return them in the order of worlds."""
+        """End the episodes of the worlds `env_ids` (numbers or a mask [N]; None = all). Return them sorted by world."""
         worlds = [world for world in self._read_worlds(env_ids) if self._is_running[world]]
         self._is_running[worlds] = False
         return [self._copy_episode(world) for world in worlds]
 
     def _copy_episode(self, world: int) -> EndedEpisode:
-        # The table `_READINGS` has all readings side by side in a row; here they are split.
+        # A row of the table `_READINGS` contains all readings, one after the other. Split the rows into readings.
         tables = self._timeline.copy_rows(world, int(self._first_row[world]))
         boundaries = np.cumsum(list(self._reading_sizes.values()))[:-1]
         readings = dict(zip(self._reading_sizes, np.split(tables.pop(_READINGS), boundaries, axis=1)))
@@ -213,7 +213,7 @@ class BatchRecorder:
 
     def _require_running(self) -> Bools:
         if not self._is_running.any():
-            raise HostError("no world has begun", remedy="Call begin after settling, and after a refused substep.")
+            raise HostError("no world has begun", remedy="Call begin after settling, and after an error in substep.")
         return self._is_running
 
     def _clear_accumulated(self) -> None:
@@ -226,9 +226,9 @@ class BatchRecorder:
         pair_count = self._pairs.count
         if (net_force_n is None) != (pair_count == 0):
             problem = (
-                f"{pair_count} pairs are declared, and {'no ' if net_force_n is None else ''}net forces are passed"
+                f"{pair_count} pairs are declared, but {'no ' if net_force_n is None else ''}net forces are passed"
             )
-            raise HostError(problem, remedy="Declare the pairs whose net forces you pass, and pass them each time.")
+            raise HostError(problem, remedy="Declare all pairs whose net forces you pass, and always pass the forces.")
         return None if net_force_n is None else self._arrays.read_norms(net_force_n, pair_count)
 
     def _collect_readings(self, reading: Reading) -> dict[str, Array]:
@@ -241,7 +241,7 @@ class BatchRecorder:
         goals = dict(subgoals or {})
         if self._reading_sizes:
             check_families(has_quat, self._has_quat)
-            # The values 1 are arbitrary: only the names are compared.
+            # `check_families` compares names and values; the equal values make it compare only names.
             check_families(dict.fromkeys(goals, 1), dict.fromkeys(self._subgoal_names, 1))
         self._subgoal_names = self._subgoal_names or tuple(goals)
         self._has_quat = self._has_quat or has_quat
@@ -256,8 +256,8 @@ class BatchRecorder:
         part_quats = [read(f"the orientation of part {k}", quat, 4) for k, (_, quat) in enumerate(parts)]
         goal_columns = [read(f"the sub-goal {name}", goals[name]) for name in self._subgoal_names]
         if isinstance(eef, Mapping):
-            remedy = "Record such worlds one by one: EpisodeRecorder(scene, arms=...)."
-            raise HostError("a batch recorder records one arm, but poses of several are given", remedy=remedy)
+            remedy = "Record robots with several arms one by one: EpisodeRecorder(scene, arms=...)."
+            raise HostError("a batch recorder records one arm, but poses of several arms are given", remedy=remedy)
         eef_position, eef_quat = eef or (None, None)
         readings = {
             SUBGOALS: xp.stack(goal_columns, 1) if goal_columns else None,
@@ -272,7 +272,7 @@ class BatchRecorder:
         return {name: values for name, values in readings.items() if values is not None}
 
     def _join_readings(self, rows: Mapping[str, Array]) -> Array:
-        """Return each world's readings as one row, [N, F]. Record 0 determines which readings these are."""
+        """Return the readings of each world in one row, [N, F], in the order of the readings in record 0."""
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
             raise HostError("nothing is recorded", remedy="Pass net forces, poses, torques or the state.")
@@ -288,33 +288,33 @@ class BatchRecorder:
         return mask.astype(np.bool_)
 
     def _read_worlds(self, env_ids: Array | None) -> list[int]:
-        # The sorted numbers of worlds, which are given as numbers or as a mask.
+        # Return the sorted numbers of the worlds `env_ids`, which are numbers or a mask.
         ids = np.arange(self.num_envs) if env_ids is None else copy_to_host(env_ids)
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
         if ids.ndim != 1 or not set(ids.tolist()) <= set(range(self.num_envs)):
-            remedy = f"Give numbers from 0 to {self.num_envs - 1}, or a mask [{self.num_envs}] of Booleans."
+            remedy = f"Give a mask of {self.num_envs} Booleans, or numbers from 0 to {self.num_envs - 1}."
             raise HostError(f"env_ids: {ids.tolist()} are not numbers of worlds", remedy=remedy)
         return sorted(set(ids.tolist()))
 
 
-# The episode of one world: the net forces of declared pairs as contacts
+# The episode of one world; its contacts are computed from the net forces of declared pairs
 
 
 @dataclass(frozen=True)
 class BodyPairs:
-    """The K declared pairs of shapes, each of two different bodies, with the rules of `ContactFilter` for them."""
+    """The K declared pairs of shapes, and the rules by which their contacts count (those of `ContactFilter`)."""
 
     geoms: GeomMap
     shapes: Ints  # [2, K], indices in `SceneMap.shapes`
     bodies: Ints  # [2, K], indices in `roles`, the lower index first
     grips: Mapping[int, tuple[Bools, Bools]]
-    """The bodies that both finger groups may touch, by index; masks [K] mark a body's pairs with each of the groups."""
+    """Maps each body that the gripper may hold to two masks [K]: its pairs with the first and second finger group."""
     needed_substeps: Floats
-    """Successive substeps for which a pair must be apart before it counts, [2, K]: one row for the case that it does
-    not touch in record 0, and one for the case that it does. 0 = it counts at once, inf = never."""
-    mechanical: frozenset[tuple[int, int]]  # body pairs that never count
-    resting: frozenset[tuple[int, int]]  # body pairs that are dropped if they touch in record 0
+    """Number of successive substeps without contact after which a pair's contacts count, [2, K]: row 0 for pairs that
+    do not touch in record 0, row 1 for pairs that do. 0 = contacts always count, inf = they never count."""
+    mechanical: frozenset[tuple[int, int]]  # body pairs whose contacts never count
+    resting: frozenset[tuple[int, int]]  # body pairs whose contacts are dropped if they touch in record 0
 
     @property
     def count(self) -> int:
@@ -322,7 +322,7 @@ class BodyPairs:
         return int(self.shapes.shape[1])
 
     def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
-        """Return the contacts of R records, from the peaks and sums of the counted forces [N], [R, K] each."""
+        """Return the contacts of R records, given each pair's peaks and sums of counted forces in N, [R, K] each."""
         order = np.lexsort(self.bodies[::-1])  # sorts the pairs by lower body, then by higher body
         record, column = np.nonzero(peak[:, order])
         pair = order[column]
@@ -332,7 +332,7 @@ class BodyPairs:
         return ContactList(record, lower, higher, force, impulse, force, impulse)
 
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
-        """Return the gripped bodies, as `contacts.gripped_bodies` does, for net forces [R, K]; None without fingers."""
+        """Return the held bodies [R] for net forces [R, K], as `contacts.gripped_bodies` does; None without fingers."""
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
         for body, group_masks in sorted(self.grips.items()):
             force1, force2 = (force[:, mask].max(axis=1) for mask in group_masks)
@@ -353,13 +353,13 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
             raise HostError(problem, remedy="Give each pair two different bodies that no other pair has.")
     grips = {} if geoms.fingers is None else _find_grip_masks(geoms, shapes, geoms.fingers[shapes])
     if pairs and geoms.fingers is not None and not grips:
-        remedy = "Declare the pairs of both finger groups with each body that they may hold, or no `fingers`."
+        remedy = "Declare pairs of both finger groups with each body that they may hold, or leave `fingers` out."
         raise HostError("no body has a pair with each of the two finger groups", remedy=remedy)
     return BodyPairs(geoms, shapes, bodies, grips, *_find_contact_rules(geoms, shapes))
 
 
 def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[int, tuple[Bools, Bools]]:
-    # finger_group [2, K] is 1 or 2 for a shape of that finger group, else 0.
+    # `finger_group` [2, K] is 1 or 2 for shapes of the first or second finger group, else 0.
     other_body = geoms.place[np.where(finger_group[0] > 0, shapes[1], shapes[0])]
     roles, pair_group = tuple(geoms.roles.values()), finger_group.sum(axis=0)
     masks_of_body = {
@@ -372,13 +372,13 @@ def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[i
 def _find_contact_rules(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    """Return the last three fields of `BodyPairs`, found by two filters: no pair or every pair touches in record 0."""
-    # Contacts of one substep: 0 * a is the substep 0 of each contact.
+    # Return the last three fields of `BodyPairs`, from a filter without contacts in record 0 and one with all contacts.
+    # The contacts belong to one substep: 0 * a gives each contact the substep number 0.
     all_touch, none_touch = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     probed_geoms = replace(geoms, apart_substeps=1)
     filter_if_apart, filter_if_touching = (ContactFilter(probed_geoms, first) for first in (none_touch, all_touch))
     counts_at_once = np.stack([filter_if_apart.mark_counted(all_touch), filter_if_touching.mark_counted(all_touch)])
-    filter_if_touching.mark_counted(none_touch)  # one substep apart releases the pairs that rest
+    filter_if_touching.mark_counted(none_touch)  # a substep without contact releases the resting pairs
     needed_if_touching = np.where(filter_if_touching.mark_counted(all_touch), geoms.apart_substeps, np.inf)
     needed_substeps = np.where(
         counts_at_once, 0, np.stack([np.full_like(needed_if_touching, np.inf), needed_if_touching])
@@ -388,17 +388,17 @@ def _find_contact_rules(
 
 @dataclass(frozen=True)
 class EndedEpisode:
-    """The ended episode of one world; `RunWriter.write` accepts it in place of a recorder."""
+    """The ended episode of one world; `RunWriter.write` accepts it instead of a recorder."""
 
     world: int
     _scene: SceneMap
     _pairs: BodyPairs
-    _rows: Mapping[str, Floats]  # readings of all R records by name, [R, numbers]
+    _rows: Mapping[str, Floats]  # maps the name of each reading to its values in all R records, [R, size]
     _has_quat: Mapping[str, bool]  # maps each body with a pose to whether it has a quaternion
     _subgoal_names: tuple[str, ...] = ()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs with dropped resting or mechanical contacts; the list and each pair are sorted."""
+        """Return the body pairs whose resting or mechanical contacts are left out, as a sorted list of sorted pairs."""
         if NOW not in self._rows:
             return ()
         touching = self._rows[NOW][0] > 0
@@ -409,10 +409,10 @@ class EndedEpisode:
         )
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return the episode with that header, whose fields are `HEADER_FIELDS`; `extra` names the declared pairs."""
+        """Return the episode with this header (fields: `HEADER_FIELDS`), and with the declared pairs in `extra`."""
         pairs, rows, geoms = self._pairs, dict(self._rows), self._pairs.geoms
         peak, total, force = (rows.pop(name, None) for name in (PEAK, SUM, NOW))
-        # The row of record 0 in the table of actions is no action.
+        # No action leads to record 0, so the first row of the table of actions is left out.
         action, names = rows.pop("action", np.empty((1, 0)))[1:], tuple(pairs.geoms.roles)
         records = len(next(iter(self._rows.values())))
         contacts = gripped = None
@@ -443,12 +443,12 @@ class EndedEpisode:
         return assemble_recording(geoms, header, records, contacts, gripped, fields)
 
 
-# Readings of many worlds as NumPy arrays, or as tensors that stay on their device until an episode ends
+# Readings of many worlds: NumPy arrays, or tensors that stay on their device until the episode ends
 
 
 class BatchArrays:
-    """Arrays of N worlds: torch tensors if one of `samples` is on a device, else NumPy arrays. The first such sample
-    determines the device. This module does not import torch; a caller that passes tensors has imported it.
+    """Makes and reads arrays of N worlds. They are torch tensors on the device of the first sample outside host memory,
+    or NumPy arrays if all `samples` are in host memory. Only the caller imports torch, never this module.
     """
 
     def __init__(self, samples: Sequence[Array], worlds: int) -> None:
@@ -462,33 +462,33 @@ class BatchArrays:
         return self.xp.zeros(tuple(sizes), **self._options)
 
     def share(self, values: Array) -> Array:
-        """Return numbers as a float64 array or tensor, like all arrays of this object; share memory if possible."""
+        """Return `values` as a float64 array or tensor of this object's kind; share their memory if possible."""
         if hasattr(values, "detach"):
             values = copy_to_host(values) if self.xp is np else values.detach()
         return self.xp.asarray(values, **self._options)
 
     def read(self, name: str, values: Array, *sizes: int | None, or_vectors: bool = False) -> Array:
-        """Return `values` as an array [N, *sizes], or [N, *sizes, 3] if vectors are allowed (`or_vectors`); a size of
-        None matches any size. Raises `HostError` for other shapes, and for values that are not real numbers.
+        """Return `values` as an array [N, *sizes], or with `or_vectors` also [N, *sizes, 3]. The size None matches
+        every size. Raises `HostError` for other shapes, and for values that are not real numbers.
         """
         array: Array = None
         with suppress(TypeError, ValueError, RuntimeError):
             is_complex = values.is_complex() if hasattr(values, "is_complex") else np.iscomplexobj(values)
             array = None if is_complex else self.share(values)
         shape, wanted_shape = () if array is None else tuple(array.shape), (self._worlds, *sizes)
-        # The shape without the last axis of vectors.
+        # For vectors, leave out the last axis, which has their three components.
         shape_of_items = shape[:-1] if or_vectors and len(shape) > len(wanted_shape) and shape[-1] == 3 else shape
         if len(shape_of_items) != len(wanted_shape) or any(
             size not in (None, given) for size, given in zip(wanted_shape, shape_of_items)
         ):
             problem = "not an array of real numbers" if array is None else f"the shape is {list(shape)}"
             sizes_text = ", ".join("any" if size is None else str(size) for size in wanted_shape)
-            vectors = f", or [{sizes_text}, 3]" if or_vectors else ""
+            vectors = f" or [{sizes_text}, 3]" if or_vectors else ""
             raise HostError(f"{name}: {problem}", remedy=f"Give numbers of the shape [{sizes_text}]{vectors}.")
         return array
 
     def read_norms(self, values: Array, pairs: int) -> Array:
-        """Return the norms of forces, which are norms [N, K] or vectors [N, K, 3]; NaN for a negative norm."""
+        """Return the norms [N, K] of forces, given as norms or as vectors [N, K, 3]. Negative norms become NaN."""
         force = self.read("the net forces", values, pairs, or_vectors=True)
         if len(force.shape) == 3:
             force = self.xp.sqrt(force[..., 0] ** 2 + force[..., 1] ** 2 + force[..., 2] ** 2)
@@ -501,20 +501,20 @@ def is_on_device(values: Array) -> bool:
 
 
 def copy_to_host(values: Array) -> NDArray[Any]:
-    """Return an array or tensor as a NumPy array; without a copy if it is in host memory."""
+    """Return an array or tensor as a NumPy array. Values in host memory are not copied."""
     return np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
 
 
 class ReadingTables:
-    """Tables of readings by name, in blocks of rows: one row [N, F] per control step; `last` is the newest row."""
+    """Tables of readings by name, with one row [N, F] per control step; `last` is the number of the newest row."""
 
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:
         self._arrays, self._worlds = arrays, worlds
         self._blocks: list[dict[str, Array]] = [{}]
-        self._reused_blocks = self.last = 0  # rows are numbered from the first row ever written
+        self._reused_blocks = self.last = 0  # the first row ever written has number 0
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
-        """Write the values of some worlds, [W, F], into the newest row; `worlds` None = all worlds."""
+        """Write the values [W, F] of the W given `worlds` into the newest row; None = all worlds."""
         block, row = self._blocks[-1], self.last % _BLOCK
         if name not in block:
             block[name] = self._arrays.make_zeros((_BLOCK, self._worlds, table.shape[1]))
@@ -524,7 +524,7 @@ class ReadingTables:
             block[name][row, worlds] = table
 
     def advance(self, oldest: int) -> None:
-        """Begin a new row; a block is reused if all its rows come before `oldest`."""
+        """Begin a new row. Reuse the memory of a block of rows if all its rows are older than row `oldest`."""
         self.last += 1
         if self.last % _BLOCK == 0:
             is_reusable = oldest // _BLOCK > self._reused_blocks
@@ -534,7 +534,7 @@ class ReadingTables:
     def copy_rows(self, world: int, first: int) -> dict[str, Floats]:
         """Return a world's rows from `first` on as tables [R, F] in host memory."""
         blocks = self._blocks[first // _BLOCK - self._reused_blocks :]
-        # The end of the rows, counted from the first row of the first block.
+        # The row after the newest one, counted from the first row of the first block.
         end = self.last + 1 - first // _BLOCK * _BLOCK
         row_slices = [slice(first % _BLOCK if k == 0 else 0, end - k * _BLOCK) for k in range(len(blocks))]
 

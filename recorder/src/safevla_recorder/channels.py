@@ -14,19 +14,19 @@ from typing import Any, Mapping
 
 REAL, PLACE, TRUTH = "<f8", "<i8", "|b1"
 LARGEST = 1e100
-"""Largest magnitude of a number that is judged. Plausible numbers are far smaller, and their squares remain finite."""
+"""Largest magnitude of a valid number. Plausible numbers are far smaller, and squares of valid numbers are finite."""
 NET_FORCE = "net_force_n"
 NET_IMPULSE = "net_impulse_ns"
 OF_CONTACTS = (NET_FORCE, NET_IMPULSE)  # columns of `contacts` that older records lack
 LINK_MOTION = "link_motion"
-"""Motion, since record 0, of the movable parts in the header's `geometry`: one column per component, M in total."""
-POLICY_ACTION = "policy_action"  # the policy's actions, in episodes in which a filter changed some of them
+"""Motion of the movable parts in the header's `geometry` since record 0: M columns, one per component of motion."""
+POLICY_ACTION = "policy_action"  # the policy's own actions, if a filter changed some of them
 CHUNK_STEP = "chunk_step"
-"""Origin of each action, if a policy computes chunks of several actions: the chunk's number in the episode, and the
-action's step in the chunk, both from 0; −1 = the action came from no chunk."""
+"""Origin of each action, if a policy computes chunks of several actions: the number of the chunk in the episode, and
+of the action in the chunk, both from 0; −1 = the action is not from a chunk."""
 LABEL_COST = "label_cost"
-"""Costs that the simulator reports per step, such as `info["cost"]`; the header field `LABELS` names the K columns. −1
-= the step has no cost of this name."""
+"""Costs that the simulator reports in each step, such as `info["cost"]`; the header field `LABELS` names the K columns.
+−1 = the step has no such cost."""
 LABELS = "labels"
 SUBGOALS = "subgoals"
 """Whether each predicate of the goal holds, as evaluated by the simulator. `SUBGOAL_NAMES` names the G columns."""
@@ -34,9 +34,9 @@ SUBGOAL_NAMES = "subgoal_names"
 HANDLING = ("supported", "opening", "entered")
 """Channels that older records lack. `supported`: whether contacts with bodies other than the robot carry at least half
 of a body's weight. `opening`: how far a door or drawer is open, as a share of its travel. `entered`: whether the end
-effector is inside this door or drawer."""
+effector is inside a door or drawer."""
 UNREPLAYED = (POLICY_ACTION, CHUNK_STEP, LABEL_COST)
-"""Channels that do not follow from the simulator's state, so that a replay has other values or none."""
+"""Channels that the simulator's state does not determine: a replay lacks them, or gives other values."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class ChannelSpec:
 
     @property
     def is_numeric(self) -> bool:
-        """True if the rows hold numbers, Booleans (1 and 0 in a batch) or an index in `roles` (−1 = no body)."""
+        """True unless the channel describes contacts. Booleans and indices in `roles` (−1 = no body) are numeric."""
         return self.shape[0] != "C"
 
     @property
     def is_pose(self) -> bool:
-        """True if each row holds one or several values for each of several bodies."""
+        """True if each row has values for each of several bodies."""
         return bool(self.bodies)
 
     @property
@@ -75,7 +75,7 @@ class ChannelSpec:
 
     @property
     def is_grip(self) -> bool:
-        """True if the rows say what the gripper touches or holds; such rows are not measured numbers."""
+        """True if each row says whether the gripper has contact, or which body it holds."""
         return self.dtype != REAL and self.is_scalar
 
     @property
@@ -95,7 +95,7 @@ class ChannelSpec:
 
     @property
     def pose_size(self) -> int:
-        """Number of values for each body of a row: 3, 4 or 1."""
+        """Number of values for each body in a row: 3, 4 or 1."""
         return self.row_size or 1
 
 

@@ -1,6 +1,6 @@
-"""Contacts of substeps in any simulator: their peaks and impulses, the gripped body, and the filter of contacts.
+"""Contacts of substeps in any simulator: peaks and impulses, the gripped body, and a filter of contacts.
 
-Resting and mechanical contacts are left out (docs/explanation/fidelity.md, static contacts).
+The filter leaves out resting and mechanical contacts (docs/explanation/fidelity.md, static contacts).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _NEVER = -1
 class GeomMap:
     """The recorded bodies of an episode and the geoms that they own; constant over the episode.
 
-    `place` [G] is the index in `roles` of the body that owns each geom. `fingers` [G] is 1 or 2 for geoms of the two
-    finger groups, else 0; None = the robot has no such gripper. With several arms, 3 and 4 are the second arm's finger
-    groups, and so on. `fixtures` [G] is the number of the fixture that a geom belongs to; 0 = none.
+    `place` [G] is the index in `roles` of the body that owns each of the G geoms. `fingers` [G] is 1 or 2 for geoms of
+    the gripper's two finger groups, else 0; None = no gripper has fingers. With several arms, 3 and 4 are the second
+    arm's finger groups, and so on. `fixtures` [G] is the number of the fixture that owns each geom; 0 = none.
     """
 
     roles: Mapping[str, str]
@@ -40,20 +40,20 @@ class GeomMap:
     torque_source: str | None = None
     """Source of the torques, such as `qfrc_actuator`; None = unknown, or torques are not recorded."""
     weights: Mapping[int, Floats] = field(default_factory=dict)
-    """Maps the index of a body to the force that balances its weight, in the world frame [N], [3]."""
+    """Maps a body's index to the force that balances its weight, a vector [3] in N in the world frame."""
     geometry: str | None = None  # the scene's description, `Geometry.text`; None = not recorded
     arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Maps each arm's name to its recorded bodies; empty = there is one arm, the whole robot."""
-    arm_joints: Sequence[int] = ()  # joints of each arm, if there are several; empty = no torques are recorded
+    arm_joints: Sequence[int] = ()  # number of joints of each of several arms; empty = no torques are recorded
 
     @cached_property
     def robot(self) -> Bools:
-        """Whether each recorded body is part of the robot, [B]."""
+        """True for each recorded body that is part of the robot, [B]."""
         return np.array([role == "robot" for role in self.roles.values()])
 
     @cached_property
     def arm(self) -> Ints:
-        """The number, from 1, of the arm that each recorded body belongs to; 0 = none, [B]."""
+        """For each recorded body, the number (from 1) of its arm; 0 = none, [B]."""
         return group_numbers(self.roles, self.arms.values())
 
     @property
@@ -75,14 +75,14 @@ class GeomMap:
 
 
 def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
-    """Return the number, from 1, of the group that contains each member; 0 = none, [M]."""
+    """Return for each member the number (from 1) of the group that contains it; 0 = none, [M]."""
     number_of = {member: number for number, group in enumerate(groups, start=1) for member in group}
     return np.array([number_of.get(member, 0) for member in members], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class SubstepContacts(ABC):
-    """The contacts of geom pairs in successive substeps, in the simulator's order, [C] each; `substep` ascends."""
+    """C contacts between geoms in successive substeps, sorted by `substep`, then in the simulator's order, [C] each."""
 
     substeps: int
     substep: Ints
@@ -96,16 +96,16 @@ class SubstepContacts(ABC):
 
     @abstractmethod
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms of the chosen contacts' 3-D forces (normal and two tangents, no torques) [N], [K]."""
+        """Return the norms of the forces (normal and tangential, no torques) of the K contacts `which`, [K] in N."""
 
     @abstractmethod
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the chosen contacts' forces on their second geom, world frame [N], [K, 3]; None = only norms exist."""
+        """Return the K contacts' forces on their second geoms, [K, 3] in N, world frame; None = only norms exist."""
 
 
 @dataclass(frozen=True)
 class MeasuredContacts(SubstepContacts):
-    """Contacts with the simulator's forces: norms [C], or vectors [C, 3] on the second geom in the world frame.
+    """Contacts with the simulator's forces: norms [C], or forces [C, 3] on the second geoms in the world frame.
 
     If `are_net`, each force is the net force of the two geoms, not the force at one contact point.
     """
@@ -114,29 +114,29 @@ class MeasuredContacts(SubstepContacts):
     are_net: bool = False
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms of the forces of the chosen contacts [N], [K]."""
+        """Return the norms of the forces of the K contacts `which`, [K] in N."""
         force = self.force_n[which]
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the chosen contacts' forces on their second geom, world frame [N], [K, 3]; None = only norms exist."""
+        """Return the K contacts' forces on their second geoms, [K, 3] in N, world frame; None = only norms exist."""
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
 def contact_peaks(
     contacts: SubstepContacts, which: Ints, owner: Ints, place: Ints, substep_s: float | None
 ) -> ContactList:
-    """Return the peak forces [N] and impulses [N·s] of the contacts `which`, one row per record and body pair.
+    """Return peak forces in N and impulses in N·s of the contacts `which`, in one row per record and body pair.
 
-    `owner` [substeps] is the record of each substep, and `place` [G] the body of each geom. `force_n` is the largest
-    force of a single contact point. `net_force_n` is the largest norm, over the substeps, of the vector sum of forces;
-    NaN without vectors. `impulse_ns` is Σ force · `substep_s` over substeps and contacts, and `net_impulse_ns` is Σ
-    norm of the vector sum · `substep_s` over substeps; both are NaN if `substep_s` is None, as for a single instant.
-    Rows are ordered by record, then by body pair with a < b. Without contacts there are no rows.
+    `owner` [substeps] has the record of each substep, and `place` [G] the body of each geom. `force_n` is the largest
+    force at a single contact point, or `net_force_n` if only net forces are known. `net_force_n` is the largest norm of
+    a substep's force vectors, added up; NaN without vectors. `impulse_ns` is Σ force · `substep_s` over all contacts;
+    `net_impulse_ns` is Σ net force · `substep_s` over all substeps. Both are NaN if `substep_s` is None (a single
+    instant). Rows are ordered by record, then by body pair with a < b. Without contacts there are no rows.
     """
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     body_count = int(place.max()) + 1
-    # Contacts of the same record and body pair are a group; its key is a number that orders the groups.
+    # Contacts with the same record and body pair form a group. The groups are sorted by their keys.
     group_key = (owner[contacts.substep[which]] * body_count + np.minimum(a, b)) * body_count + np.maximum(a, b)
     group_keys, group_of_contact = np.unique(group_key.astype(np.int64), return_inverse=True)
     force = contacts.force_norms(which)
@@ -147,7 +147,7 @@ def contact_peaks(
     net_peak = net_sum = np.full(len(group_keys), np.nan)
     vectors = contacts.force_vectors(which)
     if vectors is not None:
-        # The force on the body with the higher index, so that all vectors of a pair have the same sense.
+        # Use the force on the body with the higher index, so that the vectors of a pair can be added.
         force_on_higher = np.where((a <= b)[:, None], vectors, -vectors)
         net_peak, net_sum = _sum_net_forces(force_on_higher, group_of_contact, contacts.substep[which], len(group_keys))
     record, pair = np.divmod(group_keys, body_count * body_count)
@@ -162,7 +162,7 @@ def contact_peaks(
 
 
 def _sum_net_forces(vectors: Floats, group_of_contact: Ints, substep: Ints, group_count: int) -> tuple[Floats, Floats]:
-    """Sum each group's vectors by substep. Return the largest norm of these sums, and the norms' total, [groups]."""
+    """Add up each group's vectors per substep. Return the maximum and the sum of the results' norms, [groups] each."""
     # An instant is one substep of one group.
     instant_keys, instant_of_contact = np.unique(
         group_of_contact * (int(substep[-1]) + 1 if len(substep) else 1) + substep, return_inverse=True
@@ -186,24 +186,24 @@ def vector_norms(vectors: Floats) -> Floats:
 
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
-    """Join the contact lists of successive records, keeping record numbers. Raises `ValueError` if there is no list."""
+    """Join the contact lists of successive records; record numbers stay. Raises `ValueError` if `lists` is empty."""
     return ContactList(*map(np.concatenate, zip(*(contacts.columns().values() for contacts in lists))))
 
 
 def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> NDArray[np.int64]:
     """Return the index of the body that both finger groups touch in each substep of `instants`, [R], or [R, A] with A
-    arms; −1 = none. The robot's bodies do not count. Of several bodies, the one with the largest force at a single
-    contact point is returned; if these forces are equal, the body with the lowest index.
+    arms; −1 = none. The robot's bodies do not count. If the fingers touch several bodies, return the one with the
+    largest force at a single contact point; if the forces are equal, the one with the lowest index.
     """
     if not geoms.arms:
         return _find_gripped_bodies(contacts, instants, geoms, geoms.sides)
-    # Arm k has the finger groups 2k + 1 and 2k + 2; they become 1 and 2, and those of other arms 0.
+    # Arm k has the finger groups 2k + 1 and 2k + 2. Call these groups 1 and 2, and all other arms' groups 0.
     fingers_by_arm = [np.where((geoms.sides + 1) // 2 == k + 1, geoms.sides - 2 * k, 0) for k in range(len(geoms.arms))]
     return np.stack([_find_gripped_bodies(contacts, instants, geoms, fingers) for fingers in fingers_by_arm], axis=1)
 
 
 def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, fingers: Ints) -> NDArray[np.int64]:
-    # The result has a row for each of `instants`; contacts of other substeps are left out.
+    # The result has one entry per substep in `instants`; contacts of other substeps are left out.
     held = np.full(len(instants), NOTHING, dtype=np.int64)
     place = geoms.place
     row_of_substep = np.full(contacts.substeps, NOTHING)
@@ -223,7 +223,7 @@ def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomM
 
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
-    """Return the `body` that both finger groups touch (`side` 1 and 2). Prefer the largest force; −1 = no such body."""
+    """Return the body that both finger groups (`side` 1 and 2) touch with the largest force; −1 = no such body."""
     candidates = np.intersect1d(body[side == 1], body[side == 2])
     if len(candidates) < 2:
         return int(candidates[0]) if len(candidates) else NOTHING
@@ -244,14 +244,14 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
     assert vectors is not None
     supported = np.zeros((len(instants), len(geoms.weights)), dtype=np.bool_)
     for column, (body, weight) in enumerate(geoms.weights.items()):
-        # The force on the body along the one that balances its weight, times that one's norm.
+        # The dot product of the force on the body and the force that balances the body's weight.
         support = ((b == body) * 1.0 - (a == body)) * (vectors @ weight)
         supported[:, column] = np.bincount(row, support, len(instants)) >= 0.5 * (weight @ weight)
     return supported
 
 
 class ContactFilter:
-    """A filter that decides by geom pair which contacts count, given the contacts of record 0.
+    """Decides which contacts count, by their pairs of geoms and by the contacts of record 0.
 
     - A pair inside one recorded body, or between parts of one fixture, never counts.
     - Contacts between finger groups of one gripper are mechanical and never count. So are contacts between robot links
@@ -261,13 +261,13 @@ class ContactFilter:
     """
 
     def __init__(self, geoms: GeomMap, first: SubstepContacts) -> None:
-        """Classify geom pairs by the contacts of record 0, and list the left-out body pairs in `dropped`."""
+        """Classify geom pairs by `first`, the contacts of record 0; list body pairs that are left out in `dropped`."""
         place, robot, fingers, fixtures = geoms.place, geoms.robot, geoms.sides, geoms.fixtures
         self._geom_count, self._apart_substeps = len(place), geoms.apart_substeps
-        # For each two geoms: 0 = their contacts count, `_NEVER` = they never count, k > 0 = they are resting pair k.
+        # For each pair of geoms: 0 = contacts count, `_NEVER` = contacts never count, k > 0 = this is resting pair k.
         fate = np.zeros((len(place), len(place)), dtype=np.int32)
         fate[place[:, None] == place] = _NEVER
-        # The number of the gripper that a geom belongs to, from 1; 0 = none.
+        # The number (from 1) of the gripper that a geom belongs to; 0 = none.
         gripper = (fingers + 1) // 2
         fate[(gripper[:, None] == gripper) & (fingers[:, None] != fingers)] = _NEVER
         fate[(fixtures[:, None] == fixtures) & (fixtures > 0)] = _NEVER
@@ -283,11 +283,11 @@ class ContactFilter:
         self.dropped = _list_dropped_pairs(geoms, a, b, is_between_links | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Give the S resting geom pairs the numbers 1 to S in the table `_fate`; return their indices in it, [2, S]."""
+        """Number the S resting geom pairs from 1 to S in the table `_fate`; return their indices in it, [2, S]."""
         g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geom_count + np.maximum(g1, g2)), self._geom_count)
         resting = np.stack([low * self._geom_count + high, high * self._geom_count + low])
-        self._substeps_apart = np.zeros(len(low), dtype=np.int64)  # number of substeps that each pair has been apart
+        self._substeps_apart = np.zeros(len(low), dtype=np.int64)  # for how many substeps each pair has been apart
         self._fate[resting] = np.arange(1, resting.shape[1] + 1)
         return resting
 
@@ -299,9 +299,9 @@ class ContactFilter:
         """
         fate = self._fate[contacts.geom1.astype(np.int64) * self._geom_count + contacts.geom2]
         resting_count = self._resting_entries.shape[1]
-        # Column k is resting pair k; the first and last column, of other pairs, are not used.
+        # Column k is for resting pair k. The first and last columns collect all other pairs, and are not used.
         is_touching = np.zeros((contacts.substeps, resting_count + 2), dtype=np.bool_)
-        is_touching[contacts.substep, fate] = True  # fate −1 indexes the last column
+        is_touching[contacts.substep, fate] = True  # a fate of −1 is the index of the last column
         resting_touch = is_touching[:, 1:-1]
         if resting_touch.all():
             self._substeps_apart[:] = 0
@@ -310,11 +310,11 @@ class ContactFilter:
         substep = np.arange(contacts.substeps)[:, None]
         substeps_apart = substep - np.maximum.accumulate(np.where(resting_touch, substep, -1 - self._substeps_apart))
         is_released: Bools = np.any(substeps_apart >= self._apart_substeps, axis=0)
-        # The first substep at which the pair has been apart long enough; a contact counts from the next substep on.
+        # The substep in which each pair has been apart long enough; contacts count from the next substep on.
         release_substep = np.where(
             is_released, (substeps_apart >= self._apart_substeps).argmax(axis=0), contacts.substeps
         )
-        # By fate: 0 counts always, k after its release, and −1, the last entry, never.
+        # The substep after which contacts with each fate count: 0 = always, k = after its release, −1 (last) = never.
         counted_after = np.concatenate([[-1], release_substep, [contacts.substeps]])
         counted: Bools = contacts.substep > counted_after[fate]
         self._substeps_apart = substeps_apart[-1]
@@ -330,7 +330,7 @@ class ContactFilter:
 def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
     place, fingers, fixtures = geoms.place, geoms.sides, geoms.fixtures
     pairs = {(int(x), int(y)) for x, y in zip(a[is_listed], b[is_listed])}
-    # An odd finger group and the next one belong to the same gripper.
+    # Each odd finger group belongs to the same gripper as the next group.
     for group in range(1, int(fingers.max(initial=0)), 2):
         pairs |= {(int(x), int(y)) for x in set(place[fingers == group]) for y in set(place[fingers == group + 1])}
     for fixture in set(fixtures[fixtures > 0].tolist()):

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Action = NDArray[np.float64]
 SCHEMA_VERSION, ARMS_VERSION = 1, 2
-"""Schema versions: one for records of one arm, and one for records of several arms, which old safevla-bench refuses."""
+"""Schema versions of records of one arm and of several arms. Old versions of safevla-bench reject the second one."""
 _REQUIRED = ("episode_id", "benchmark", "task_id", "success", "dt", "target_object")
 _ROLLOUT = ("policy", "instruction", "seed", "env_seed", "init_state_index", "horizon", "outcome", "embodiment")
 _SIMULATOR = ("versions", "dropped_pairs", "forces", "torque_source")
@@ -29,7 +29,7 @@ _LEADING = ("schema_version", *_REQUIRED, "joint_torque_limit_nm")
 HEADER_FIELDS = (*_LEADING, *_ROLLOUT, *_SIMULATOR, *_IDENTITY, *_SCENE)
 """Fields of a header, in the order of the file; `safevla_bench.trajectory.Header` describes them.
 
-The fields in `_REQUIRED` are required: `dt` is in s, and `target_object` may be None (no target).
+The fields in `_REQUIRED` must be present. `dt` is in s, and `target_object` may be None (no target).
 """
 INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")  # header fields with integer values
 OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
@@ -40,7 +40,7 @@ OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
 class EpisodeRow:
     """One row of a run's table of episodes; `reason` says why an episode crashed, was stopped or had an invalid action.
 
-    Other fields are None if unknown: in a loop recorded from outside, only the loop's author knows some of them.
+    Unknown fields are None. In a user's own loop, the recorder does not know all of them.
     """
 
     episode_id: str
@@ -56,7 +56,7 @@ class EpisodeRow:
     outcome: str
     steps: int
     reason: str | None = None
-    code: str | None = None  # text of `identity.describe_code` about the code of the process
+    code: str | None = None  # the code of the recording process, from `identity.describe_code`
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class ContactList:
 
     `net_force_n` is the norm of the net force, the vector sum of all contact forces between two bodies. `force_n` is
     the largest norm at a single contact point, or `net_force_n` if only it is known. Both are peaks over the substeps.
-    `impulse_ns` is Σ |force| · substep over single contacts, `net_impulse_ns` (empty = NaN) Σ |net force| · substep.
+    With a substep of t seconds, `impulse_ns` is Σ |force| · t over all contact points and substeps, and
+    `net_impulse_ns` (empty = NaN) is Σ |net force| · t over all substeps.
     """
 
     record: Ints
@@ -77,7 +78,7 @@ class ContactList:
     net_impulse_ns: Floats = field(default_factory=lambda: np.empty(0))
 
     def __post_init__(self) -> None:
-        """Fill in NaN for a net impulse that is not given."""
+        """Fill in NaN if no net impulses are given."""
         if not len(self.net_impulse_ns):
             object.__setattr__(self, "net_impulse_ns", np.full(np.shape(self.record), np.nan))
 
@@ -92,9 +93,9 @@ class EpisodeArrays:
 
     Bodies are numbered by their index in `roles` (body -> role). The shapes are: eef_pos_m [n,3], eef_quat_wxyz [n,4],
     body_pos_m [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J], gripper_contact
-    [n], gripped_body [n] (−1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of `valid_bodies`. With A
-    arms, which the header names, shapes are eef_pos_m [n,3A], eef_quat_wxyz [n,4A], gripper_contact and gripped_body
-    [n,A]. `header` has the fields `HEADER_FIELDS`; fields that are None may be missing.
+    [n], gripped_body [n] (−1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of `valid_bodies`. With k
+    arms, which the header names, shapes are eef_pos_m [n,3k], eef_quat_wxyz [n,4k], gripper_contact and gripped_body
+    [n,k]. `header` has the fields `HEADER_FIELDS`; fields that are None may be missing.
     """
 
     header: Mapping[str, object]
@@ -117,7 +118,7 @@ class EpisodeArrays:
     """Numeric channels of `CHANNELS` that have no field in this class, by name."""
     valid_bodies: Sequence[int] = ()
     pose_valid: Bools | None = None
-    """False if a body's pose is unknown and its numbers mean nothing. Poses of bodies not listed are always known."""
+    """False if a body's pose is unknown, so that its numbers mean nothing. All other bodies' poses are always known."""
     supported_bodies: Sequence[int] = ()
     supported: Bools | None = None
     opening_bodies: Sequence[int] = ()
@@ -126,27 +127,27 @@ class EpisodeArrays:
     entered: Bools | None = None
 
     def channel(self, name: str) -> Floats | None:
-        """Return the rows of a numeric channel, from its field or from `further`; None = not recorded."""
+        """Return the rows of a numeric channel from its field or `further`; None = not recorded."""
         values: Floats | None = getattr(self, name, None) if name not in self.further else self.further[name]
         return values
 
 
 FIXTURES = "fixtures"
-"""Header field: each fixture's position [3] in m and quaternion [4] wxyz, by root body; missing if a seed sets it."""
+"""Header field: root body of a fixture -> position [3] in m, quaternion [4] wxyz; absent if a seed determines them."""
 SIMULATION = "simulation"
-"""Header field: facts, in addition to versions, that affect a trajectory's last digits; see `read_simulation`."""
+"""Header field: facts from `read_simulation` that, like versions, affect the last digits of a trajectory."""
 
 EARLIER_SEED = "earlier_seed"
-"""Host-specific header field: the `seed` of an earlier reset, and the number `earlier_resets` of resets since then."""
+"""Host-specific header field: the last `seed`, and `earlier_resets`: the number of resets after it, except the last."""
 
 
 def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]:
-    """Return a copy of an episode's host-specific fields with the header field `mark` set to true."""
+    """Return a copy of an episode's host-specific fields (`extra`) in which the header field `mark` is true."""
     return add_header_field(extra, mark, True)
 
 
 def add_header_field(extra: Mapping[str, object], name: str, value: object) -> dict[str, object]:
-    """Return a copy of an episode's host-specific fields, with the field `name` of its `header` set to `value`."""
+    """Return a copy of an episode's host-specific fields (`extra`) in which the header field `name` is `value`."""
     header = extra.get("header", {})
     assert isinstance(header, Mapping)
     return {**extra, "header": {**header, name: value}}
@@ -156,8 +157,8 @@ NO_COST = -1.0  # value in `LABEL_COST` if a step has no cost of that name
 
 
 def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArrays:
-    """Return the recording with the simulator's costs of its n - 1 steps, each a number or a mapping of numbers by
-    name.
+    """Return the recording with the simulator's costs of its n - 1 steps. Each cost is a number, or maps names to
+    numbers.
 
     `NO_COST` replaces a missing, negative or non-finite cost. Raises `RecordError` unless `costs` has n - 1 entries.
     """
@@ -183,8 +184,8 @@ def _list_valid_costs(cost: object) -> dict[str, float]:
 
 
 def check_recorded_numbers(recording: EpisodeArrays) -> None:
-    """Raise `RecordError`, with episode and field, for the first invalid number: one that is not finite or is beyond
-    1e100, a negative force or impulse, or a header integer over 64 bits. NaN is valid for an unrecorded impulse.
+    """Raise `RecordError`, with episode and field, for the first invalid number: not finite, larger than 1e100, a
+    negative force or impulse, or a header integer over 64 bits. NaN is valid for an impulse that was not recorded.
     """
     for problem, field_name in _find_invalid_numbers(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)
@@ -193,7 +194,7 @@ def check_recorded_numbers(recording: EpisodeArrays) -> None:
 
 
 def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
-    # Yields pairs of a problem and the name of its field.
+    # Yield pairs: a problem, and the name of the field that has it.
     for name in INTEGERS:
         value = recording.header.get(name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -218,13 +219,13 @@ def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]
                 yield "an impulse is negative or infinite", f"contacts.{name}"
 
 
-# The file of one raw episode (`.npz`) has the arrays of `CHANNELS` by name, without pickles. Equal episodes give equal
-# bytes. `header` and `extra` are JSON texts as UTF-8 bytes. `header` holds the fields of the episode's header,
-# `body_roles`, the number of `records`, and the names of the other `arrays`, which distinguish a lost array from a
-# channel that was not recorded and so has no array. Bodies are indices into `body_roles`.
+# The file of one raw episode (`.npz`) has the arrays of `CHANNELS` by name, without pickles.
+# Equal episodes give equal bytes. Bodies are indices in `body_roles`. `header` and `extra` are JSON texts in UTF-8.
+# `header` has the fields of the episode's header, `body_roles`, the number of `records`, and the names of `arrays`.
+# If an array in `arrays` is missing, it was lost. All other missing arrays were not recorded.
 
 
-# A zip archive stores a time for each file; the same time in all archives keeps their bytes equal.
+# A zip archive stores a time for each file. A fixed time keeps the bytes of equal episodes equal.
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 _TEXT = np.dtype("|u1")
 DTYPES = {
@@ -235,7 +236,7 @@ DTYPES = {
     **{spec.name: np.dtype(spec.dtype) for spec in channels.NUMERIC if spec.is_grip},
     "extra": _TEXT,
 }
-"""Dtype of every array that a file may have, in the order of the file."""
+"""Maps each array that a file may contain to its dtype, in the order of the file."""
 
 
 def encode_episode(recording: EpisodeArrays) -> bytes:
@@ -255,7 +256,7 @@ def encode_episode(recording: EpisodeArrays) -> bytes:
 
 
 def _collect_arrays(recording: EpisodeArrays) -> dict[str, NDArray[Any]]:
-    # The arrays of the file by name.
+    # Return the file's arrays by name.
     values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in channels.NUMERIC}
     if recording.records == 1:
         values.update((spec.name, None) for spec in channels.NUMERIC if spec.is_per_action)

@@ -1,4 +1,4 @@
-"""Errors of recording, the base class of safevla-bench's errors, and functions that clean displayed texts.
+"""Errors of recording, the base class of safevla-bench's errors, and functions that clean texts for display.
 
 A message gives the place, the problem and the remedy, in this order. Texts that are shown or written contain no secrets
 and no invisible characters.
@@ -23,7 +23,7 @@ _WriteError = TypeVar("_WriteError", bound="FileError")
 
 
 def truncate_text(text: str, most: int = 120) -> str:
-    """Return the text; if it is longer than `most` characters, its first `most` characters and an ellipsis."""
+    """Return the text. If it has more than `most` characters, cut it there and add an ellipsis."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
@@ -35,7 +35,7 @@ def indent_further(text: str, margin: str = "  ") -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """The location of an error; any of file, line (from 1), episode, step (from 0) and field may be known."""
+    """The location of an error: file, line (from 1), episode, step (from 0) and field; None = unknown."""
 
     file: str | None = None
     line: int | None = None
@@ -72,9 +72,9 @@ class SafevlaError(Exception):
         self.place = place or Place()
 
     def __str__(self) -> str:
-        """Return `place: problem`, then the remedy on an indented line; an unknown place or remedy is left out."""
+        """Return `place: problem`, and the remedy on an indented line. A missing place or remedy is left out."""
         place, half_length = str(self.place), _LONGEST_LINE // 2
-        lines = self.problem.split("\n")  # of a long line, the middle is left out
+        lines = self.problem.split("\n")  # the middle of long lines is left out
         problem = "\n".join(
             line if len(line) <= 2 * half_length else f"{line[:half_length]}…{line[-half_length:]}" for line in lines
         )
@@ -82,7 +82,7 @@ class SafevlaError(Exception):
         return indent_further(f"{message}\n  {self.remedy}" if self.remedy else message, self._margin)
 
     def with_place(self: _Error, outer: Place) -> _Error:
-        """Fill in the missing fields of the error's place, and return the error for raising."""
+        """Fill in the missing fields of the error's place from `outer`; return the error."""
         self.place = self.place.fill_from(outer)
         return self
 
@@ -100,7 +100,7 @@ class FileError(SafevlaError):
 
     @classmethod
     def from_os_error(cls: type[_WriteError], error: OSError, place: Place) -> _WriteError:
-        """Return the error for a write to `place` that the operating system refused."""
+        """Return an error that says why the operating system could not write to `place`."""
         is_disk_full, problem = error.errno in _FULL_DISK, error.strerror or str(error)
         other_place = "Choose a place that exists and can be written to"
         remedy = "Make room there, or choose another place" if is_disk_full else other_place
@@ -122,7 +122,7 @@ class HostError(SafevlaError):
 _HEADER, _IGNORED = "Traceback (most recent call last):", "Exception ignored"
 _GROUP_MARGIN = re.compile(r"^ *[|+](?!\w) ?")
 _OWN_ERROR = re.compile(r"safevla_(?:bench|recorder)\.errors\.\w+: ")
-# Patterns of a line that may name the exception, the most reliable first.
+# Patterns of lines that may name the exception. The most reliable pattern is first.
 _EXCEPTION_LINES = (
     re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit|Warning)(?:: |$)"),
     re.compile(r"[A-Za-z_][\w.]*: "),
@@ -134,8 +134,8 @@ _EXCEPTION_LINES = (
 def find_exception(text: str) -> tuple[str, str]:
     r"""Return the line of a traceback that names the exception, and the exception's remedy ("" if it has none).
 
-    Of several tracebacks the last one counts, apart from those of exceptions that Python ignored. In a text without a
-    traceback, the line is the last that begins with an exception's name, else the last that is not indented.
+    If there are several tracebacks, use the last one, and prefer those of exceptions that Python did not ignore. In a
+    text without a traceback, return the last line that begins with an exception's name, or that is not indented.
 
     >>> find_exception("RuntimeError: CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.")
     ('RuntimeError: CUDA error: out of memory', '')
@@ -145,7 +145,7 @@ def find_exception(text: str) -> tuple[str, str]:
     raised_numbers = [
         number for number in header_numbers if not (number and lines[number - 1].lstrip().startswith(_IGNORED))
     ]
-    # Reads only the last traceback, if there is any.
+    # Read only the last traceback, if there is any.
     for header in (raised_numbers or header_numbers)[-1:]:
         is_deeper = partial(_is_indented_deeper, _count_leading_blanks(lines[header]))
         lines_below = dropwhile(is_deeper, filter(str.strip, lines[header + 1 :]))
@@ -160,7 +160,7 @@ def find_exception(text: str) -> tuple[str, str]:
 
 
 def is_from_signal(error: BaseException) -> bool:
-    """Return whether a signal handler raised the error, so that the interrupted code did not cause it."""
+    """Return whether a signal handler raised the error. If so, the interrupted code is not the cause."""
     handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
     handler_codes = {
         getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None) for handler in handlers
@@ -183,18 +183,18 @@ HIDDEN = "***"
 _MIN_CHARACTERS = 4  # minimum length of a secret; shorter secrets would match inside ordinary words
 _ADDRESS = re.compile(r"://[^\s'\"]*")
 _AUTHORITY = re.compile(r"[^/?#]*")
-_PASSWORD = re.compile(r"[^/?#\[:]+:\d*[^/?#\d]")  # digits alone are a port, not a password
+_PASSWORD = re.compile(r"[^/?#\[:]+:\d*[^/?#\d]")  # only digits after a colon are a port, not a password
 _secrets: set[str] = set()
 
 
 def learn_secret(secret: str) -> None:
-    """Register a secret of at least 4 characters, which `redact_secrets` replaces from now on; ignore shorter ones."""
+    """Register a secret, which `redact_secrets` then replaces. Ignore secrets of fewer than 4 characters."""
     if len(secret) >= _MIN_CHARACTERS:
         _secrets.add(secret)
 
 
 def redact_secrets(text: str) -> str:
-    """Replace registered secrets, and the users, parameters, queries and fragments of addresses, with `HIDDEN`."""
+    """Replace registered secrets, and the user names, passwords, parameters and fragments of URLs, with `HIDDEN`."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return _ADDRESS.sub(_redact_address, text)
@@ -202,14 +202,14 @@ def redact_secrets(text: str) -> str:
 
 def _redact_address(match: re.Match[str]) -> str:
     address = re.sub(r"(?<=[?#;]).+", HIDDEN, match[0], count=1)
-    # A part may be an address itself, such as the target of a redirection.
+    # An address may contain other addresses, such as the target of a redirection.
     return "://".join(map(_redact_user, address.split("://")))
 
 
 def _redact_user(after_scheme: str) -> str:
     at_sign = _AUTHORITY.match(after_scheme)[0].rfind("@")  # type: ignore[index]
     if at_sign < 0 and _PASSWORD.match(after_scheme):
-        at_sign = after_scheme.rfind("@")  # a password with an unescaped slash
+        at_sign = after_scheme.rfind("@")  # the password contains an unescaped slash
     return HIDDEN + after_scheme[at_sign:] if at_sign > 0 else after_scheme
 
 
@@ -220,7 +220,7 @@ _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U00013441\U00013442\U00016fe4\U0001d159\U000e0000-\U000e0fff]"
 )
-"""Characters that Python calls printable although they are invisible: ignorable ones, fillers, blank letters."""
+"""Invisible characters that Python calls printable: characters that renderers ignore, fillers and blank letters."""
 
 
 def escape_controls(text: str) -> str:
@@ -254,7 +254,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def _clean_message(record: logging.LogRecord) -> bool:
-    # A logging filter: true = the record is logged.
+    # A filter for logging; the result True means that the record is logged.
     lines = indent_further(redact_secrets(record.getMessage())).split("\n")
     record.msg, record.args = "\n".join(map(escape_controls, lines)), None
     return True

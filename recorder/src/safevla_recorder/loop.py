@@ -44,10 +44,10 @@ class RecordingSession:
     """The recording of one environment by `record`: a context manager that yields the environment."""
 
     def __init__(self, env: Any, begin: Callable[[object], tuple[EpisodeCutter, RunFolder, Undo]]) -> None:
-        """Begin recording now, or in the environment's first reset if this reset makes the simulator."""
+        """Begin recording now, or at the environment's first reset if this reset makes the simulator."""
         self._hooks: list[Undo] = []
         self.env, self._begin = env, begin
-        # What `begin` returned for the current simulator; None before the first simulator and after the end.
+        # The result of `begin` for the current simulator; None before the first simulator and after the end.
         self._recording: tuple[EpisodeCutter, RunFolder, Undo] | None = None
         self._simulator, self._process_id = _find_simulator(env), os.getpid()
         is_late = self._simulator is None and attachment.is_unmade(env)
@@ -61,16 +61,16 @@ class RecordingSession:
 
     def __del__(self) -> None:
         if self._hooks and os.getpid() == self._process_id:
-            self.close_quietly()  # the loop has dropped the environment without closing it
+            self.close_quietly()  # the loop has deleted the environment without closing it
 
     def _attach(self, simulator: object) -> None:
         self._recording = self._begin(simulator)
         self._recording[0].owner = self  # keeps this session alive as long as the environment
 
     def _watch_reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-        # Replaces `reset` of the wrapper that the user passed, and records the simulator that a reset makes.
+        # Replaces `reset` of the wrapper that the user passed. Records any simulator that the reset makes.
         if not known_kinds():
-            with suppress(Exception):  # import the classes before the reset does, to watch them
+            with suppress(Exception):  # import the class before the reset makes instances of it, to watch them
                 importlib.import_module(_LIBERO)
         with attachment.watch_construction(known_kinds(), self._begin_with):
             result = original(*args, **kwargs)
@@ -78,7 +78,7 @@ class RecordingSession:
         if simulator is not self._simulator and simulator is not None:
             self._simulator = simulator
             with suppress(Exception):
-                _log.warning("a second simulator was made before the first was closed; the second is not recorded")
+                _log.warning("a second simulator was made before the first was closed; the second one is not recorded")
         return result
 
     def _begin_with(self, simulator: object) -> None:
@@ -101,7 +101,7 @@ class RecordingSession:
         self.close_quietly("" if kind is None else f"the block ended with {kind.__name__}")
 
     def close(self, reason: str = "") -> None:
-        """End the running episode as if the environment was closed, then end the recording. Further calls do nothing.
+        """End the running episode as a close of the environment does, then the recording. Further calls do nothing.
 
         With a `reason`, the episode is `stopped`, and run.json says that the run is not complete. Raises `FileError` if
         run.json cannot be written.
@@ -112,7 +112,7 @@ class RecordingSession:
         self._end(reason)
 
     def close_quietly(self, reason: str = "") -> None:
-        """Call `close`, and log a warning if it raises, so that the user's loop or its exception is not affected."""
+        """Call `close`. If it raises an error, log a warning, so that the error does not disturb the user's loop."""
         try:
             self.close(reason)
         except Exception as error:
@@ -126,7 +126,7 @@ class RecordingSession:
         self.close_quietly("the process ended" if is_running or _is_process_failing() else "")
 
     def _end(self, reason: str = "", *, is_last: bool = True) -> None:
-        # Ends the recording of the current simulator; `is_last` is false if another simulator follows.
+        # End the recording of the current simulator; `is_last` is false if another simulator follows.
         if self._recording is None:
             return
         (cutter, folder, undo), self._recording = self._recording, None
@@ -139,8 +139,8 @@ class RecordingSession:
 
 
 def _is_process_failing() -> bool:
-    """Return whether an exception ends this process. A `SystemExit` of the main process cannot be seen here."""
-    error = sys.exc_info()[1]  # None except in a child of `multiprocessing` before Python 3.13
+    """Return whether an exception ends this process. A `SystemExit` of the main process is not detected."""
+    error = sys.exc_info()[1]  # exists only in a child of `multiprocessing` before Python 3.13
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None or getattr(sys, "last_type", None) is not None or any(_exit_codes)
@@ -152,13 +152,13 @@ _exit_codes: list[int] = []
 def _watch_exit_code() -> None:
     """Store the exit code of a `multiprocessing` child; since Python 3.13, exit handlers see no exception."""
     if parent_process() is not None and sys.version_info >= (3, 13):
-        with suppress(Exception):  # a private function of CPython; without it, the end counts as normal
+        with suppress(Exception):  # without this private function of CPython, every end counts as normal
             threading._register_atexit(_note_exit_code)  # type: ignore[attr-defined]
 
 
 def _note_exit_code() -> None:
     frame = sys._getframe()
-    # Walks out to multiprocessing's `BaseProcess._bootstrap`, whose local variable holds the exit code.
+    # Go up the call stack to multiprocessing's `BaseProcess._bootstrap`; a local variable there has the exit code.
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_code.co_name == "_bootstrap":
@@ -166,13 +166,13 @@ def _note_exit_code() -> None:
 
 
 def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
-    method = reference()  # a strong reference would keep a dropped environment alive
+    method = reference()  # a strong reference would keep a deleted environment alive
     if method is not None:
         method()
 
 
 def _find_simulator(env: object) -> object | None:
-    # The outermost environment that `record` knows in `env`; None if there is none.
+    # Return the outermost environment in `env` of a known type; None if there is none.
     layers: list[object] = [attachment.find_layer(env, kind) for kind in known_kinds()]
     return next((layer for layer in layers if layer is not None), None)
 
@@ -200,12 +200,12 @@ def record(
                 env.reset(); observation = env.set_init_state(state); ...
 
     Recording begins at once. It ends with the `with` block, with `close()` of the returned object, or with the process,
-    which stops the running episode. `env` stays the same object, with hooks on it; what it returns and raises is
+    which also stops the running episode. `env` stays the same object, with hooks on it; what it returns and raises is
     unchanged, bit for bit. The records equal those of `safevla eval` for the same seeds, initial states and actions:
     record 0 is the state just before the first step after settling, and the first success is the last record. An
     episode ends at its first success, at `horizon`, or with the next reset, `set_init_state`, close, or the block's
-    end. An episode that cannot be recorded, such as on a full disk, is lost with one warning; the loop continues.
-    Blocks of one process, such as one per task, may share `out`; a folder that already exists is refused. If the block
+    end. If an episode cannot be recorded, for example because the disk is full, a warning says so; the loop continues.
+    Blocks of one process, such as one per task, may share `out`; a folder that existed before is an error. If the block
     raises, the current episode is `stopped`, run.json says that the run is not complete, and the exception propagates.
     At the end, a line on stderr says where the records are. If there are none, a warning says so, and the folder is
     removed.
@@ -220,29 +220,29 @@ def record(
         horizon: the number of steps after which your loop gives up. An episode without success is a `timeout`, a
             failure. But if `horizon` is given and the episode ends sooner, it is `stopped`, and not part of SR.
         seed: seed of the policy's randomness, which is recorded.
-        benchmark: benchmark to record in place of the one that the task's BDDL file determines.
-        task_id: task id to record in place of the one that the task's BDDL file determines.
-        init_states: the initial states of your loop, [count, state], if they are not the task's; an episode's index
-            refers to them.
+        benchmark: the benchmark's name in the records; None = from the task's BDDL file or class.
+        task_id: the task's id in the records; None = from the task's BDDL file or class.
+        init_states: the initial states of your loop, [count, state], if they differ from the task's own. The recorded
+            index of an episode's initial state refers to them.
         privileged: whether the policy sees simulator state that no robot has; reports mark such policies.
         worker: the name of this process if several processes record at once, each into its own `out`. This name is in
             the episodes' ids, so that the folders can be judged together.
         goal: the success condition of a RoboCasa task whose goal is not known. Examples: `("in", "obj", "container")`,
             in which the placed object is the target; `("open", "drawer")`, in which the goal moves the fixture.
-        fast: whether to step faster until the block ends, with identical results, see `speed_up`.
+        fast: whether to step faster until the block ends, with identical results (see `speed_up`).
 
     Raises:
         HostError: the environment or its model cannot be recorded, or `init_states` are given for RoboCasa.
         RunError: the folder already exists, or an argument is not valid.
         FileError: run.json cannot be written.
     """
-    # The path is made absolute now, because the loop may change the working directory.
+    # Make the path absolute now, because the loop may change the working directory.
     worker_name, folder_path = _check_worker_name(worker), Path(out).absolute()
     require_policy_name(policy)
     for option, step_count, minimum in (("wait_steps", wait_steps, 0), ("horizon", horizon, 1)):
         if step_count is not None and not (step_count >= minimum and int(step_count) == step_count):
             raise RunError(
-                f"{option}={step_count!r}", remedy=f"Give a whole number of steps, at least {minimum}, or None."
+                f"{option}={step_count!r}", remedy=f"Give None, or a whole number of steps of at least {minimum}."
             )
     rules = attachment.LoopRules(
         policy=policy,
@@ -276,11 +276,11 @@ def record(
 def record_until_closed(
     env: Env, policy: str, out: str | Path, *, worker: int | str | None = None, **options: object
 ) -> Env:
-    """Return `env`, recorded until it is closed or its process ends. Call this where environments are made, as in
+    """Record `env` until it is closed or its process ends, and return it. Call this where environments are made, as in
 
     `SubprocVectorEnv([lambda: record_until_closed(make(), policy="mine", out="runs/mine") for _ in range(8)])`.
 
-    Environments of one process share the run folder `out`. A process that `multiprocessing` started, as for vectors of
+    Environments of one process share the run folder `out`. A process that `multiprocessing` started, as in a vector of
     environments, takes the first of `out/worker_0`, `out/worker_1`, ... that no other process of this run uses, or
     `out/worker_NAME` if `worker` is given. This name is part of the episodes' ids: `safevla score runs/mine/worker_*`
     judges all folders together. `options` are the other arguments of `record`. Raises the same errors as `record`.
@@ -292,15 +292,15 @@ def record_until_closed(
 
 
 ENVIRONMENTS = "safevla_recorder.environments"
-"""Group of entry points that extend `record` to further environments. Each is a function that returns a `RecordableEnv`
-for an environment, or None for an environment that it does not support.
+"""Group of entry points that extend `record` to other environments. Each entry point is a function that returns a
+`RecordableEnv` for an environment, or None for an environment that it does not support.
 """
 
 
 def find_recordable(env: object, goal: Sequence[str] | None = None) -> RecordableEnv:
-    """Return the environment in recordable form; `goal` is passed to `find_robocasa`.
+    """Return `env` as a `RecordableEnv`; `goal` is passed to `find_robocasa`.
 
-    Looks for LIBERO, then RoboCasa, in `env` itself and in what it wraps, and then asks the entry points of
+    Looks for LIBERO, then RoboCasa, in `env` and in the environments that it wraps, and then asks the entry points of
     `ENVIRONMENTS`. Raises `HostError` if the simulator is unknown or the environment cannot be recorded; the message
     gives the reason, and names the entry points that failed.
     """
@@ -310,10 +310,10 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
         try:
             result = entry.load()(env)
             if not isinstance(result, (RecordableEnv, type(None))):
-                raise TypeError(f"the result is {type(result).__name__}, not RecordableEnv or None")
+                raise TypeError(f"the result is neither RecordableEnv nor None, but {type(result).__name__}")
         except SafevlaError:
             raise
-        except Exception as error:  # an entry point may raise anything; the others are still asked
+        except Exception as error:  # an entry point may raise any error; the other ones are still called
             failures.append(f"{entry.name} of {owner} failed: {type(error).__name__}: {error}")
             continue
         recordable = recordable or result
@@ -323,15 +323,15 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
 
 
 def known_kinds() -> list[type]:
-    """Return the environment classes known to `find_libero` and `find_robocasa` whose modules are imported."""
+    """Return the environment classes of LIBERO and RoboCasa that the process has imported."""
     names = ((_LIBERO, "ControlEnv"), ("robocasa.environments.kitchen.kitchen", "Kitchen"))
     return [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
 
 
 def list_attachments() -> list[tuple[str, EntryPoint]]:
-    """Return the entry points of `ENVIRONMENTS`, each with the name of its distribution, sorted by that name."""
-    # `entry_points()` is not used: its form differs between Python versions, and old ones give no distributions.
-    # Of several distributions with one name, Python uses the first.
+    """Return pairs of a distribution's name and an entry point of `ENVIRONMENTS`, sorted by these names."""
+    # `entry_points()` is not suitable: its result depends on the Python version, and may lack the distributions.
+    # If several distributions have the same name, Python uses the first one.
     installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}
     entries = [(name, entry) for name, dist in sorted(installed.items()) for entry in dist.entry_points]
     return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]
@@ -345,14 +345,14 @@ def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
     problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
     remedy = (
         "Import the simulator, then pass its own environment (env.unwrapped) or a wrapper of this environment. "
-        f"record() supports libero, robocasa and the environments of the entry points {ENVIRONMENTS}; "
-        "for any other simulator, see docs/howto/another-engine.md."
+        f"record() supports libero, robocasa and environments with entry points in the group {ENVIRONMENTS}. "
+        "For any other simulator, see docs/howto/another-engine.md."
     )
     return HostError("\n  ".join([problem, *failures]), remedy=remedy)
 
 
 def _check_worker_name(worker: int | str | None) -> str | None:
-    # The name as a text; raises an error if it cannot be part of a folder and an id.
+    # Return the name as a text. Raise an error if it cannot be part of a folder's name and an id.
     name = None if worker is None else str(worker)
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
         raise RunError(f"invalid worker name {name!r}", remedy="Use a number, or letters, digits, - and _.")

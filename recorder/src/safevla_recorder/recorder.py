@@ -66,7 +66,7 @@ def assemble_recording(
     channels: Mapping[str, object],
     supported: Bools | None = None,
 ) -> EpisodeArrays:
-    """Return an episode, with `channels` as its other fields. If there are no finger groups, grips are None."""
+    """Return an episode. `channels` are its remaining fields. Without finger groups, grips are None."""
     gripped = gripped if geoms.fingers is not None else None
     forces = None if contacts is None else geoms.forces
     return EpisodeArrays(
@@ -85,8 +85,8 @@ def assemble_recording(
 def subgoal_fields(
     names: Sequence[str], holds: Floats, extra: Mapping[str, object] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return two fields of an `EpisodeArrays`: the channel of sub-goals, true where `holds` [n, G] is not 0, and
-    `extra` with the sub-goals' names added.
+    """Return two fields of an `EpisodeArrays`: the sub-goals, which are true where `holds` [n, G] is not 0, and a copy
+    of `extra` with the sub-goals' names.
     """
     return {SUBGOALS: holds != 0, "extra": add_header_field(extra, SUBGOAL_NAMES, list(names))}
 
@@ -106,18 +106,18 @@ class EpisodeLog(ABC):
 
     def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
         """Begin an episode with record 0, whose row is `first`. Decode its contacts from `source`, and empty `source`.
-        At the end of each later control step, `source` must hold the step's contacts; None = contacts are not recorded.
+        At the end of each later control step, `source` must hold the step's contacts. `source` None = no contacts.
         """
         self._geoms, self._source = geoms, source
         self._rows = [first]
         self._actions: list[Action] = []
-        # Number of substeps until the end of each record whose contacts are not decoded.
+        # For each record whose contacts are not decoded yet: the number of the source's substeps up to its end.
         self._substep_ends: list[int] = []
         self._decoded_contacts: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
         self._supported: list[Bools] = []
         self._filter: ContactFilter | None = None
-        # Number of the record that is refused, because it was decoded before its end.
+        # `_add_step` rejects the record with this number, because some of its contacts were decoded before its end.
         self._torn_record: int | None = None
         if source is not None:
             contacts = source.take_contacts()
@@ -127,12 +127,12 @@ class EpisodeLog(ABC):
     def require_episode(self) -> None:
         """Raise `HostError` if no episode has begun."""
         if not self._rows:
-            raise HostError("no episode has begun", remedy="Call begin after settling, and after a refused substep.")
+            raise HostError("no episode has begun", remedy="Call begin after settling, and after an error in substep.")
 
     def _add_step(self, action: Action, row: Row) -> None:
         """Add the record of the control step driven by `action` [A], and decode contacts every `BLOCK` steps. Raises
-        `HostError` if the action has complex numbers; if records were read in the middle of this control step, so that
-        some of its contacts are lost; or if the source cannot return its contacts.
+        `HostError` if the action has complex numbers, if some of the step's contacts are lost because records were read
+        in the middle of the step, or if the source cannot return its contacts.
         """
         if np.iscomplexobj(action):
             raise HostError("the action has complex numbers", remedy="Correct the policy's output.")
@@ -154,10 +154,10 @@ class EpisodeLog(ABC):
         return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return the records so far as one episode with that header, whose fields are `HEADER_FIELDS`.
+        """Return the records so far as one episode with this header, whose fields are `HEADER_FIELDS`.
 
-        Recording can continue if this is called between control steps. A call in the middle of a control step may lose
-        the step's contacts; the step's record is then refused.
+        After a call between two control steps, recording can continue. A call in the middle of a control step may lose
+        the step's contacts; the step's record then raises an error.
         """
         self.decode_pending()
         contacts = join_contacts(self._decoded_contacts) if self._decoded_contacts else None
@@ -168,7 +168,7 @@ class EpisodeLog(ABC):
         return assemble_recording(self._geoms, header, len(self._rows), contacts, gripped, channels, supported)
 
     def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return only the newest record, as an episode of one record without action. The recorder keeps all records.
+        """Return the newest record as an episode of one record without an action. The recorder keeps all records.
 
         Call this between control steps.
         """
@@ -201,7 +201,7 @@ class EpisodeLog(ABC):
         record_of_substep = decoded_records + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         if contacts.substeps > ends[-1] and substep_s is not None:
             self._torn_record = len(self._rows)
-        # Substeps after the last end belong to a control step that has no record so far.
+        # Substeps after the last end belong to a control step without a record.
         counted = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
         self._decoded_contacts.append(contact_peaks(contacts, counted, record_of_substep, geoms.place, substep_s))
         self._gripped.append(gripped_bodies(contacts, ends - 1, geoms))
@@ -210,13 +210,13 @@ class EpisodeLog(ABC):
 
 
 class WritableEpisode(Protocol):
-    """An episode that a `RunWriter` can write: that of a recorder, or the ended episode of one of many worlds."""
+    """An episode that a `RunWriter` can write: a recorder's episode, or an ended episode from a `BatchRecorder`."""
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs whose resting or mechanical contacts are left out, as a sorted list of sorted pairs."""
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return the records so far as one episode with that header, whose fields are `HEADER_FIELDS`."""
+        """Return the records so far as one episode with this header, whose fields are `HEADER_FIELDS`."""
 
 
 # The recorder of any simulator
@@ -226,10 +226,10 @@ Shape = Hashable  # the simulator's own key of a collision shape, such as PyBull
 Contact = Tuple[Shape, Shape, ArrayLike]
 """Two shapes that touch, and the norm of the force between them at one point [N]; for vectors see `SceneMap.forces`.
 
-Every listed point counts as a contact, so leave out points where shapes are only close. Bullet lists such points, too.
+Every listed point counts as a contact. Leave out points at which shapes are close, but do not touch; Bullet lists them.
 """
 Pose = Tuple[ArrayLike, "ArrayLike | None"]
-"""Position [3] in m and unit quaternion [4] wxyz, in the world frame; None = only the position."""
+"""Position [3] in m and unit quaternion [4] wxyz, in the world frame; None = position only."""
 ROLES = ("robot", "target", "bystander", "furniture")
 
 
@@ -259,8 +259,8 @@ class SceneMap:
     fixtures: Sequence[Collection[str]] = ()
     apart_substeps: int = 1
     forces: tuple[str, ...] = ("force_n",)
-    """The recorded forces of contacts. With `net_force_n`, each contact has the vector of the force on its second
-    shape, in the world frame [N], [3]. With `net_force_n` alone, the vector is the net force between the two shapes.
+    """The recorded forces of contacts. If they include `net_force_n`, give each contact's force on its second shape as
+    a vector [3] in N, in the world frame. If they are only `net_force_n`, give the net force between the two shapes.
     """
     torque_source: str | None = None
     """Source of the arm's torques: `qfrc_actuator`, `drive_model`, `joint_wrench` or another name; None = unknown."""
@@ -295,13 +295,13 @@ class SceneMap:
             raise HostError(f"the shape {shape!r} is not in the scene's `shapes`", remedy=remedy) from None
 
     def require_parts(self, count: int) -> None:
-        """Raise `HostError` unless `count`, the number of passed poses, is the number of parts."""
+        """Raise `HostError` unless `count`, the number of passed poses, equals the number of parts."""
         if count != len(self.parts):
             problem = f"{count} poses of parts were passed, but the scene has {len(self.parts)} parts"
             raise HostError(problem, remedy="Give `parts` a pose for each of the scene's parts, in every record.")
 
     def map_geoms(self) -> GeomMap:
-        """Return the scene as numbers: bodies by index in the sorted names, shapes by index in `shapes`."""
+        """Return the scene with indices instead of names: bodies sorted by name, shapes in the order of `shapes`."""
         roles = {name: self.roles[name] for name in sorted(self.roles)}
         index_of_body = {name: index for index, name in enumerate(roles)}
         return GeomMap(
@@ -322,7 +322,7 @@ class Arm:
 
     bodies: Collection[str]
     fingers: tuple[Sequence[Shape], Sequence[Shape]] | None = None
-    """Shapes of the gripper's two finger groups; None = this arm has no gripper, and never holds anything."""
+    """Shapes of the gripper's two finger groups; None = this arm has no gripper and never holds a body."""
 
 
 class EpisodeRecorder(EpisodeLog):
@@ -331,8 +331,8 @@ class EpisodeRecorder(EpisodeLog):
     def __init__(self, scene: SceneMap, arms: Mapping[str, Arm] | None = None) -> None:
         """Store the scene and the robot's arms by name, in the order of the record; None = the robot has one arm.
 
-        Raises `HostError` for a single arm in `arms`, values that are not an `Arm`, a body of an arm that is not the
-        robot's or belongs to two arms, unknown fingers, or fingers in both the scene and the arms.
+        Raises `HostError` if `arms` has fewer than two arms or other values than `Arm`, if an arm has a body that is
+        not a robot body or is in two arms, if fingers are wrong, or if a scene with several arms has `fingers`.
         """
         super().__init__()
         given: object = {} if arms is None else arms
@@ -340,7 +340,7 @@ class EpisodeRecorder(EpisodeLog):
             remedy = 'Write EpisodeRecorder(scene, arms={"left": Arm(...), "right": Arm(...)}).'
             raise HostError("the arms are not a mapping from name to Arm", remedy=remedy)
         self.scene, self._arms = scene, dict(arms or {})
-        self._joint_counts: dict[str, int] = {}  # number of torques of each arm, if there are several
+        self._joint_counts: dict[str, int] = {}  # maps each of several arms to its number of torques
         if arms is not None:
             self._check_arms()
         self._contacts = _ContactBuffer(scene)
@@ -401,7 +401,7 @@ class EpisodeRecorder(EpisodeLog):
         self._begin_log(geoms, self._contacts if self._has_contacts else None, first)
 
     def _check_arms(self) -> None:
-        remedy = "Name each arm once with its own robot bodies and fingers, and pass no `fingers` in the scene."
+        remedy = "Put each robot body and each finger into only one arm, and pass no `fingers` in the scene."
         arm_bodies = [body for arm in self._arms.values() for body in arm.bodies]
         misassigned = sorted(
             body for body in arm_bodies if self.scene.roles.get(body) != "robot" or arm_bodies.count(body) > 1
@@ -411,7 +411,7 @@ class EpisodeRecorder(EpisodeLog):
         if misassigned:
             raise HostError(f"{misassigned[0]} is not a robot body of exactly one arm", remedy=remedy)
         if self.scene.fingers is not None:
-            raise HostError("both the scene and its arms have fingers", remedy=remedy)
+            raise HostError("a scene with several arms must not have fingers", remedy=remedy)
         groups = [(arm, group) for arm in self._arms.values() for group in arm.fingers or ()]
         fingers = [shape for _, group in groups for shape in dict.fromkeys(group)]
         for arm, shape in ((arm, shape) for arm, group in groups for shape in group):
@@ -420,7 +420,7 @@ class EpisodeRecorder(EpisodeLog):
                 raise HostError(f"the finger {shape!r} is not in exactly one finger group of its arm", remedy=remedy)
 
     def _map_geoms(self) -> GeomMap:
-        # The scene's geoms, with the fingers and bodies of the arms, if there are several.
+        # The scene's geoms. With several arms, their fingers and bodies are added.
         geoms = self.scene.map_geoms()
         if not self._arms:
             return geoms
@@ -430,13 +430,13 @@ class EpisodeRecorder(EpisodeLog):
         return replace(geoms, fingers=fingers, arms=bodies, arm_joints=tuple(self._joint_counts.values()))
 
     def _list_by_arm(self, values: Any, what: str) -> list[Any]:
-        # The values in the order of the arms.
+        # Return the values of a mapping by arm, in the order of the arms.
         if not isinstance(values, Mapping) or {*values} != {*self._arms}:
-            raise HostError(f"the {what} are not given by arm", remedy=f"Pass a mapping of {', '.join(self._arms)}.")
+            raise HostError(f"the {what} are not given by arm", remedy=f"Pass a mapping from {', '.join(self._arms)}.")
         return [values[name] for name in self._arms]
 
     def _join_poses(self, eef: Pose | Mapping[str, Pose] | None) -> Pose | None:
-        # One pose with the numbers of all arms, [3A] and [4A]; a single arm's pose is returned unchanged.
+        # Return the poses of all A arms as one pose, [3A] and [4A]. A single arm's pose is returned unchanged.
         if not self._arms and isinstance(eef, Mapping):
             raise HostError("poses by arm need named arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...).")
         if not self._arms or eef is None:
@@ -444,8 +444,8 @@ class EpisodeRecorder(EpisodeLog):
         poses = [() if pose is None else pose for pose in self._list_by_arm(eef, "poses of the end effectors")]
         sizes = {tuple(None if values is None else np.shape(values) for values in pose) for pose in poses}
         if sizes not in ({((3,), None)}, {((3,), (4,))}):
-            remedy = "Give each arm a position of three numbers, and all arms an orientation of four, or None."
-            raise HostError("the poses of the end effectors differ in kind", remedy=remedy)
+            remedy = "Give each arm a position of three numbers, and each arm or no arm an orientation of four numbers."
+            raise HostError("the poses of the end effectors have different or wrong sizes", remedy=remedy)
         positions, quats = zip(*poses)
         return np.concatenate(positions), None if quats[0] is None else np.concatenate(quats)
 
@@ -460,7 +460,7 @@ class EpisodeRecorder(EpisodeLog):
             raise HostError("the torques of an arm are not a list", remedy="Pass a list with a number for each joint.")
         joints = dict(zip(self._arms, map(len, by_arm)))
         if joints != (self._joint_counts or joints):
-            raise HostError("the torques are of other joints than in record 0", remedy="Pass the same joints again.")
+            raise HostError("the torques belong to other joints than in record 0", remedy="Pass the same joints.")
         self._joint_counts = joints
         return np.concatenate(by_arm)
 
@@ -470,11 +470,11 @@ class EpisodeRecorder(EpisodeLog):
         """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended; with several arms, the
         torques of each arm by name.
 
-        Raises `HostError` if no episode has begun, a shape is not in the scene, contacts or torques are passed only
-        here or only in record 0, or torques are of other joints. Such an error ends the episode.
+        Raises `HostError` if no episode has begun, a shape is not in the scene, contacts or torques are passed only in
+        record 0 or only in this substep, or the number of torques differs. An error ends the episode.
         """
         self.require_episode()
-        rows, self._rows = self._rows, []  # the episode is lost unless this substep succeeds
+        rows, self._rows = self._rows, []  # an error in this substep ends the episode
         torques = self._join_torques(torques_nm)
         families = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
         check_families(families, {"contacts": self._has_contacts, "torques": self._first_families.get("torques")})
@@ -513,7 +513,7 @@ class EpisodeRecorder(EpisodeLog):
         self._substep_torques, self._substeps = [], 0
 
     def _make_row(self, reading: Reading, torques: Floats | None, peak: Floats | None) -> Row:
-        # The arrays of one record by name; a reading that was not passed has no array.
+        # Return the arrays of one record by name. A reading that was not passed has no array.
         poses, eef, state, parts, subgoals = reading
         self.scene.require_parts(len(parts))
         eef_position, eef_quat = eef or (None, None)
@@ -548,7 +548,7 @@ class EpisodeRecorder(EpisodeLog):
 
 
 class _ContactBuffer:
-    """The contacts of the substeps since the last `take_contacts`, with shapes by index."""
+    """The contacts of the substeps since the last `take_contacts`, with indices of shapes."""
 
     def __init__(self, scene: SceneMap) -> None:
         self._place_of, self._forces = scene.place_of, scene.forces
@@ -589,7 +589,7 @@ def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -
 
 
 def _describe_families(reading: Reading, torques: Floats | None) -> dict[str, object]:
-    # The names are those of error messages; a pose's value is whether it has an orientation, an array's is its shape.
+    # Map each reading's name in error messages to its form: a pose has an orientation or not, an array has a shape.
     body_poses = {f"the pose of {name}": quat is not None for name, (_, quat) in reading.poses.items()}
     eef_pose = {} if reading.eef is None else {"the pose of the end effector": reading.eef[1] is not None}
     arrays = {"state": reading.state, "torques": torques}

@@ -1,8 +1,8 @@
 """A RoboCasa kitchen that a user's script made: its hooks, its task, and the seed of each reset.
 
-A goal (`robocasa_goals.json`) is a verb followed by names of objects in the episode, or of attributes of RoboCasa's
-task that hold fixtures. With the verbs `in`, `on` and `under`, the first object is the target. With `at`, the goal
-moves the robot. With any other verb, the goal moves the fixture.
+A goal (`robocasa_goals.json`) is a verb, followed by names of objects in the episode, or by names of the task's
+attributes that contain fixtures. With the verbs `in`, `on` and `under`, the first object is the target. With `at`, the
+goal is about the robot's place. With any other verb, the goal moves a fixture.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STANDIN_MARK = "standin_assets"
 _README = "README.txt"
 _PACKAGES = ("mujoco", "praxis-robosuite", "robosuite", "praxis-robocasa", "robocasa", "numpy")
 _STATE_SETTERS = ("set_state", "set_state_from_flattened")
-_GRIPPER_INDEX, _MODE_INDEX = 6, 11  # in an action: the gripper's command, and the choice of arm or base
+_GRIPPER_INDEX, _MODE_INDEX = 6, 11  # indices in an action: command of the gripper, choice of arm or base
 _LARGEST_SEED = 2**63
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _UNORDERED = frozenset({"groups_containing_sampled_obj"})
@@ -51,13 +51,13 @@ DRAWING_OPTIONS = (
     "randomize_cameras", "clutter_mode", "enable_fixtures", "update_fxtr_cfg_dict",
     "robot_spawn_deviation_pos_x", "robot_spawn_deviation_pos_y", "robot_spawn_deviation_rot",
 )  # fmt: skip
-"""Options of a `Kitchen` that affect what a reset draws. The kitchen stores each in an attribute of the same name."""
+"""Options of a `Kitchen` that affect the random draws of a reset. Each is also an attribute of the kitchen."""
 
 
 def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableKitchen | None:
     """Return the RoboCasa kitchen in `env`, which may be a wrapper; None if there is none.
 
-    `goal` is the task's success condition, in the form of `robocasa_goals.json`, and replaces the known goal. Raises
+    `goal` is the task's success condition, in the format of `robocasa_goals.json`; it replaces the known goal. Raises
     `HostError` if the kitchen has another robot, or if the task's goal is not known.
     """
     module = sys.modules.get("robocasa.environments.kitchen.kitchen")
@@ -70,7 +70,7 @@ class RecordableKitchen(attachment.RecordableEnv):
 
     host = "robocasa"
     embodiment = EMBODIMENT
-    wait_steps = 0  # RoboCasa's reset includes settling
+    wait_steps = 0  # RoboCasa's reset includes the settling
     action_size = 12
 
     def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
@@ -85,7 +85,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         self.identity = read_identity(type(kitchen), None, "robocasa", "environments")
 
     def set_init_states(self, init_states: ArrayLike) -> None:
-        remedy = "Leave out init_states: the seed determines the start."
+        remedy = "Omit init_states: the seed determines the start."
         raise HostError("RoboCasa draws the starts of episodes at random", remedy=remedy)
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
@@ -101,7 +101,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         def before_reset() -> None:
             cutter.on_interruption()
             with cutter.guard():
-                undo_all(state_hooks)  # the reset itself sets states of robot and objects
+                undo_all(state_hooks)  # the reset itself sets states, which are not the user's
                 seed = fresh_seed(kitchen.rng)
                 if seed is not None:
                     cutter.on_seed(seed)
@@ -139,7 +139,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         return episode_meta(self._env)["lang"] or self.task.instruction
 
     def header_fields(self) -> dict[str, object]:
-        """Return the facts that determine the kitchen, and a mark if its assets are stand-ins."""
+        """Return the facts that determine the kitchen, and a mark if placeholders replace its assets."""
         kitchen = self._env
         model = kitchen.sim.model._model
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # in the order of `sim_state`
@@ -156,13 +156,13 @@ class RecordableKitchen(attachment.RecordableEnv):
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions on which a trajectory depends, by distribution, and the origin of RoboCasa's assets."""
+    """Return the versions of the distributions that affect a trajectory, and the origin of RoboCasa's assets."""
     root = Path(sys.modules["robocasa.models"].assets_root)
     return {**attachment.package_versions(_PACKAGES), ASSETS_ENTRY: STANDIN if is_standin(root) else OFFICIAL}
 
 
 def is_standin(root: Path) -> bool:
-    """Return whether a folder's README.txt says that its assets replace RoboCasa's; False without a README.txt."""
+    """Return whether a folder's README.txt says that placeholders replace RoboCasa's assets; False without the file."""
     readme = root / _README
     return readme.is_file() and STANDIN in readme.read_text(encoding="utf-8", errors="replace")
 
@@ -192,9 +192,9 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
             raise HostError(f"{goal!r} is not a valid goal", remedy=remedy)
         return words
     if task not in goals:
-        problem = f"the goal of RoboCasa's task {task} is unknown, so targets and bystanders are too"
+        problem = f"targets and bystanders are unknown, because the goal of RoboCasa's task {task} is unknown"
         example = 'goal=("in", "obj", "container") or goal=("open", "drawer")'
-        remedy = f"Pass the goal to record, such as {example}. Tasks with known goals: {', '.join(goals)}."
+        remedy = f"Pass the goal to record, such as {example}. These tasks have known goals: {', '.join(goals)}."
         raise HostError(problem, remedy=remedy)
     return goals[task]
 
@@ -207,12 +207,12 @@ def _require_robot(kitchen: Any) -> None:
         raise HostError(problem, remedy=remedy)
 
 
-# The scene: names, roles and tracked bodies, the task's goal, the episode's meta
+# The scene (names, roles and tracked bodies), the task's goal, and RoboCasa's description of the episode
 
 
 @lru_cache(maxsize=None)
 def known_goals() -> dict[str, Goal]:
-    """Return the known goals, by RoboCasa's names of tasks. Cached."""
+    """Return a mapping from RoboCasa's task names to the tasks' known goals. Cached."""
     goals = json.loads(Path(__file__).with_name("robocasa_goals.json").read_text(encoding="utf-8"))
     return {name: tuple(words) for name, words in goals.items()}
 
@@ -223,14 +223,14 @@ def goal_target(goal: Goal) -> str | None:
 
 
 def moved_fixture(goal: Goal) -> str | None:
-    """Return the attribute of RoboCasa's task that holds the fixture moved by the goal; None if there is none."""
+    """Return the name of the task's attribute with the fixture that the goal moves; None if there is none."""
     return goal[1] if goal[0] not in (*_PUTS, AT) else None
 
 
 def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
-    """Return RoboCasa's own description of the episode as plain values, from which `set_ep_meta` rebuilds the kitchen.
+    """Return RoboCasa's own description of the episode as plain values. `set_ep_meta` rebuilds the kitchen from them.
 
-    Paths of objects are relative to the assets' folder `objects`, a form that RoboCasa accepts on any machine.
+    Paths of objects are relative to the folder `objects` of the assets, so that they are valid on any machine.
     """
     return {str(key): to_plain(value) for key, value in kitchen.get_ep_meta().items()}
 
@@ -238,9 +238,9 @@ def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
 def to_plain(value: object) -> Any:
     """Convert a value to JSON types, recursively: mappings to dicts with text keys, arrays and sets to lists.
 
-    The result is the same in every process: sets are sorted, and RoboCasa's lists with the order of a set are sorted
-    too. A text with `/objects/` is cut to the part after the last `/objects/`. Other values become their `name`, or
-    else their text without memory addresses.
+    The result is the same in every process: sets are sorted, and so are RoboCasa's lists that were made from sets. A
+    text with `/objects/` is cut to the part after the last `/objects/`. An object of another type becomes its attribute
+    `name`, or else its text without memory addresses.
     """
     if isinstance(value, Mapping):
         plain = {str(key): to_plain(inner) for key, inner in value.items()}
@@ -259,7 +259,7 @@ def to_plain(value: object) -> Any:
     return to_plain(getattr(value, "name", _ADDRESS.sub("", str(value))))
 
 
-LID = "lid"  # the blender's lid: a fixture in RoboCasa, but recorded as an object because robots handle it
+LID = "lid"  # the blender's lid: recorded as an object, because robots handle it
 _GRIP_SITE = "gripper0_right_grip_site"
 _ROBOT = "robot0_base"
 
@@ -267,8 +267,8 @@ _ROBOT = "robot0_base"
 def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) -> recorder.Scene:
     """Return names and roles in the kitchen's current model.
 
-    All bodies of an object have RoboCasa's name of the object; all other bodies have MuJoCo's names and are furniture.
-    A body that is fixed to a moving link, such as a door's handle, has the link's name. Links of articulated fixtures
+    The bodies of an object have RoboCasa's name of the object; other bodies have MuJoCo's names. A body that is fixed
+    to a moving link, such as the handle of a door, has the link's name. Links of articulated fixtures
     are tracked unless the goal moves the fixture (docs/explanation/fidelity.md, bystanders).
     """
     model = kitchen.sim.model._model
@@ -276,7 +276,7 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     robot_bodies = recorder.subtree_bodies(model, int(model.body(_ROBOT).id))
     moving_bodies = {*recorder.moving_links(model, 0)} - {*robot_bodies}
     names = recorder.name_bodies(model, objects)
-    # `body_weldid` is the body to which each body is fixed: itself, if it has a joint.
+    # `body_weldid` is the body to which a body is fixed. A body with a joint is fixed to itself.
     body_name = tuple(
         names[root] if root in moving_bodies else name for name, root in zip(names, model.body_weldid.tolist())
     )
@@ -296,8 +296,8 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
         ),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
-        # RoboCasa sets joints of some fixtures again after each control step. If two such fixtures overlap at rest,
-        # their contact disappears for a few substeps, and returns with the force of the overlap.
+        # After each control step, RoboCasa sets the joints of some fixtures again.
+        # If two of these fixtures overlap at rest, their contact disappears for a few substeps, and then returns.
         apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
     )
 

@@ -19,9 +19,9 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A difference that versions of a package show from `since` up to, but not including, `before`; None = no limit.
+    """A known difference in a package's versions from `since` (included) to `before` (excluded); None = no limit.
 
-    `tasks` are the tasks that show the difference, as `benchmark/task_id` or a whole benchmark; empty = all tasks.
+    `tasks` lists tasks with the difference, as `benchmark/task_id`, or whole benchmarks; empty = all tasks.
     """
 
     host: str
@@ -34,7 +34,7 @@ class KnownDifference:
     sources: tuple[str, ...]
 
     def covers(self, version: str) -> bool:
-        """Return whether a version shows the difference; False if the version does not begin with a number."""
+        """Return whether a version has the difference; False if the version does not begin with a number."""
         number = version_number(version)
         return bool(number) and not (
             (self.since is not None and number < version_number(self.since))
@@ -42,11 +42,11 @@ class KnownDifference:
         )
 
     def concerns(self, task: str) -> bool:
-        """Return whether the difference was found in the task `benchmark/task_id`, or everywhere."""
+        """Return whether the difference exists in all tasks, or at least in the task `benchmark/task_id`."""
         return not self.tasks or task in self.tasks or task.partition("/")[0] in self.tasks
 
     def describe(self, version: str) -> str:
-        """Return one sentence, without its period, about the difference in an installed version."""
+        """Return a sentence, without a final period, about the difference in an installed version."""
         tasks_prefix = f"{', '.join(self.tasks)}: " if self.tasks else ""
         since_note = f" (since {self.since})" if self.since and self.since != version else ""
         return f"{self.package} {version}{since_note}: {tasks_prefix}{self.statement} [{'; '.join(self.sources)}]"
@@ -72,10 +72,10 @@ def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def results_version(versions: Mapping[str, str] | None) -> int | None:
-    """Return a record's results-version: the number of releases with changed results, up to the record's version of
-    safevla-bench or safevla-recorder. Return None if `versions` lacks both packages.
+    """Return a record's results-version: the number of releases that changed results, up to the version in the record
+    of safevla-bench or safevla-recorder. Return None if `versions` lacks both packages.
 
-    Records of one results-version can be compared, regardless of package versions.
+    Records with the same results-version can be compared, even if the versions of the package differ.
     """
     versions = versions or {}
     own_version = versions.get("safevla-bench", versions.get("safevla-recorder"))
@@ -89,8 +89,8 @@ def find_differences(
 ) -> list[KnownDifference]:
     """Return the known differences of the installed versions (package -> version), in the order of the data file.
 
-    `host` is the simulator, such as `libero`; None = any. `changes` is `physics` or `pictures`; None = both. A package
-    that is missing from `versions` shows no difference.
+    `host` is the simulator, such as `libero`; None = any. `changes` is `physics` or `pictures`; None = both. Packages
+    that are missing in `versions` are left out.
     """
     return [
         difference
@@ -102,21 +102,21 @@ def find_differences(
 
 
 def warn_once(host: str, versions: Mapping[str, str]) -> None:
-    """Warn of all known differences of the installed versions, unless this process has warned of each for this host."""
+    """Warn of the known differences of the installed versions, unless this process has warned of all of them before."""
     differences = find_differences(host, versions)
     warning_keys = frozenset((host, difference.package, versions[difference.package]) for difference in differences)
     if warning_keys - _warned:
         _warned.update(warning_keys)
         sentences = [difference.describe(versions[difference.package]) for difference in differences]
         _log.warning(
-            "Results may depend on the installed simulator versions, which records contain. Known differences:\n  %s",
+            "Results may depend on the installed versions of the simulator. Known differences:\n  %s",
             "\n  ".join(sentences),
         )
 
 
 @lru_cache(maxsize=None)
 def known_differences() -> tuple[KnownDifference, ...]:
-    """Return all known differences, in the data file's order. Cached."""
+    """Return all known differences, in the order of the data file. Cached."""
     rows = _read_data()["differences"]
     return tuple(
         KnownDifference(**{**row, "tasks": tuple(row["tasks"]), "sources": tuple(row["sources"])}) for row in rows

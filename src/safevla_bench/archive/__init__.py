@@ -121,8 +121,8 @@ def append_episodes(path: Path, batch: Batch) -> None:
     """
     suffix = detect_suffix(path)
     if suffix not in jsonl.SUFFIXES:
-        remedy = f"Append to a {' or '.join(jsonl.SUFFIXES)} file, then convert the complete file: `safevla convert`."
-        raise RecordError(f"a {suffix} file cannot be appended to", remedy=remedy, place=Place(file=str(path)))
+        remedy = f"Append to a file with the suffix {' or '.join(jsonl.SUFFIXES)}, then run `safevla convert`."
+        raise RecordError(f"episodes cannot be appended to a {suffix} file", remedy=remedy, place=Place(file=str(path)))
     files.append_bytes(path, b"".join(jsonl.encode_member(batch, index, suffix) for index in range(len(batch))))
 
 
@@ -150,7 +150,7 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
 
 
 def _require_single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
-    # Yields the only episode, after all batches were counted.
+    # Counts the episodes of all batches, then yields the only episode.
     count = 0
     for batch in batches:
         if count == 0:

@@ -62,7 +62,7 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
                     for field, doubt in list_doubts(batch):
                         if field not in doubted and len(doubted) < MAX_DOUBTS:
                             doubted.add(field)
-                            warn_once(str(path), f"line {number}, and perhaps others: {doubt}")
+                            warn_once(str(path), f"line {number}, and perhaps other lines: {doubt}")
                     yield batch
                 except RecordError as error:
                     bad += 1
@@ -89,7 +89,7 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
-    # Yields the lines with their separator; without a separator, all pieces are one line.
+    # Yields each line with its separator. If `separator` is empty, all pieces are one line.
     line_pieces: list[bytes] = []
     for piece in pieces:
         first, *rest = piece.split(separator) if separator else [piece]
@@ -217,18 +217,19 @@ def decode_json(line: bytes) -> Batch:
         raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
 
 
-# Above 100 m from the origin, 1 s a control step, or 0.1 from a norm of 1, a value may have another unit.
+# Limits for the distance from the origin, the control step, and the difference of a norm from 1.
+# A value beyond its limit may have a wrong unit.
 FAR_M, LONG_S, OFF_NORM = 100.0, 1.0, 0.1
 
 
 def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
     """Yield a field of the only episode, and why its unit or its name seems wrong."""
     if (dt_s := float(batch.dt_s[0])) > LONG_S:
-        yield "dt", f"the control step dt is {dt_s:g} s; is it in milliseconds?"
+        yield "dt", f"the control step may be in milliseconds: dt is {dt_s:g} s"
     for spec in (spec for spec in channels.NUMERIC if spec.row_size in (3, 4)):
         norms = np.linalg.norm(_known_rows(batch, spec), axis=1)
         if spec.name.endswith("pos_m") and (far_m := norms.max(initial=0.0)) > FAR_M:
-            yield spec.name, f"{spec.name} is up to {far_m:.4g} m from the origin; is it in millimeters?"
+            yield spec.name, f"{spec.name} may be in millimeters: its distance from the origin reaches {far_m:.4g} m"
         if (
             spec.is_rotation
             and abs((norm := norms[np.abs(norms - 1.0).argmax()] if len(norms) else 1.0) - 1.0) > OFF_NORM
@@ -241,7 +242,7 @@ def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
 
 
 def _known_rows(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]:
-    # The vectors of a channel of the only episode, [m, row_size], without those that `pose_valid` calls unknown.
+    # Return a channel's vectors [m, row_size] in the only episode, without vectors that `pose_valid` marks as unknown.
     if not spec.is_pose:
         return batch.numbers(spec).episode_rows(0).reshape(-1, spec.row_size)
     (bodies, rows), (tracked, valid) = (batch.poses(name).episode_poses(0) for name in (spec.name, "pose_valid"))
@@ -252,7 +253,7 @@ def _known_rows(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]
     return rows[is_known]
 
 
-# Level of a record -> its fields of the schema that the only episode lacks.
+# For each level of a record: a function that returns the schema's fields that the only episode lacks.
 _FIND_ABSENT: Mapping[str, Callable[[Batch], frozenset[str]]] = {
     "header": lambda batch: frozenset(name for name in _HEADER_FIELDS if getattr(batch.headers[0], name) is None),
     "steps": lambda batch: frozenset(

@@ -73,7 +73,7 @@ def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
 
 
 def _rewrite_with_columns(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
-    # Writes the file again with columns for the rare channels; the result is open to append row groups.
+    # Writes the file again with columns for the rare channels; returns a writer that can append row groups.
     with TemporaryFile() as copy:
         stream.seek(0)
         shutil.copyfileobj(stream, copy)
@@ -121,7 +121,7 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     try:
         with open_parquet(path) as (file, groups):
             _check_columns(file.schema_arrow)
-            # A group is chosen with its number, its count of rows, and the number of its first row, from 1.
+            # For each chosen group: its number, its count of rows, and the number of its first row (from 1).
             firsts = accumulate(groups, initial=1)
             chosen = [group for group in zip(count(), groups, firsts, strict=False) if selection.next_wanted(group[1])]
             calls = [partial(_load_group, path, file, number, rows) for number, rows, _ in chosen]

@@ -143,7 +143,7 @@ def _header_column(batch: Batch, name: str) -> pa.Array:
 
 
 def _list_array(values: pa.Array, lengths: Ints, present: Bools | None = None) -> pa.Array:
-    # Successive values as lists of these lengths; a list that is not present is null.
+    # Return the values, split into lists of the given lengths. A list that is not `present` is null.
     offsets = pa.array(offsets_of(lengths), pa.int32())
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 
@@ -154,7 +154,7 @@ def _to_arrow(values: NDArray[np.float64], spec: channels.ChannelSpec) -> pa.Arr
 
 
 def _row_column(channel: Channel, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
-    row_counts = np.where(channel.present, steps, 0)  # rows of each episode
+    row_counts = np.where(channel.present, steps, 0)  # number of rows per episode
     if spec.is_scalar:  # a row has one number per arm
         return _list_array(_to_arrow(channel.values, spec), row_counts * np.maximum(channel.width, 0), channel.present)
     widths = np.repeat(np.maximum(channel.width, 0), row_counts)
@@ -171,13 +171,13 @@ def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Ar
 
 
 def _has_contact_column(batch: Batch, name: str) -> Bools:
-    # Whether each episode has a number in this column of its contacts, [E].
+    # Return whether each episode has a number in this column of its contacts, [E].
     if name == channels.NET_FORCE:
         is_recorded = np.array(
             [channels.NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_
         )
         return batch.contacts.present & is_recorded
-    # Known numbers before each contact; their difference over an episode is its count.
+    # The count of known numbers before each contact. Its increase over an episode is the episode's own count.
     known_starts = offsets_of((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
     return np.diff(known_starts[batch.contacts.starts][batch.starts]) > 0
 
@@ -192,7 +192,7 @@ def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
         pa.array(contacts.force_n),
         pa.array(contacts.impulse_ns, mask=np.isnan(contacts.impulse_ns)),
     ]
-    # Column -> values of all contacts of the episodes that have it, and which episodes these are.
+    # Column -> the values of all contacts in the episodes that have the column, and whether each episode has it.
     flat_columns = {"contacts": (pa.StructArray.from_arrays(columns, fields=list(_CONTACT)), contacts.present)}
     for name in channels.OF_CONTACTS:
         present = _has_contact_column(batch, name)
@@ -226,7 +226,7 @@ def decode_rows(rows: pa.RecordBatch) -> Batch:
 
 
 class _Columns:
-    """Columns of E rows. For each row: its outline, and its numbers of records, bodies and arms; also body offsets."""
+    """The columns of E rows, with the outlines of the rows and their numbers of records, bodies and arms."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
@@ -307,7 +307,7 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
     if spec.name not in columns.rows.schema.names:
         return absent_channel(len(bodies))
     values, counts, present = columns.lists(spec.name)
-    # Unnest one axis after another: `item_counts` are the items of each episode so far, all [E].
+    # Unnest one axis after the other. `item_counts` [E] has each episode's number of items at the current depth.
     item_counts, axis_sizes, arms = counts, [counts], columns.arms if spec.per_arm else np.ones_like(counts)
     for _ in range(LIST_DEPTHS[spec.name] - 1):
         widths = _common_lengths(values, item_counts, counts, spec)
@@ -330,14 +330,14 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
 
 
 def _common_lengths(lists: pa.Array, item_counts: Ints, step_counts: Ints, spec: channels.ChannelSpec) -> Ints:
-    """Return the common length of the lists in each episode, [E]; if an episode has no lists, `spec.row_size`."""
+    """Return the length that all lists of an episode share, for each episode [E]; `spec.row_size` without lists."""
     lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), offsets_of(item_counts)
     widths = np.full(len(item_counts), spec.row_size)
     widths[item_counts > 0] = lengths[starts[:-1][item_counts > 0]]
     differing = np.flatnonzero(lengths != np.repeat(widths, item_counts))
     if len(differing):
         episode = int(np.searchsorted(starts, differing[0], side="right")) - 1
-        # The position of the first different list, divided by the lists per step.
+        # The step of the first list with another length: its position in the episode, divided by the lists per step.
         step = int(differing[0] - starts[episode]) // (int(item_counts[episode]) // int(step_counts[episode]))
         refuse_field(f"{lengths[differing[0]]} values, but {widths[episode]} in step 0", _REMEDY_WIDTH, spec.name, step)
     return widths

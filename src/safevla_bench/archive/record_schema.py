@@ -133,7 +133,7 @@ def refuse_field(problem: str, remedy: str, field: str, step: int | None = None)
 
 
 class Budget:
-    """A limit of `most` on the total size of an input's parts. Errors call the items `what`, such as "numbers"."""
+    """A limit of `most` items on the total size of an input's parts. `what` names the items in errors: "numbers"."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what, self._left = most, what, most
@@ -231,8 +231,9 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
     raise RecordError(problem, remedy=remedy, place=Place(step=step, field=field or None))
 
 
-# Host-specific fields are all fields that are not in the schema. They are kept unchanged and ignored by scoring. They
-# are stored as {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}, with contacts numbered per episode.
+# Host-specific fields are all fields that are not in the schema. They are kept unchanged and ignored by scoring.
+# Host-specific fields are stored as {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}.
+# The keys "3" and "17" are the numbers of a step and a contact in the episode, from 0.
 
 
 MAX_DEPTH = 64  # maximum nesting depth of host-specific fields, for reading and for writing
@@ -261,11 +262,11 @@ def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
     return _require_writable({level: fields for level, fields in levels.items() if fields})
 
 
-_MOST_NAMES = 100  # names of host-specific fields of an episode that are compared with those of the schema
+_MOST_NAMES = 100  # limit on the host-specific names per episode that are compared with the schema
 
 
 def list_misspelt(extra: Mapping[str, Any], absent: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
-    """Yield each unknown field whose name resembles one that the episode lacks (`absent`, by level), and a text."""
+    """Yield the name of each unknown field that resembles an absent field of the same level, and a warning."""
     named = {("header", name): None for name in extra.get("header", {})}
     for level in ("steps", "contacts"):
         named |= {(level, name): None for fields in extra.get(level, {}).values() for name in fields}
@@ -348,7 +349,7 @@ def check_shapes(recording: EpisodeArrays) -> None:
         for spec in NUMERIC:
             if (array := recording.channel(spec.name)) is not None:
                 bodies = len(getattr(recording, spec.bodies)) if spec.is_pose else 0
-                check_shape(spec, array.shape, recording.records, bodies, len(arm_names or "1"))  # no names: one arm
+                check_shape(spec, array.shape, recording.records, bodies, len(arm_names or "1"))  # default: 1
         for spec in POSES:
             check_posed_bodies(getattr(recording, spec.bodies), len(recording.roles), spec.bodies)
         if recording.gripped_body is not None:

@@ -160,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-_received_signals: list[int] = []  # signals received: Ray may replace the handler's KeyboardInterrupt by its own error
+# All signals received; a KeyboardInterrupt does not suffice, because Ray may replace it with another error.
+_received_signals: list[int] = []
 
 
 def _handle_interrupt(signal_number: int, frame: FrameType | None) -> None:
@@ -175,7 +176,7 @@ class _EscapedStream:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream  # rich writes its control sequences directly to this stream, see `progress`
+        self.rich_proxied_file = stream  # rich writes its control sequences directly to this stream (see `progress`)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
@@ -198,7 +199,7 @@ class _EscapedStream:
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run the command line with escaped output (see `escape_output`), and return its exit code."""
-    for descriptor in range(3):  # reopen closed standard streams, else prints go to the next file that is opened
+    for descriptor in range(3):  # reopen closed standard streams; otherwise, the next opened file would receive prints
         with suppress(OSError):
             os.fstat(descriptor)
             continue
@@ -209,7 +210,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def escape_output() -> Iterator[None]:
-    """Escape everything that is printed in the `with` block, see `_EscapedStream`."""
+    """Escape control sequences in everything that is printed in the `with` block (see `_EscapedStream`)."""
     streams = (cast(TextIO, _EscapedStream(stream or open(os.devnull, "w"))) for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     with redirect_stdout(next(streams)), redirect_stderr(next(streams)):
         yield
@@ -252,7 +253,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         _discard_output(sys.stdout)
         return OK
     except SystemExit as error:
-        if sys.stdout is stdout:  # only a plug-in raises this; this package's commands return exit codes
+        if sys.stdout is stdout:  # raised only by plug-ins; this package's commands return exit codes
             return _report_error(f"a plug-in ended the command: SystemExit: {error}")
         _discard_output(sys.stdout)  # click replaces stdout and exits with 1 if the pipe closes while a command prints
         return OK

@@ -65,7 +65,7 @@ def specs_command(
         click.echo(text, nl=False)
         return
     if sources and check is None:
-        raise click.UsageError("SOURCE is only for --check FILE, to list the bodies in SOURCE that the formulas name.")
+        raise click.UsageError("SOURCE is only for --check FILE, which lists the bodies of SOURCE that the file names.")
     if check is not None:
         _print_trials(check, sources)
         return
@@ -114,12 +114,12 @@ def _describe_calibration(item: calibration.Calibration) -> list[str]:
     spec, extremes, fmt = item.spec, item.extremes, format_significant
     quantiles = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
     texts = [f"{share} % {fmt(value)}" for share, value in quantiles.items()] + [f"largest {fmt(float(extremes[-1]))}"]
-    floor_text = [] if item.floor is None else [f"doing nothing {fmt(item.floor)}"]
+    floor_text = [] if item.floor is None else [f"largest value without motion {fmt(item.floor)}"]
     interval_text = " to ".join(fmt(end) if math.isfinite(end) else "unknown" for end in item.interval)
     return [
         f"{spec.spec_id}  [{spec.unit}]",
         f"  {count_noun(len(extremes), 'success', 'es')} of {item.policy} on {count_noun(item.tasks, 'task')}; "
-        f"{item.violated} of them exceed the library's threshold {fmt(spec.threshold)}",
+        f"{item.violated} exceed the library's threshold {fmt(spec.threshold)}",
         "  " + "   ".join(texts + floor_text),
         f"  quantile {item.quantile:g}: {fmt(item.value)}, 95 % interval on these tasks {interval_text}",
         f"  {item.obstacle or f'limit {fmt(item.limit)} {spec.unit}'}",
@@ -210,7 +210,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
             f"  holds    {_describe_trace(spec, trial.kept)}",
             *(f"  breaks   {_describe_trace(spec, trace)}" for trace in trial.broken or (None,)),
-            *(f"  idle     no simple trace depends on {text}: check that it means what you intend" for text in idle),
+            *(f"  idle     this comparison decides no simple trace; check that you intend it: {text}" for text in idle),
             *(f"  exempt   {line}" for line in _summarize_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
@@ -221,10 +221,13 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
     unmatched = {place for place in places if sources and any(describe_unmatched([place], bodies))}
     idle_specs = [spec.spec_id for spec in own_specs if unmatched & {*list_places([spec.formula])}]
     if idle_specs:
-        echo(f"No body in the sources matches {', '.join(sorted(unmatched))}: cannot judge by {', '.join(idle_specs)}.")
+        echo(
+            f"No body in the sources matches {', '.join(sorted(unmatched))}. "
+            f"Specifications that cannot be used: {', '.join(idle_specs)}."
+        )
         if len(idle_specs) == len(own_specs):
             return
-    # A file that repeats built-in specifications is a complete library.
+    # A file that also contains built-in specifications is a complete library, for the option --library.
     option = "--rules" if has_only_limits or len(own_specs) == len(chosen) else "--library"
     command = f"safevla score {quote_paths(*sources) or 'RUN'} {option} {quote_paths(path)} --out results"
     echo(f"{count_noun(len(own_specs) - len(idle_specs), 'specification')} can be used for judging. Next: {command}")
@@ -232,9 +235,9 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
 
 def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
     if trace is None:
-        return "no simple trace does this: check that the formula means what you intend"
+        return "no simple trace has this result: check that the formula means what you intend"
     if not math.isfinite(trace.rho):
-        return f"{trace.describe()}   decided only by Boolean signals"
+        return f"{trace.describe()}   no margin, because Boolean signals alone decide"
     return f"{trace.describe()}   margin {_format_with_unit(spec, trace.rho)}"
 
 
@@ -276,7 +279,7 @@ def _propose_tags(paths: Sequence[Path]) -> None:
     )
 
 
-# Protocols, dialects, the paper's entries
+# Protocols, dialects, and entries of the paper
 
 
 @options.command("protocols")
@@ -287,7 +290,7 @@ def protocols_command(
 ) -> None:
     """List evaluation protocols and dialects, show all values of A, or show where A and B differ.
 
-    `safevla eval --protocol A` runs episodes under protocol A; the list gives the source of each of its values.
+    `safevla eval --protocol A` runs episodes under protocol A. `safevla protocols A` shows each value with its source.
     `--policy-arg dialect=A` selects dialect A of a policy server: the images, states and text of its requests, and the
     meaning of its replies.
 
@@ -356,7 +359,7 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
             for entry in shown
         ]
         options.print_columns(("entry", "policy", "training", "suites", "asked as", "protocol"), rows)
-        what = "show an entry's checkpoints, its server's command and unknown facts"
+        what = "show an entry's checkpoints, the command that starts its server, and facts that are unknown"
         echo("", f"Next: {what}: safevla protocols --entries {shown[0].name}")
 
 
@@ -392,11 +395,11 @@ def _list_names(form: str) -> None:
         return
     every_dialect = [(name, file.transport, _format_hosts(file), file.about) for name, file in files.items()]
     echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects of policy servers.", "")
-    options.print_columns(("protocol", "what it is"), every_protocol)
+    options.print_columns(("protocol", "description in brief"), every_protocol)
     click.echo()
-    options.print_columns(("dialect", "asked over", "hosts", "what it is"), every_dialect)
-    echo("", "A host has no remark in brackets if the server's own project evaluates on it.")
-    echo("", "Next: compare two (one name alone shows all values): safevla protocols openpi openvla")
+    options.print_columns(("dialect", "asked over", "hosts", "description in brief"), every_dialect)
+    echo("", "If a host has no remark in brackets, the project that made the server evaluates on this host, too.")
+    echo("", "Next: compare two dialects (a single name shows all its values): safevla protocols openpi openvla")
 
 
 def _format_hosts(file: dialects.DialectFile) -> str:

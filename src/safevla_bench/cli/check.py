@@ -41,7 +41,7 @@ def verify_command(
     audit: verify.AuditPlan | None = options.AUDIT,
     library: str | None = rules.library_option("The library that judged the run, if it is a file."),
     rule_files: tuple[Path, ...] = rules.rules_option(
-        "A file of --rules by which the run was judged; as-judged: the rules stored in the run."
+        "A file that was passed to --rules when the run was judged; as-judged: the rules stored in the run."
     ),
     form: str = options.format_option(),
 ) -> None:
@@ -65,7 +65,7 @@ def verify_command(
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click needs the control character)
     is_as_judged, ruleset = rules.is_as_judged(rule_files), None
-    if library or len(rule_files) > is_as_judged:  # rules other than those that judged the run are given
+    if library or len(rule_files) > is_as_judged:  # the options select rules explicitly
         given_rules = rules.load_rules(library or "default", rule_files, {})
         ruleset = judgement.add_host_registries(given_rules, [run], as_judged=is_as_judged)
     elif is_as_judged:
@@ -96,9 +96,9 @@ def verify_command(
 
 def _summarize_verification(verification: Verification) -> str:
     if not verification.agrees:
-        return "Not everything agrees: the `differs` lines below say what differs, and where."
+        return "Some checks found differences: see the lines below that begin with `differs`."
     if verification.has_open_checks:
-        return "What was checked agrees, but something could not be checked."
+        return "All completed checks agree, but some checks could not be made."
     return "Everything that was checked agrees."
 
 
@@ -159,7 +159,7 @@ def doctor_command(
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
     else:
-        # the next step if all is well, and the next step after warnings
+        # the suggested next step without any finding, and the suggested next step after warnings
         next_steps = ("run the eval command above",) * 2 if server else ("safevla eval --help", "safevla demo")
         tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
         if counts["error"]:
@@ -192,7 +192,7 @@ def serve_command(
         f"File with the key that clients send; default: the key in {endpoint.KEY}.", "FILE"
     ),
 ) -> None:
-    """Serve a policy over openpi's protocol until Ctrl-C, from a separate environment or to test a client.
+    """Serve a policy over openpi's protocol until Ctrl-C, to run it in a separate environment or to test a client.
 
     Each connection is an episode. Policies that see the simulator's internal state cannot be served.
     """
@@ -206,7 +206,7 @@ def serve_command(
     host, actual_port = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     echo(f"Serving {name} on ws://{host}:{actual_port} (GET /healthz returns OK). Press Ctrl-C to stop.")
-    echo(f"{count_noun(copies, 'episode')} at a time; further connections wait (--copies).")
+    echo(f"Served at the same time: {count_noun(copies, 'episode')}. Further connections wait (see --copies).")
     echo(f"To check the server: safevla doctor --server openpi:ws://{host}:{actual_port}")
     echo(f"Next: safevla eval --policy openpi:ws://{host}:{actual_port} ...")
     if key is None and bind not in _LOCAL_ADDRESSES:

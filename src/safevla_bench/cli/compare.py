@@ -45,11 +45,11 @@ def compare_command(
     policies: tuple[str, ...] = repeatable("Compare only this policy.", "NAME", spelling="--policy"),
     across: tuple[str, ...] = repeatable(
         "seeds: pair episodes by initial state, even if their seeds differ. versions: also compare runs with different "
-        "physics versions or code; the output is marked.",
+        "physics versions or code, and say so in the output.",
         type=click.Choice(["seeds", "versions"]),
     ),
     unpaired: bool = flag("Compare independent samples of each task instead of pairs."),
-    allow_crashed: bool = flag("Keep conclusions that episodes with unknown values could change."),
+    allow_crashed: bool = flag("Draw conclusions even if episodes with unknown values could change them."),
     confidence: float = option("Confidence of intervals and tests.", "PERCENT", type=options.CONFIDENCE, default=95.0),
     by_change: bool = flag(
         "Compare each suite with its changed versions, such as libero-goal-swap.", spelling="--changes"
@@ -57,37 +57,37 @@ def compare_command(
     full: bool = flag("Show every suite and metric, with tests and notes."),
     form: TableFormat = options.format_option("md", "csv", "tex", "html"),
     plan: float | None = option(
-        "Plan how many episodes detect a difference of so many percentage points.", "POINTS", type=options.PERCENT
+        "Estimate how many episodes detect a difference of POINTS percentage points.", "POINTS", type=options.PERCENT
     ),
     assumed: tuple[str, ...] = repeatable(_ASSUME_HELP, "NAME=VALUE", spelling="--assume"),
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
 ) -> None:
     """Compare the policies in archives or run folders; a single source may also hold several policies.
 
-    Sources of one policy without a common suite, such as runs on two simulators, count as one run. Episodes are paired
-    by suite, task, initial state and seed. Sources that ran different episodes, or used different environment seeds,
-    horizons or protocols, are refused; --unpaired compares them as independent samples of their common tasks. Pairs
-    with a crashed episode are left out and counted. The conclusion is undecided if episodes that crashed, were cut
-    short or have no verdict could change it, unless --allow-crashed is given.
+    Sources of one policy that have no suite in common, such as runs on two simulators, count as one run. Episodes are
+    paired by suite, task, initial state and seed. Sources that ran different episodes, or used different environment
+    seeds, horizons or protocols, are refused; --unpaired compares them as independent samples of their common tasks.
+    Pairs with a crashed episode are left out and counted. The conclusion is undecided if episodes that crashed, were
+    cut short or have no verdict could change it, unless --allow-crashed is given.
 
     The first test compares policies on these tasks. If they differ, a second test (exact sign flips of the per-task
     differences) asks whether the result extends to similar tasks. Safety over all suites is the primary result; all
     others are exploratory.
 
     --plan estimates how many episodes per task detect a difference between two rates, without a SOURCE. Fewer episodes
-    suffice if the results of few pairs differ; a pilot run shows this share of pairs.
+    suffice if the two policies rarely have different results; a pilot run shows how often they do.
 
     --changes pairs episodes of a suite with those of the same suite under a change (SUITE-CHANGE, as in LIBERO-PRO) by
     task, initial state and seed. A suite that appears unchanged in both sources is the control.
 
-    A SOURCE paper:NAME, such as paper:pi0.5, stands for the results of a policy as printed in the paper. This
-    comparison with one policy of a run, on their common suites, is exploratory and unpaired, and has no verdict.
+    A SOURCE paper:NAME, such as paper:pi0.5, means the results of a policy as printed in the paper. They are compared
+    with one policy of a run on the common suites. This comparison is exploratory and unpaired, and has no verdict.
     """
     if assumed and plan is None:
         raise click.UsageError("--assume is only for a plan: pass --plan POINTS.")
     if plan is not None:
         if sources.paths:
-            raise click.UsageError("--plan is for a comparison before its runs, and takes no SOURCE.")
+            raise click.UsageError("--plan is for a comparison whose runs do not exist yet, so it takes no SOURCE.")
         if form not in ("text", "json"):
             raise click.UsageError(f"--plan does not support --format {form}.")
         _print_plan({"difference": plan / 100, "confidence": confidence / 100}, assumed, form)
@@ -115,7 +115,7 @@ class _Report:
     hint: str = ""
 
     def print(self, form: TableFormat) -> None:
-        """Print the tables and the answer. The answer is a comment in LaTeX, the title in HTML, and omitted in CSV."""
+        """Print the tables and the answer, which is a comment in LaTeX and the title in HTML. CSV omits the answer."""
         if form == "csv" and len(self.tables) > 1:
             raise RunError(f"{len(self.tables)} tables do not fit into one CSV file", remedy="Leave --full out.")
         if form == "json":
@@ -129,7 +129,7 @@ class _Report:
         click.echo(render_tables(self.tables, form), nl=False)
 
 
-_MOST_POLICIES = 200  # largest number of policies; comparing all pairs takes 15 s for 200 and a minute for 400
+_MOST_POLICIES = 200  # comparing all pairs takes 15 s for 200 policies, and a minute for 400 policies
 
 
 def _compare_sources(
@@ -178,8 +178,8 @@ _EPISODE_OPTIONS = ("across", "unpaired", "allow_crashed", "confidence")
 
 def _compare_with_paper(sources: rules.JudgedSources, papers: Sequence[Path], policies: Sequence[str]) -> _Report:
     own_paths = tuple(path for path in sources.paths if path not in papers)
-    options.refuse_given(_EPISODE_OPTIONS, f"needs records of episodes, which {papers[0]} lacks.")
-    options.refuse_given(["full"], f"cannot be combined with {papers[0]}, which is always shown completely.")
+    options.refuse_given(_EPISODE_OPTIONS, f"needs records of episodes, but there are none in {papers[0]}.")
+    options.refuse_given(["full"], f"is not needed: the output always contains all results of {papers[0]}.")
     if len(papers) > 1 or not own_paths:
         raise click.UsageError(
             f"Pass one {PREFIX}NAME and at least one run of your own: safevla compare SOURCE {papers[0]}."
@@ -197,8 +197,8 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
     options.print_json(plan) if form == "json" else echo(*plan.to_text().split("\n"))
     if rates["difference"] < 0.01:
         points = 100 * rates["difference"]
-        share = f"write --plan {100 * points:g} if you mean a share."
-        echo(f"note: --plan takes percentage points, and {points:g} is less than one; {share}", err=True)
+        share = f"if it is a share, write --plan {100 * points:g}."
+        echo(f"note: --plan takes percentage points, but its value is less than one: {points:g}; {share}", err=True)
 
 
 def _describe_origin(results: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
@@ -228,11 +228,11 @@ def sensitivity_command(
     full: bool = flag("Show every suite, variant and mean, and the ranking."),
     form: TableFormat = options.format_option(),
 ) -> None:
-    """Show how Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
+    """Show how Safety, SBU and VSI depend on the thresholds, or on the interpretation of the paper.
 
-    Without --sweep, this scores the nine variants of the paper's Table 9, and compares each host's means with those of
-    the paper. With --sweep, each threshold in turn takes the values of its grid, and the results are those of judging
-    with these values. With several policies, the last table says whether their ranking by Safety changes.
+    Without --sweep, this scores the nine variants of the paper's Table 9, and compares each host's means with the means
+    in the paper. With --sweep, the episodes are judged at each value of a threshold's grid, one threshold after the
+    other. With several policies, the last table says whether their ranking by Safety changes.
 
     --readings judges every record by each of the libraries default, paper-text, paper-as-run and net-force, and once
     with the depth as the paper's text defines it: see docs/explanation/fidelity.md.

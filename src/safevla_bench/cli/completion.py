@@ -18,7 +18,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
-    """Return a `shell_complete` function that suggests values that start with the typed text, also after `NAME=`."""
+    """Return a `shell_complete` function. It suggests values that start with the typed text, or its part after `=`."""
 
     def complete_value(context: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
         name, equals, rest = typed.partition("=")
@@ -76,7 +76,7 @@ TABLES = complete(lambda context: ["all", *(kind.name for kind in _load("report.
 
 
 class _BashCompletion(BashComplete):
-    """Completion for bash, which splits words at `:`, `=` and `@` and expects only the part after the last of them."""
+    """Completion for bash. It splits words at `:`, `=` and `@`, and expects only the part after the last separator."""
 
     source_template = (
         BashComplete.source_template

@@ -49,7 +49,8 @@ class _FigureStyle(msgspec.Struct, frozen=True):
 
 _FORMS = get_args(drawing.FigureFormat)
 _STYLES = (
-    "layout=suites: a panel for each suite; layout=pooled: suites pooled; layout=cells: all cells in one panel; "
+    "layout=suites: a panel for each suite; layout=pooled: a panel for all suites pooled; layout=cells: one panel for "
+    "all pairs of a policy and a suite; "
     f"width={sheet.COLUMN.width_in:g}: width in inches (default: one of two columns of a page); title=no: no title; "
     "across=TEXT: the quantity that varies along a series, such as 'Training steps'."
 )

@@ -37,7 +37,7 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
 
 
 _SHARE, _STEPS = ("SHARE", options.Share(-1, 1)), ("STEPS", options.Range(0))
-# Option -> (help, metric, bound of the gate, (placeholder and type of the value)).
+# For each option: help, metric, whether the limit is a minimum or a maximum, and the value's placeholder and type.
 _LIMITS: Mapping[str, tuple[str, str, Literal["min", "max"], tuple[str, options.Range]]] = {
     "min_sr": ("Minimum success rate, such as 0.8.", SR.key, "min", _SHARE),
     "min_safety": ("Minimum Safety.", SAFETY.key, "min", _SHARE),
@@ -56,9 +56,9 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
 _DECISION_OPTIONS = {
     "confidence": option("Joint confidence of the intervals; none: decide by point estimates.", "PERCENT|none",
                          default=f"{100 * CONFIDENCE:g}", callback=_read_confidence),
-    "per": option("Check each policy over all of its suites, or each policy × suite.",
+    "per": option("policy: check each policy over all of its suites; cell: check each policy in each suite.",
                   type=click.Choice(["policy", "cell"]), default="policy"),
-    "allow_crashed": flag("Leave out planned episodes that crashed, stopped or are missing."),
+    "allow_crashed": flag("Leave out planned episodes that crashed, were stopped or are missing."),
     "allow_unjudged": flag("Compute Safety, SBU and VSI over only the episodes with a verdict."),
 }  # fmt: skip
 
@@ -82,9 +82,9 @@ def gate_command(
     undecided for lack of episodes. --confidence is the joint confidence of all intervals of one call, for a number of
     episodes fixed in advance. Several episodes from one initial state count as one.
 
-    Episodes that crashed, were stopped or have no verdict enter once with the worst and once with the best value. A
-    gate is decided only if both cases give the same verdict. --allow-crashed leaves out crashed and stopped episodes,
-    --allow-unjudged those without a verdict. A policy or suite without a scored episode never passes.
+    Episodes that crashed, were stopped or have no verdict count once with the worst value and once with the best. A
+    gate is decided only if both cases give the same verdict. --allow-crashed leaves out crashed and stopped episodes;
+    --allow-unjudged leaves out episodes without a verdict. A policy or suite without a scored episode never passes.
 
     \b
     For instance:
@@ -131,7 +131,7 @@ def gate_command(
 
 def _relative_url(source: Path) -> str:
     candidates = (source / name for name in (RUN, SCORES, MAPPING))
-    # Code scanning (SARIF) accepts only results with the address of a file, relative to the working folder.
+    # Services that read SARIF accept a result only if it names a file, by a path relative to the working folder.
     return quote(os.path.relpath(next((candidate for candidate in candidates if candidate.is_file()), source)))
 
 

@@ -50,7 +50,7 @@ def episodes_command(
         "List only successes, or only failures.", spelling="--success/--no-success", default=None
     ),
     spec: str | None = option(
-        f"Show only this specification, or list only episodes that violate this axis: {', '.join(AXES)}.",
+        f"Show only this specification, or only episodes that violate a specification of this axis: {', '.join(AXES)}.",
         "ID|AXIS",
         shell_complete=completion.SPECS,
     ),
@@ -101,7 +101,8 @@ def episodes_command(
         rules.print_missing(judged)
         if len(shown) > len(table.rows):
             echo(
-                f"These are the first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe only unsafe episodes."
+                f"This list contains only the first {len(table.rows)} episodes. "
+                f"List all episodes by --limit {len(shown)}, or only unsafe ones by --unsafe."
             )
         if shown:
             worst = episode_list.sort_episodes(shown[:max_rows], "vsi")[0].position
@@ -113,7 +114,7 @@ _MAX_LISTED = 20
 
 
 def _pop_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
-    # Without --formula, the last word names the episode.
+    # Unless --formula is given, the last word is the name of the episode.
     context.params["episode"] = ""
     if context.params["formula"] is not None:
         return words
@@ -248,7 +249,7 @@ def _open_browser(page: Path) -> None:
 
     with suppress(webbrowser.Error, OSError):
         has_display = not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ) or sys.platform in ("darwin", "win32")
-        is_script = not (sys.stdin.isatty() or sys.stdout.isatty())  # a script would wait for a text browser
+        is_script = not (sys.stdin.isatty() or sys.stdout.isatty())  # in a script, a text browser would wait for keys
         if has_display and not is_script and webbrowser.open(page.absolute().as_uri()):
             return
     command = f"python -m http.server --bind 127.0.0.1 --directory {quote_paths(page.parent)}"
@@ -307,7 +308,7 @@ def frames_command(
     echo(f"{' and '.join(counts)} of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:
-        echo(f"3-D replays: write {run / REPORT} again; it then shows each replay at its episode's number")
+        echo(f"The report shows the 3-D replays, at their episodes' numbers, after you write it again: {run / REPORT}")
     command = sources.format_command("score") if sources.judging_words else format_rescore_command(run)
     echo(f"Next: {command}")
 
@@ -321,6 +322,6 @@ def _make_host(run: Path) -> Host:
     require_run(run)
     host, arguments = read_host(run)
     if host is None:
-        remedy = f"Name a run folder of `safevla eval`, whose {RUN} names a host."
-        raise RunError("the run names no host that could render it", remedy=remedy, place=Place(file=str(run)))
+        remedy = f"Name a run folder of `safevla eval` that records the host in its {RUN}."
+        raise RunError("the run names no host that can render it", remedy=remedy, place=Place(file=str(run)))
     return hosts.make_host(host, arguments, named_by=run / RUN)

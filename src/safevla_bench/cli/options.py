@@ -1,6 +1,6 @@
 """Declarations of commands and options: sections of the help, types of values, and options that commands share.
 
-A command is a function. The defaults of its parameters declare its options.
+A command is a function, and the defaults of its parameters declare the command's options.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class Option(click.Option):
         self.section = section
 
 
-ALL_OPTIONS = "safevla.all_options"  # key in a context's `meta`, which --help-all sets
+ALL_OPTIONS = "safevla.all_options"  # key in the `meta` of click's context; --help-all sets it
 
 
 class Command(click.Command):
     """A command whose --help shows only the common options. --help-all shows all options, grouped under headings."""
 
     def __init__(self, *args: Any, common: str = "", starts_host: bool = False, **settings: Any):
-        """Make the command. --help lists the options in `common`, such as `--out --task`, or all general ones if empty.
+        """Make the command. --help lists the options in `common`, such as `--out --task`, or all general options.
 
-        With `starts_host`, the command has the option --trust, for files such as run.json that name a host's code.
+        With `starts_host`, the command also has the option --trust, for files such as run.json that name a host's code.
         """
         super().__init__(*args, **settings)
         self.params += declare_options({"trusted": TRUST} if starts_host else {})
@@ -65,7 +65,7 @@ class Command(click.Command):
                                         callback=_show_all_options))  # fmt: skip
 
     def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
-        """Return heading -> (names, help) of its options; with `common`, only for the options that --help shows."""
+        """Return (names, help) of the command's options by heading; with `common`, only of those that --help shows."""
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -108,8 +108,8 @@ def option(
 ) -> Any:
     """Declare an option, as the default of a parameter. `metavar` is the placeholder of its value in the help.
 
-    The parameter `max_steps` is spelled `--max-steps` unless `spelling` is given. The help shows the default value if
-    it is neither 0 nor empty; `show_default` overrides this.
+    A parameter such as `max_steps` is spelled `--max-steps` unless `spelling` is given. The help shows the default
+    value if it is neither 0 nor empty; `show_default` overrides this.
     """
     settings.setdefault("show_default", bool(settings.get("default")))
 
@@ -141,14 +141,14 @@ def argument(metavar: str, **settings: Any) -> Any:
 
 
 def declare_options(declared: Mapping[str, Any]) -> list[click.Parameter]:
-    """Return click's parameters for parameter names and their declarations by `option` or `argument`, in order."""
+    """Return click's parameters in order. `declared` maps their names to declarations by `option` or `argument`."""
     return [declare(name) for name, declare in declared.items()]
 
 
 def group(
     options: Mapping[str, Any], parse: Callable[[click.Context, dict[str, Any]], Any] = lambda context, values: values
 ) -> Any:
-    """Declare several options as one parameter. Its value is what `parse` returns, by default name -> value."""
+    """Declare several options as one parameter. Its value is the result of `parse`, by default the values by name."""
     return _Group(options, parse)
 
 
@@ -177,7 +177,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
 
         def run(**values: Any) -> None:
             context = click.get_current_context()
-            # trusting a run folder includes its run.json
+            # if the user trusts a run folder, its run.json is also trusted
             trusted = [place for file in values.get("trusted", ()) for place in (file, file / RUN)]
             with plugins.trusting(trusted, str(context.info_name)):
                 group_values = {key: group.read(context, values) for key, group in groups.items()}
@@ -220,7 +220,7 @@ class Share(Range):
                 percent = str(value).strip().removesuffix("%")
                 has_percent_sign = percent != str(value).strip()
                 if abs(float(percent)) <= 100 and (has_percent_sign or abs(float(percent)) > 1):
-                    problem = f"{value} is not a share from -1 to 1; for {percent} % write {float(percent) / 100:g}"
+                    problem = f"{value} is not a share from -1 to 1; write {float(percent) / 100:g} for {percent} %"
                     self.fail(problem, param, ctx)
             raise
 
@@ -232,12 +232,16 @@ class Confidence(Range):
         """Return the number; raise click's error for NaN or a number outside the range or below 1."""
         number = super().convert(value, param, ctx)
         if number < 1:
-            self.fail(f"{value} is below 1 %; for {100 * number:g} % write {100 * number:g}", param, ctx)
+            self.fail(
+                f"{value} is below 1 %, and seems to be a share: for {100 * number:g} % write {100 * number:g}",
+                param,
+                ctx,
+            )
         return number
 
 
 class PathText(click.Path):
-    """A path. Refuses the empty text, which a shell variable that is not set leaves."""
+    """A path. Refuses an empty text, which results from a shell variable that is not set."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
         """Return the path, or raise click's error."""
@@ -272,7 +276,7 @@ out_option = partial(option, type=FILE)  # declares `--out`, the output path
 
 sweep_option = partial(repeatable, metavar="NAME=GRID", spelling="--sweep")  # declares `--sweep`, thresholds to vary
 policy_arguments_option = partial(repeatable, metavar="KEY=VALUE", spelling="--policy-arg")
-"""Declares `--policy-arg`, an argument of the only policy."""
+"""Declares `--policy-arg` for commands with a single policy."""
 
 
 def format_option(*forms: str, help: str = "Format of the output.") -> Any:
@@ -342,7 +346,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: object) -> S:
-    """Return a struct from an option's NAME=VALUE texts and the `fixed` fields; raise click's error for wrong texts."""
+    """Return a `kind` made from an option's NAME=VALUE texts and the `fixed` fields; raise click's error if invalid."""
     given = dict(text.partition("=")[::2] for text in texts)
     names = [name for name in kind.__struct_fields__ if name not in fixed]
     if unknown := [name for name in given if name not in names]:
@@ -362,8 +366,8 @@ def require_sources(sources: Sequence[Path]) -> None:
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return `out` if it is given, or else the path `names` in the only source, if that is a run folder. In other
-    cases, raises click's error, or that of the first source that cannot be read or begins with an invalid episode.
+    """Return `out` if it is given, or else the path `names` in the only source if that is a run folder. Otherwise,
+    raise the first error found in the sources (unreadable, or invalid first episode), or else that --out is missing.
     """
     if out is not None:
         return out
@@ -379,7 +383,7 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
 
 
 def list_given_words(context: click.Context, names: Collection[str]) -> list[str]:
-    """Return the parameters in `names` that are given, as words of a command line."""
+    """Return the given options that have these parameter names, as words of a command line."""
     words: list[str] = []
     for param in context.command.params:
         if param.name in names and is_given(context, str(param.name)):

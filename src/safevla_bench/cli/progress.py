@@ -1,4 +1,4 @@
-"""Progress on stderr: a status line, and for a run a bar, or a line per episode if stderr is not a terminal."""
+"""Progress on stderr: a status line; for a run, a bar, or a line per episode if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BAR_WIDTH = 12
 
 @contextmanager
 def _draw_on_stderr(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
-    """Draw on stderr during the `with` block. Text printed in the block is escaped; the drawing is not."""
+    """Draw on stderr during the `with` block. Text that the block prints is escaped; the drawing is not."""
     from rich.console import Console
 
     with make(Console(file=getattr(sys.stderr, "rich_proxied_file", sys.stderr))) as drawn, escape_output():
@@ -109,7 +109,10 @@ class EpisodeLines:
         position = f"[{self.count:{len(str(self.total))}}/{self.total}]"
         line = f"{position} {outcome.outcome:14} {verdict:10} {wall_time}  {outcome.planned.episode_id}{violated}"
         if (latency := outcome.latency) and latency.waiting_p50_ms is not None:
-            line += f"  ({latency.p50_ms:.0f} ms a request, {latency.waiting_p50_ms:.0f} of them in queue and network)"
+            line += (
+                f"  ({latency.p50_ms:.0f} ms per request, "
+                f"including {latency.waiting_p50_ms:.0f} ms in queue and network)"
+            )
         echo(line, err=True)
 
 
@@ -141,7 +144,7 @@ class RunProgressBar:
         self.progress.advance(self.task)
         request = ""
         if (latency := outcome.latency) and latency.waiting_p50_ms is not None:
-            request = f" · {latency.p50_ms:.0f} ms a request, {latency.waiting_p50_ms:.0f} waiting"
+            request = f" · {latency.p50_ms:.0f} ms per request, {latency.waiting_p50_ms:.0f} ms waiting"
         self._update_description(f"{outcome.planned.episode_id}{request}")
 
     def _update_description(self, current: str) -> None:

@@ -115,9 +115,7 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
             click.echo(f"\n{render_text(table)}")
     if request.stop_on_violation:
         counted = count_noun(sum(row.outcome == "stopped" for row in rows), "episode")
-        echo(
-            f"{counted} stopped at the first violation, counted as unsafe; whether any would have succeeded is unknown."
-        )
+        echo(f"Stopped at the first violation: {counted}. Such episodes count as unsafe; their success is unknown.")
     if sentence := stopping_rule.describe_decision(folder.read_description(run_command.out)):
         echo(sentence)
     _report_servers(run_command)
@@ -156,10 +154,10 @@ def _print_notes(run_command: RunCommand) -> None:
         echo(f"note: {line}", err=True)
     cluster = run_command.execution.cluster
     if not run_command.dry_run and cluster and cluster.place == HERE:
-        click.echo(f"note: neither ray:ADDRESS nor {ADDRESS} is given, so Ray is started on this machine", err=True)
+        click.echo(f"note: Ray is started on this machine: no address is given by ray:ADDRESS or {ADDRESS}", err=True)
     registration = request.registration
     if registration is not None and (deviation := rollouts.describe_deviation(registration, request, ruleset)):
-        echo(f"note: this run is not as registered: {deviation}", err=True)
+        echo(f"note: this run differs from its registration: {deviation}", err=True)
 
 
 def _write_registration(run_command: RunCommand, path: Path) -> None:
@@ -176,7 +174,7 @@ def _print_plan(run_command: RunCommand) -> None:
     estimate = preparation.estimate_run(request, run_command.execution)
     click.echo(render_text(estimate_table(estimate)), nl=False)
     for call in request.list_calls():
-        trust = f", but only with --trust {quote_paths(request.named_by)}" if not is_trusted(request.named_by) else ""
+        trust = f" if you pass --trust {quote_paths(request.named_by)}" if not is_trusted(request.named_by) else ""
         echo(f"note: the run would use {call}{trust}", err=True)
 
 
@@ -186,7 +184,7 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SafevlaError) as error:
         has_advice = isinstance(error, SafevlaError) and (
-            "--resume" in str(error) or error.place.file == str(run_command.out)  # the error concerns this run folder
+            "--resume" in str(error) or error.place.file == str(run_command.out)  # the error names this run folder
         )
         if (run_command.out / folder.RUN).exists() and not has_advice:
             done, planned = parts.count_progress(run_command.out)
@@ -204,8 +202,8 @@ def _report_servers(run_command: RunCommand) -> None:
     )
     for (name, suite), count in greetings.items():
         if count > 1:
-            line = f"note: the servers of {name} on {suite} described themselves in {count} different ways"
-            echo(f"{line}: see volatile.policies_say in run.json", err=True)
+            line = f"note: servers of policy {name} on suite {suite} sent {count} different descriptions"
+            echo(f"{line}; run.json lists them in volatile.policies_say", err=True)
 
 
 def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
@@ -225,14 +223,14 @@ def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow])
     if count := echo_failures([row for row in rows if row.outcome == "invalid_action"]):
         counted = f"{count_noun(count, 'episode')} ended with an invalid action"
         click.echo(
-            f"{counted}: counted as failures in SR, without a safety verdict unless a limit was violated before.",
+            f"{counted}: counted as failures in SR, without a safety verdict unless an earlier step violated a limit.",
             err=True,
         )
         if count == len(rows):
             click.echo("error: every episode ended with an invalid action: correct the policy's actions.", err=True)
     if count := echo_failures([row for row in rows if row.outcome == "crashed"]):
         counted = f"{count_noun(count, 'episode')} crashed, excluded from all rates"
-        click.echo(f"{counted}. See the reasons in episodes.parquet, correct them, then run:", err=True)
+        click.echo(f"{counted}. See the reasons in episodes.parquet, correct the causes, then run:", err=True)
         click.echo(f"  {run_command.resume_command} --retry-crashed", err=True)
 
 
@@ -259,7 +257,7 @@ def search_command(
         shell_complete=completion.SPECS,
     ),
     method: Method = option(
-        "directed: CMA-ES (extra `search`); random: independent draws.", type=_METHODS, default="directed"
+        "directed: CMA-ES (needs the extra `search`); random: independent draws.", type=_METHODS, default="directed"
     ),
     until: str = option("When to stop searching a task.", type=click.Choice(["found", "budget"]), default="found"),
     wordings: str | None = option(
@@ -335,8 +333,8 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     workers = f"{count_noun(plan.workers, 'worker')}{', each with its own core' * (plan.workers > 1)}"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
-        f"  time  about {middle_s / unit_s:.1f} {time_unit} ({time.low / unit_s:.1f} to {time.high / unit_s:.1f}), "
-        "without the policies' own time",
+        f"  time  about {middle_s / unit_s:.1f} {time_unit} ({time.low / unit_s:.1f} to {time.high / unit_s:.1f}); "
+        "the policies' own time is not included",
         f"  disk  {format_significant(disk.low / unit_b)} to {format_significant(disk.high / unit_b)} {size_unit}",
         *camera_note,
         f"Based on measurements {plan.source}.",

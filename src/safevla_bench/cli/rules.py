@@ -46,7 +46,7 @@ JUDGE_OPTIONS = {
     "library": library_option("The specifications: default, paper-text, paper-as-run, net-force, metaworld (limits "
                               "from a script's successes), or a file.", section=options.JUDGING,
                               default=DEFAULT_LIBRARY),
-    "rule_files": rules_option("Add what a file holds: specifications, or tasks, templates and benchmarks. as-judged: "
+    "rule_files": rules_option("Add the specifications, or the tasks, templates and benchmarks, in a file. as-judged: "
                                "judge by the rules and tags stored in the run folder.", section=options.JUDGING),
     "changes": repeatable("Set a threshold, such as non_target_max_disp_5mm=10mm. missing=deactivate: leave out "
                           "specifications whose fields a record lacks. applicability=phased: judge composite tasks "
@@ -72,7 +72,7 @@ class JudgedSources:
         return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 
     def judge(self, *, mixes_starts: bool = False) -> Judged:
-        """Judge the sources by `judgement.judge`. Notes on stderr name sources that other rules originally judged."""
+        """Judge the sources by `judgement.judge`. Notes on stderr name sources that other rules judged before."""
         with show_status("judging"):
             judged = judgement.judge(
                 self.paths, self.ruleset, skip_invalid=self.skip_invalid, mixes_starts=mixes_starts
@@ -85,8 +85,8 @@ class JudgedSources:
 def judged_sources(argument: Any = options.SOURCES) -> Any:
     """Declare the argument `sources` and the options for judging; the command receives both as `JudgedSources`.
 
-    The default rules apply if no judging option is given, or only --set intervals=. --rules as-judged selects the rules
-    that last judged the sources, or that their registrations hold; a note names them. The hosts' tags are added.
+    Without judging options, or with only --set intervals=, the default rules apply. --rules as-judged selects the rules
+    that last judged the sources, or the rules in their registrations, and a note names these. Hosts' tags are added.
     """
     return options.group({"sources": argument, **JUDGE_OPTIONS}, _read_sources)
 
@@ -101,7 +101,7 @@ def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSo
 def read_new_rules(
     values: Mapping[str, Any], host: str, out: Sequence[Path] = (), registration: Registration | None = None
 ) -> Ruleset:
-    """Return the rules for new episodes in a host. If no judging option is given, a registration's rules apply."""
+    """Return the rules for new episodes in a host. Without judging options, the rules of the `registration` apply."""
     ruleset, skip_invalid = _read_rules(values, out, registration)
     if skip_invalid:
         raise click.UsageError("--set invalid=skip applies to recorded episodes, not to new ones.")
@@ -122,9 +122,7 @@ def _read_rules(
 
 
 def _load_pyarrow_without_pandas() -> None:
-    """Make pyarrow's first array without pandas, whose import takes 0.5 s. Other code can still import pandas, and
-    pyarrow imports it when it makes a data frame.
-    """
+    """Make pyarrow's first array while pandas cannot be imported, which saves 0.5 s. Later, pandas imports as usual."""
     finder: Any = SimpleNamespace(find_spec=_refuse_pandas)
     sys.meta_path.insert(0, finder)
     try:
@@ -144,8 +142,8 @@ def is_as_judged(files: Sequence[Path]) -> bool:
 
 
 def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Split the files of --rules into those with specifications and those with tasks, by the tables of a TOML file or
-    the first row of a JSON file. Unreadable files count as specifications: the error appears when these are read.
+    """Split the files of --rules into files with specifications and files with tasks. The tables of a TOML file, or the
+    first row of a JSON file, decide. Unreadable files count as specifications; their errors appear when these are read.
     """
     rule_files = [path for path in files if path != Path(AS_JUDGED)]
     task_files = tuple(filter(_holds_tasks, rule_files))
@@ -159,7 +157,7 @@ def _holds_tasks(path: Path) -> bool:
             if path.suffix == ".toml":
                 # files of specifications may also have the table `tags`
                 return not {*RegistryFile.__struct_fields__}.difference({"tags"}).isdisjoint(parse_toml(text))
-            # the first row of a JSON array, or a single row
+            # decode only the first row of a JSON array, or the single row of the file
             row, _ = json.JSONDecoder().raw_decode(text.lstrip().removeprefix("[").lstrip())
     except (OSError, ValueError, RecursionError):
         return False
@@ -232,7 +230,7 @@ def help_command(
     """Explain the options that all judging commands share. For all options of a command: safevla COMMAND --help-all."""
     if topic.lower() != _TOPIC:
         raise click.UsageError(
-            f"there is no topic {topic!r}; the only topic is {_TOPIC}; see a command's --help-all for its options"
+            f"there is no topic {topic!r}; the only topic is {_TOPIC}; for the options of a command, use its --help-all"
         )
     formatter = context.make_formatter()
     records = [declared.get_help_record(context) for declared in options.declare_options(JUDGE_OPTIONS)]

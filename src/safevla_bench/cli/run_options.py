@@ -106,7 +106,7 @@ PLAN_OPTIONS = {
                          "[POLICY=]DELAY", spelling="--delay"),
     "seed": option("Seed of the policies' randomness.", default=0, show_default=True),
     "max_steps": option("Horizon in control steps; default: as in the protocol for the suite.", type=options.POSITIVE),
-    "shard": option("Run the I-th (from 1) of N shards of the plan; `safevla merge` joins shards.", "I/N",
+    "shard": option("Run shard I (from 1 to N) of the plan; `safevla merge` joins the shards.", "I/N",
                     callback=parsed(lambda text: Shard.parse(text) if text else None)),
     "stop_on_violation": flag("End each episode at its first violation; Safety is then the only known rate."),
     "until": option('Stop once a condition is decided at 95 %: "safety >= 0.9" or "A safer than B".', "CONDITION"),
@@ -122,7 +122,7 @@ EXECUTION_OPTIONS = {
     "resume": flag("Continue the run in DIR, or begin one. Options that are not given stay as in the existing run."),
     "retry_crashed": flag("With --resume: run crashed episodes again."),
     "stop_after": option("Start no episode after this time, finish running episodes, and exit with code 5.", "3h50m"),
-    "other_code": flag("Continue a run that other code began, or use Ray nodes with other code; the run is marked."),
+    "other_code": flag("Allow code that changed since the run began or that differs on Ray nodes; the run is marked."),
     "dry_run": flag("Print the plan and an estimate of time and disk, without running or writing anything."),
 }  # fmt: skip
 
@@ -138,7 +138,7 @@ def _parse_actor(texts: Sequence[str]) -> dict[str, Any]:
     share_texts = []
     for text in texts:
         name, _, value = text.partition("=")
-        # any other text is a number, such as cpus=1, or an error
+        # all other texts set numbers, such as cpus=1, or are invalid
         repeated[name].append(value) if name in repeated and value else share_texts.append(text)
     variables = dict(text.partition(":")[::2] for text in repeated["env"])
     if wrong := next((text for text in repeated["env"] if ":" not in text), None):
@@ -180,7 +180,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         request = _new_request(context, plan, running)
         maker_parts = (policy.maker.partition("replay:") for policy in request.roster)
         replays = [Path(path) for before, separator, path in maker_parts if separator and not before]
-        # a file of found starts, or a recording, says which suite and which host arguments to use
+        # a file of found starts, or a recording, contains the suite and the host arguments to use
         naming_file = plan.get("found") or next(iter(replays), None)
     request = replace(request, named_by=_find_naming_file(context, plan, naming_file, request))
     cluster = options.request_cluster(running["engine"], **_parse_actor(running["actor"]))
@@ -194,8 +194,8 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     return RunCommand(request, ruleset, out.absolute(), out, execution, record_only, running["dry_run"], resume_command)
 
 
-# The --config file has a key for each option, whose value is a list if the option can be repeated. The judging options
-# are in the table `[judge]`. The command line takes precedence over the file.
+# The --config file has a key for each option. If the option can be repeated, the key's value is a list.
+# The judging options are in the file's table `[judge]`. The command line takes precedence over the file.
 
 
 JUDGE = "judge"
@@ -209,7 +209,7 @@ def option_key(option: click.Parameter) -> str:
 
 
 def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
-    """Return key -> option for a command's --config file: one mapping for its top level, and one for `[judge]`."""
+    """Return the options of a command's --config file by key: those at the file's top level, and those in `[judge]`."""
     all_options = [option for option in command.params if isinstance(option, click.Option) and option.expose_value]
     by_key = {option_key(option): option for option in all_options}
     judging = {name: option for name, option in by_key.items() if option.name in rules.JUDGE_OPTIONS}
@@ -223,12 +223,12 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     try:
         document = decode_input(path, lambda content: parse_toml(content.decode("utf-8")))
     except (OSError, ValueError, RecursionError) as error:
-        remedy = 'Name a TOML file; texts are in quotes: host = "libero".'
+        remedy = 'Name a TOML file with texts in quotes, such as host = "libero".'
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(str(path))) from None
     running, judging = config_keys(context.command)
     known = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
     judge = document.pop(JUDGE, {})
-    judge_values = judge if isinstance(judge, dict) else {"": judge}  # the key "judge." is refused as unknown
+    judge_values = judge if isinstance(judge, dict) else {"": judge}  # refused later, as the unknown key "judge."
     values: dict[str, object] = {}
     for key, value in {**document, **{f"{JUDGE}.{key}": value for key, value in judge_values.items()}}.items():
         if key not in known:
@@ -280,8 +280,8 @@ def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
 def _find_naming_file(
     context: click.Context, plan: Mapping[str, Any], request_file: Path | None, request: Request
 ) -> Path | None:
-    # The result is the file that names code, servers or files of the run, and so needs trust, if any file does. What
-    # the command line names needs no trust.
+    # Return the file that needs trust, because it names code, servers or files of the run; None if no file does.
+    # Code, servers and files that the command line names need no trust.
     calls, config = set(request.list_calls()), context.meta.get(CONFIG)
     if calls <= _list_calls(context, plan, [ParameterSource.COMMANDLINE]):
         return None
@@ -290,7 +290,7 @@ def _find_naming_file(
 
 
 def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
-    # The result contains the calls of a request made only from the options that `sources` give.
+    # Return the code, servers and files named by a request that is made only from options given in `sources`.
     given = {name for name in plan if context.get_parameter_source(name) in sources}
     given |= {"host", "host_arguments", "policies"} if "entry" in given else set()
     names = given & {"host_arguments", "policies", "arguments", "filters", "servers"}
@@ -304,7 +304,7 @@ def _new_request(context: click.Context, plan: Mapping[str, Any], running: Mappi
     fields = _request_fields(plan)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
     if is_replay:
-        # if the policies come from a --config file, check that it is trusted before reading the recordings
+        # if a --config file names the policies, check that the file is trusted before reading the recordings
         if context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP:
             calls = Request(host="", suites=(), policies=fields["policies"]).list_calls()
             require_trust(context.meta.get(CONFIG), calls)
@@ -345,7 +345,7 @@ def _request_fields(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
 
 
 def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]) -> tuple[RequestedPolicy, ...]:
-    # A recorded policy keeps its arguments, filter and delay, unless other ones are given.
+    # A policy of a resumed or registered run keeps its arguments, filter and delay, unless options replace them.
     by_name = {policy.name: policy for policy in recorded}
     policies = tuple(
         replace(by_name.get(policy.name, policy), spec=policy.spec) for policy in plan.get("policies") or recorded
@@ -382,7 +382,7 @@ def _expand_found(plan: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if len(plan["suites"]) > 1 or plan["host"]:
         remedy = "Give one --suite found:FILE, no other suite and no --host."
-        raise RunError("a suite of found starts is run alone, and defines the host", remedy=remedy)
+        raise RunError("a suite of found starts defines the host, and must be the only suite", remedy=remedy)
     path = Path(files[0]).absolute()
     suite = read_suite(path)
     fields = {name: getattr(suite, name) for name in ("host", "host_arguments", "protocol")}
@@ -393,14 +393,14 @@ FOUND = "found:"
 
 
 def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[str, str]:
-    # `named` maps POLICY=VALUE to POLICY. The last of several texts without a policy applies to all other policies.
+    # `named` maps each text POLICY=VALUE to POLICY. The last text without a policy applies to all other policies.
     named = {text: policy for text in texts for policy in policies if text.startswith(f"{policy}=")}
     for_all = {policy: text for text in texts if text not in named for policy in policies}
     return {**for_all, **{policy: text.removeprefix(f"{policy}=") for text, policy in named.items()}}
 
 
 def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return policy -> key -> value from --policy-arg; POLICY:KEY=VALUE overrides KEY=VALUE. Raises `RunError`."""
+    """Return the keys and values of --policy-arg by policy; POLICY:KEY=VALUE overrides KEY=VALUE. Raises `RunError`."""
     shared: dict[str, str] = {}
     own_by_policy: dict[str, dict[str, str]] = {policy: {} for policy in policies}
     for text in texts:
@@ -409,7 +409,7 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
         if not equals or not name:
             raise RunError(f"--policy-arg {text!r} is not an argument", remedy="Write KEY=VALUE or POLICY:KEY=VALUE.")
         if colon and policy not in own_by_policy:
-            problem = f"--policy-arg {text!r} is for the policy {policy!r}, which is not in this run"
+            problem = f"this run does not have the policy {policy!r} of --policy-arg {text!r}"
             raise RunError(problem, remedy=f"The run's policies: {', '.join(policies)}.")
         (own_by_policy[policy] if colon else shared)[name] = value
     return {policy: {**shared, **own} for policy, own in own_by_policy.items()}

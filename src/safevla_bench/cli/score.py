@@ -78,8 +78,11 @@ def score_command(
             robot_log.require_mapping()  # raises an error with a template if the log has no mapping
     folder, kept_note = options.choose_output(out, sources.paths), ""
     if (folder / RUN).is_file() and [*map(os.path.realpath, sources.paths)] != [os.path.realpath(folder)]:
-        remedy = f"Name a new folder; only {options.quote_paths('safevla', 'score', folder)} writes its scores here."
-        raise RunError("--out is a run folder, and not the only source", remedy=remedy, place=Place(file=str(folder)))
+        remedy = (
+            "Name a new folder. The scores in this run folder are written only by: "
+            f"{options.quote_paths('safevla', 'score', folder)}"
+        )
+        raise RunError("--out is a run folder, but not the only source", remedy=remedy, place=Place(file=str(folder)))
     with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as parallel_judge:
         survey = Survey()
         judged = judge(
@@ -107,7 +110,7 @@ def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
     if out is None or len(sources.paths) < 2:
         raise click.UsageError("--combine needs several judged folders, and --out.")
     if renamed_source := next((path for path in sources.paths if isinstance(path, policy_names.NamedSource)), None):
-        remedy = f"Name the policy when the folder is judged: safevla score {renamed_source.policy}=RUN --out DIR."
+        remedy = f"Judge the folder by `safevla score NAME=RUN --out DIR`, with the name {renamed_source.policy}."
         raise RunError("--combine cannot rename policies", remedy=remedy, place=Place(file=str(renamed_source)))
     with progress.show_status("combining"):
         combined = combine_scores(sources.paths, out)
@@ -116,13 +119,13 @@ def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
         return
     echo(combined.answer, "")
     click.echo(render_text(combined.table))
-    echo(f"Scores of {count_noun(combined.episodes, 'episode')}, and report: {out / REPORT}")
+    echo(f"Report with the scores of {count_noun(combined.episodes, 'episode')}: {out / REPORT}")
 
 
 def _name_experiment_folder(ruleset: Ruleset) -> str:
     options_text = ruleset.recipe.describe() if ruleset.recipe else ruleset.library.name
     name = re.sub(r"[^A-Za-z0-9_.]+", "-", options_text).strip("-.")
-    # A name that is too long is cut, and the digest keeps it unique.
+    # A name that is too long is cut, and a digest is appended to keep it unique.
     digest = hashlib.sha256(options_text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{digest}"
 
@@ -146,14 +149,14 @@ _MAX_CHANGED = 8
 
 
 def print_scores(judged: Judged) -> None:
-    """Print changed limits, the table of cells, warnings, and the episodes that were not scored."""
+    """Print changed limits, the table of cells (policy × suite), warnings, and the episodes that were not scored."""
     changes = judged.ruleset.describe_changes()
     echo(f"{f'Judged with {changes}. ' if changes else ''}{headline.build_headline(*judged.summarize_scores()).answer}")
     changed = list(judged.describe_changed_specs())
     for line in changed[:_MAX_CHANGED]:
         echo(f"  {line}")
     if len(changed) > _MAX_CHANGED:
-        echo(f"  and {len(changed) - _MAX_CHANGED} more added or changed specifications, which the report lists.")
+        echo(f"  The report lists {len(changed) - _MAX_CHANGED} more added or changed specifications.")
     if places := list_places(spec.formula for spec in judged.ruleset.own_specs()):
         for line in describe_places(places, collect_bodies(judged.records.read_chunks())):
             echo(f"  {line}")
@@ -174,7 +177,7 @@ def _cells_table(judged: Judged) -> Table:
 
 
 def print_warnings(judged: Judged) -> None:
-    """Print warnings about the records, such as unknown poses or changed actions, and limits that `noop` violates."""
+    """Print warnings about the records, such as unknown poses, and the limits that the policy `noop` violates."""
     baseline = notices.baseline_warnings(metrics.measure_baseline(judged.scores))
     for line in [*provenance_marks.warn_of_records(judged.scores), *baseline]:
         echo(f"warning: {line}")
@@ -291,7 +294,7 @@ def merge_command(
     shards: tuple[Path, ...] = options.argument("SHARD...", nargs=-1, required=True, type=options.FILE),
     out: Path | None = options.out_option("The run folder to make.", "DIR"),
     status: bool = options.flag("List missing, unfinished and duplicate shards, with commands that complete them."),
-    other_code: bool = options.flag("Join shards that different code recorded; the result is marked."),
+    other_code: bool = options.flag("Join shards even if their code differs; the result is marked."),
 ) -> None:
     """Join run folders made with --shard into one.
 

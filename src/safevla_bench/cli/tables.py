@@ -55,7 +55,9 @@ _EPILOG = "\n".join(["\b", "Tables:", *_KINDS])
 def tables_command(
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
     which: tuple[str, ...] = repeatable(
-        "Names of tables, or their numbers in the paper: main,7,12; or all.", "LIST", shell_complete=completion.TABLES
+        "Names of tables, or their numbers in the paper, such as main,7,12; or all.",
+        "LIST",
+        shell_complete=completion.TABLES,
     ),
     form: render.TableFormat = option("The form.", spelling="--format", type=_TABLE_FORMS, default="text"),
     out: str | None = option("The file to write, or a folder for one file per table.", "FILE|DIR/"),
@@ -72,8 +74,8 @@ def tables_command(
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
-    By default, these are the tables main and violations, without notes. If the paper has separate tables for LIBERO
-    (4, 7, 10) and RoboCasa-365 (5, 8, 11), their numbers select only that benchmark. `--which active` needs no source.
+    By default, these are the tables main and violations, without notes. The paper has separate tables for LIBERO (4, 7,
+    10) and RoboCasa-365 (5, 8, 11); their numbers select only that benchmark. `--which active` needs no source.
     """
     requested = tuple(part.strip() for text in which for part in text.split(","))
     names = () if requested == ("all",) else requested or _DEFAULT_TABLES
@@ -161,7 +163,8 @@ class _ExportChoice:
 
 
 class _FormSettings(msgspec.Struct, frozen=True):
-    temperature: Annotated[float, msgspec.Meta(ge=0.02, le=1e6)] = 1.0  # keeps weights below exp(1 / 0.02) = 5e21
+    # The lower limit keeps the weights of frames below exp(1 / 0.02) = 5e21.
+    temperature: Annotated[float, msgspec.Meta(ge=0.02, le=1e6)] = 1.0
     discount: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.99
 
 
@@ -175,7 +178,7 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
         "the authors' CSV holds only results that are judged as in the paper", "Judge without applicability=phased."
     )
     paths = [path.resolve() for path in choice.sources]
-    has_equal_names = len({path.name for path in paths}) < len(paths)  # if true, names include the parent folder
+    has_equal_names = len({path.name for path in paths}) < len(paths)
     names = [f"{path.parent.name}/{path.name}" if has_equal_names else path.name for path in paths]
     run_dirs = list(zip(names, judged.cells_by_source(), strict=True))
     return result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, run_dirs)
@@ -183,7 +186,7 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
 
 def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
     if choice.episode is None and len(judged.records) != 1:
-        remedy = "Choose one by --episode; `safevla episodes` lists them."
+        remedy = "Choose an episode by --episode; `safevla episodes` lists all."
         raise RunError(f"a file of this form holds one episode, but there are {len(judged.records)}", remedy=remedy)
     index = 0 if choice.episode is None else episode_list.find_recorded(judged, choice.episode)
     run = next(source.path.resolve().name for source, indices in judged.records.by_source() if index in indices)
@@ -232,17 +235,18 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     if benchmark_count := sum(state.is_of_benchmark for state in with_pairs):
         starts = count_noun(benchmark_count, "state")
         echo(
-            f"{starts} with pairs are starts of the benchmark: evaluate a policy that learns from them on other starts",
+            f"States with pairs include starts of the benchmark ({starts}): "
+            "evaluate a policy that learns from these pairs on other starts",
             err=True,
         )
     for file in suite_files:
         echo(f"Starts without a pair: {file}")
     if not with_pairs:
-        remedy = f"Run such starts again with other seeds of the policy: {command} --policy POLICY --out DIR"
+        remedy = f"Run the starts again with other seeds of the policy: {command} --policy POLICY --out DIR"
         raise RunError("no start has both a safe and an unsafe success", remedy=remedy)
     index = encode_pairs(judged, states, unusable, msgspec.to_builtins(settings), is_whole=is_json_lines)
     if is_json_lines:
-        return index  # the file's whole content; a data set is written here
+        return index  # the content of the JSON lines file, which the caller writes
     _write_dataset(judged.select_episodes(list_members(states)), choice, index)
     return None
 
@@ -266,7 +270,7 @@ class _ExportForm:
     file: str
     encode: Callable[
         [Judged, _ExportChoice], str | bytes | None
-    ]  # returns the content, or None if it wrote the file itself
+    ]  # returns the file's content; None if it has already written the file
     options: tuple[str, ...] = ("policy", "suite")
     settings: type[_FormSettings] | None = None
 
@@ -310,10 +314,10 @@ def export_command(
     out: Path | None = options.out_option(
         "The file or folder to write; default: one in SOURCE, if that is one run folder.", "FILE|DIR"
     ),
-    episode: str | None = option("rerun, mcap: the episode's id, the end of its id, or :2 for the second.", "EPISODE"),
+    episode: str | None = option("rerun, mcap: an episode's id, the end of its id, or :2 for the second.", "EPISODE"),
     policy: str | None = option("Only this policy's episodes.", "NAME"),
     suite: str | None = option("Only this suite's episodes.", "NAME", shell_complete=completion.SUITES),
-    meta: Path | None = option("TOML file of facts that no record holds.", "FILE", type=options.FILE),
+    meta: Path | None = option("TOML file with facts that are not in the records.", "FILE", type=options.FILE),
     cameras: str | None = option("lerobot: include pictures of these cameras.", "LIST"),
     image_size: int = option(
         "lerobot: size of the pictures in pixels.", type=options.WholeNumber(16, 1024), default=128
@@ -402,7 +406,7 @@ def board_command(
         for line in mark.differing:
             echo_message(f"  {line}", "    ")
     if audit:
-        echo(f"Audited by --audit {audit.count}:{audit.seed}; this value repeats the choice of episodes.")
+        echo(f"To audit the same episodes again, use --audit {audit.count}:{audit.seed}.")
     echo("Next: put the folder on any web server, or add runs and write the board again.")
     verdicts = {mark.verdict for _, mark in marks}
     context.exit(GATE_FAILED if "differs" in verdicts else USER_ERROR if "unchecked" in verdicts else OK)

@@ -43,7 +43,7 @@ Compared = TypeVar("Compared")
 
 
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy in one metric: the metric's value and interval over the n episodes in which it is defined.
+    """A policy's value in one metric, with its interval, over the n episodes in which the metric is defined.
 
     If policies are not paired, n counts the pooled episodes of the tasks that all policies ran. `ranks` has two ranks:
     the policy's best possible rank is 1 + the number of policies shown to be better, and its worst possible rank is the
@@ -58,7 +58,7 @@ class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison in one metric of one scope. `primary` is true if the verdicts are primary, not exploratory."""
+    """The comparison in one metric and one scope. `primary` is true if the verdicts are primary, not exploratory."""
 
     metric: str
     standings: tuple[PolicyStanding, ...]
@@ -69,8 +69,8 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
 class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison in one suite, or in all suites pooled (`suite` is null).
 
-    `pairs` is the number of pairs that all policies finished (null if unpaired); `left_out` counts the other pairs. If
-    a policy has no verdict in a suite, only SR is compared. If a violation stopped an episode, only Safety is compared.
+    `pairs` counts the pairs that all policies finished (null if unpaired), and `left_out` counts all other pairs. If a
+    policy has no verdict in a suite, only SR is compared. If a violation stopped an episode, only Safety is compared.
     """
 
     suite: str | None
@@ -86,14 +86,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...]
     paired: bool
     confidence: float
-    allow_crashed: bool = False  # True if verdicts are given that episodes without a value could change
-    across_seeds: bool = False  # True if the means over seeds of each initial state are paired
+    allow_crashed: bool = False  # True if verdicts ignore possible effects of episodes without a value
+    across_seeds: bool = False  # True if pairs compare the mean over seeds of each initial state
     scopes: tuple[SuiteComparison, ...]
     across_versions: tuple[str, ...] = ()
     """Texts, each naming a suite and a package that has several versions in the suite's episodes; empty = none."""
     warnings: tuple[str, ...] = ()
     interventions: tuple[Intervention, ...] = ()
-    """The effects of action filters, compared with the same episodes without the filter; empty if unpaired."""
+    """The effects of action filters, measured against the same episodes without the filter; empty if unpaired."""
 
 
 def compare_policies(
@@ -175,8 +175,11 @@ def require_one_simulator(results: Sequence[PolicyResults]) -> None:
 def require_same_code(results: Sequence[PolicyResults]) -> None:
     """Raise `RunError` if two policies were recorded by different code under one version number of this project."""
     if other := policy_results.find_other_code(results):
-        remedy = "Roll out both policies with the same code. To compare them anyway, use `safevla compare "
-        raise RunError(f"two policies were recorded by different code: {other}", remedy=f"{remedy}--across versions`.")
+        remedy = "Roll out both policies with the same code."
+        raise RunError(
+            f"two policies were recorded by different code: {other}",
+            remedy=f"{remedy} Or compare them anyway, by `safevla compare --across versions`.",
+        )
 
 
 def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> None:
@@ -191,7 +194,7 @@ def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> No
     if not paired:
         policy_results.require_same_tasks(*results)
     if not paired and not any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
-        remedy = "Roll them out on the same tasks; otherwise the tasks, not the policies, may explain the difference."
+        remedy = "Roll out all on the same tasks; otherwise the tasks, not the policies, may explain the difference."
         raise RunError("no two policies ran a common task", remedy=remedy)
 
 
@@ -208,7 +211,7 @@ def _nothing_comparable_error(results: Sequence[PolicyResults]) -> RunError:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The differences of R pairs of policies, their parts by task, [R, K], and, for paired rates, by state, [R, N]."""
+    """Differences of R pairs of policies; their parts in K tasks, [R, K], and (for paired rates) N states, [R, N]."""
 
     differences: list[Difference]
     by_task: Floats
@@ -261,7 +264,7 @@ class _SuiteResults:
         if self.pairs:
             unknown = np.array([self.pairs.count_unknown([policy], metric) for policy in range(len(self.members))])
             return np.asarray(unknown[numbers].sum(axis=1))
-        # numbers of all episodes and of unknown ones, by policy and task
+        # number of all episodes and number of unknown episodes, by policy and task
         counts = np.zeros((2, len(self.members), len(self._planned_tasks)), dtype=np.int64)
         task_index = {task: k for k, task in enumerate(self._planned_tasks)}
         for policy, member in enumerate(self.members):
@@ -317,7 +320,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     pairs = np.array(list(combinations(policies, 2)))  # [R, 2]
     measured = scope.measure(pairs, metric, options)
     unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
-    # P[U|S] counts only successes. It has no extremes, because an unknown episode may or may not be a success.
+    # The metric P[U|S] counts only successes. It has no extremes, because an unknown episode may not be a success.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
     extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
     differences = [
@@ -338,11 +341,11 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     return _add_rank_ranges(MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(decided)))
 
 
-_MAX_TIPPING_POINTS = 10  # compute tipping points for at most so many pairs of policies; reports name only three
+_MAX_TIPPING_POINTS = 10  # maximum number of pairs of policies with a tipping point; reports name only three
 
 
 def _episode_standing(pairs: PairedResults, policy: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    # of two policies, only states in which the other has a value, too
+    # with two policies, only states in which both have a value count
     means, is_single = pairs.state_means((policy, 1 - policy if len(pairs.results) == 2 else policy), metric)
     is_counted = bool(METRICS[metric].unit) and is_single
     return _make_standing(pairs.results[policy].name, means, means, None, options, is_counted=is_counted)
@@ -351,8 +354,8 @@ def _episode_standing(pairs: PairedResults, policy: int, metric: str, options: C
 def _make_standing(
     policy: str, values: Floats, means: Floats, weights: Floats | None, options: ComparisonOptions, *, is_counted: bool
 ) -> PolicyStanding:
-    """Return the standing of a policy with these values, [n]. If `is_counted`, the interval is Wilson's for the sum of
-    the values. Otherwise, it is the interval of the mean of `means`, which are means by start, with these `weights`.
+    """Return a policy's standing, given its `values` [n]. If `is_counted`, the interval is Wilson's for the sum of the
+    values. Otherwise, it is the interval of the weighted mean of `means`, which has one mean for each start.
     """
     n, value_sum = len(values), float(values.sum())
     if is_counted:
@@ -379,7 +382,7 @@ def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOption
 
 
 def _mark_primary(scopes: Sequence[SuiteComparison]) -> Iterator[SuiteComparison]:
-    last = scopes[-1].metrics  # those of all suites, or of the only suite
+    last = scopes[-1].metrics  # the metrics of all suites pooled, or of the only suite
     primary = next((metric for metric in last if metric.metric == SAFETY.key), last[0] if last else None)
     for scope in scopes:
         yield replace(scope, metrics=tuple(replace(metric, primary=metric is primary) for metric in scope.metrics))
@@ -476,8 +479,8 @@ def _find_tipping(
 
 
 def _add_rank_ranges(comparison: MetricComparison) -> MetricComparison:
-    """Return the metric with ranges of ranks. Fewer than three policies get no ranks. SBU gives no ranks either: it is
-    0, its best value, for a policy that never succeeds.
+    """Return the metric with ranges of ranks. Fewer than three policies get no ranks. SBU gives no ranks either,
+    because a policy that never succeeds has the best value of SBU, 0.
     """
     if len(comparison.standings) < 3 or comparison.metric == SBU.key:
         return comparison
@@ -488,7 +491,7 @@ def _add_rank_ranges(comparison: MetricComparison) -> MetricComparison:
 
 
 def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> dict[str, tuple[int, int]]:
-    """Return each policy's best and worst possible rank, by name, given the pairs' verdicts on these tasks."""
+    """Return each policy's best and worst possible rank, by name, given the verdicts of all pairs on these tasks."""
     ranks = {policy: [1, len(policies)] for policy in policies}
     for item in differences:
         if item.better and item.first in ranks and item.second in ranks:

@@ -6,9 +6,9 @@ intervals are valid in spite of the choice. The chosen policy is compared with t
 needs no adjustment for the number of candidates (S. Gutmann and Z. Maymin, Annals of Statistics 15 (1987) 456-461;
 K. Hung and W. Fithian, Annals of Statistics 47 (2019) 758-782).
 
-A baseline is another run. A gate against it limits a policy's difference from it on the same episodes. The interval is
-for the tasks that were run, not for others like them, since the same benchmark is run again. One end of the interval
-counts each episode without a value at its worst, and the other end at its best, unless such episodes are left out.
+A baseline is another run. A gate limits the difference of a policy from the baseline on the same episodes. The interval
+is for the tasks that were run, not for similar tasks, since the same benchmark is run again. Unless episodes without a
+value are left out, one end of the interval counts each of them at its worst, and the other end at its best.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def select_policy(
     gates = [Gate(metric, "min", 0.0), *conditions]
     checked = check_gates(scores, gates, states=[header.init_state_index for header in headers])
     outcomes = checked.outcomes
-    # for each policy: the outcome of the metric, then those of the conditions
+    # for each policy, the outcome of the metric precedes the outcomes of the conditions
     candidates = [
         Candidate(policy=outcomes[k].policy or UNNAMED, value=outcomes[k], conditions=outcomes[k + 1 : k + len(gates)])
         for k in range(0, len(outcomes), len(gates))
@@ -268,7 +268,7 @@ def _require_candidates(results: Sequence[PolicyResults]) -> None:
 
 
 def _sort_key(candidate: Candidate) -> tuple[bool, float, float]:
-    # candidates that meet the conditions come first, by value; the others follow, by slack
+    # candidates that meet the conditions come first, sorted by value; all others follow, sorted by slack
     slack = 0.0
     for condition in candidate.conditions[:1]:
         assert condition.gate is not None
@@ -389,7 +389,7 @@ def _find_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) ->
 def _pair_with_baseline(
     result: PolicyResults, baseline: PolicyResults, per: GateScope
 ) -> Iterator[tuple[PairedResults, str | None]]:
-    # pairs the episodes of a policy and its baseline, then yields the pairs of each suite, or of all suites (None)
+    # pairs the episodes of a policy and its baseline; yields the pairs for each suite, or for all suites (None)
     results = (result, baseline)
     require_one_simulator(results)
     try:
@@ -433,7 +433,7 @@ def _decide_gate(
     verdict = judge_ends(gate, low, high)
     reason = "point estimate, no confidence" if each_confidence is None else "whole interval"
     if verdict == "undecided":
-        unknown_reason = f"unknown in {unknown_n} episodes; --allow-crashed leaves these out"
+        unknown_reason = f"unknown in {unknown_n} episodes, which --allow-crashed leaves out"
         reason = unknown_reason if unknown_n else f"{measured.pairs} pairs are too few to decide"
     ci = None if each_confidence is None else (low, high)
     return msgspec.structs.replace(outcome, verdict=verdict, reason=reason, ci=ci)

@@ -42,7 +42,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     `p_value`, `ci` and `better` answer the question about these tasks: would equal policies differ so much if the same
     tasks were run again? Fields with `by_task` in their names answer the question about tasks like these: would equal
-    policies differ so much on other tasks of this kind? They give a verdict only if the policies differ on these tasks.
+    policies differ so much on other tasks of this kind? This verdict requires that the policies differ on these tasks.
     For each question, the family-wise error over all pairs of policies is 1 - confidence. `only_first` (`only_second`)
     counts pairs in which only the first (second) policy has the metric's outcome (null for means, or if not paired).
     """
@@ -52,7 +52,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     difference: float | None = None
     """Mean difference over initial states of equal weight; if episodes are independent, over tasks of equal weight."""
     ci: Bounds | None = None
-    excludes_zero: bool = False  # True if `p_value` is significant; an end of `ci` at 0 then lies outside `ci`
+    excludes_zero: bool = False  # True if `p_value` is significant; `ci` then excludes 0, even if an end is 0
     ci_by_task: Bounds | None = None
     pairs: int | None = None
     """Number of pairs that both policies finished and that have a value; null if episodes are independent."""
@@ -60,12 +60,12 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     extremes: Bounds | None = None
     """The smallest and the largest difference that the unknown values allow; null if all values are known."""
     p_at_extremes: float | None = None
-    """The larger p-value at the two `extremes`; 1 if their signs or that of `difference` differ; null as above."""
-    p_by_task_at_extremes: float | None = None  # the same for `p_by_task`
+    """The larger p-value at the two `extremes`; 1 if they and `difference` differ in sign; null if there are none."""
+    p_by_task_at_extremes: float | None = None  # the counterpart of `p_at_extremes` for `p_by_task`
     tipping: int | None = None
-    """The largest number of the better-looking policy's episodes without a value that can count against it while it
-    stays significantly better. All such episodes of the other policy count in that policy's favor. With several
-    policies, the error is divided by the number of pairs. Null if not even zero is possible, or if not computed."""
+    """The largest k for which the seemingly better policy stays significantly better if any k of its episodes without a
+    value count against it, and all such episodes of the other policy count in the other policy's favor. With several
+    policies, the error is divided by the number of pairs. Null if the verdict fails for k = 0, or if not computed."""
     tasks: int = 0  # number of tasks that both policies ran
     only_first: int | None = None
     only_second: int | None = None
@@ -82,7 +82,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     undecided_by_task: bool = False  # the counterpart of `undecided` for tasks like these
     no_verdict: str = ""  # why a verdict on these tasks is impossible, regardless of the p-value; "" = possible
     tasks_needed: int | None = None
-    """The number of tasks that `p_by_task` needs to be significant at all; null if there are enough tasks."""
+    """The smallest number of tasks with which `p_by_task` can be significant; null if there are enough tasks."""
     identical: bool = False  # True if both policies have the same value in every pair
     leave_one_out: Bounds | None = None  # smallest and largest difference if one task is left out
     depends_on: str | None = None
@@ -100,7 +100,7 @@ TaskValues = Mapping[TaskKey, TaskSample]
 
 
 def values_by_task(results: PolicyResults, metric: str, fill: float | None = None) -> TaskValues:
-    """Return task -> the values of a metric in a policy's episodes, with tasks in order of first appearance.
+    """Return the values of a metric in a policy's episodes by task; the tasks are in order of first appearance.
 
     `fill` replaces each unknown value, including those of lost episodes. If `fill` is None, unknown values are left
     out, and tasks without a known value are left out too.
@@ -121,7 +121,7 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
 
 Names = Sequence[tuple[str, str]]
 TestOfRows = Callable[[Ints, Bools], significance.MeanTest]
-"""A function that tests pairs of policies, given the indices of the pairs, [Q], and the tasks to use, [Q, K]."""
+"""A function that tests pairs of policies, given the indices of Q pairs and a mask of the K tasks to use, [Q, K]."""
 
 
 def paired_difference(
@@ -208,7 +208,7 @@ def paired_differences(
     return _test_tasks(measured, tasks, (sums, sizes), test, options)
 
 
-# Turns a test of one row into a test of several rows.
+# Returns a function that applies a test of one row to several rows.
 def _test_each_row(test: Callable[[int], significance.MeanTest]) -> Callable[[Ints], significance.MeanTest]:
     return lambda rows: significance.join_tests([test(k) for k in rows.tolist()])
 
@@ -234,13 +234,13 @@ def unpaired_differences(
     options: ComparisonOptions,
 ) -> tuple[list[Difference], Floats]:
     """Return the differences of R pairs of policies over independent episodes of the tasks that both ran, and the
-    differences in each task, [R, K], which are 0 in tasks that not both policies ran. Tasks have equal weight.
+    differences in each of K tasks, [R, K], which are 0 unless both policies ran the task. Tasks have equal weight.
 
     Rates use the stratified score test and its interval. On a single task, they use Barnard's test and Newcombe's
     interval; both lead to the same verdict. VSI, and rates with several episodes per start, combine Gaffke's intervals
-    of the two means into one of the difference (MOVER). `ci_by_task` and `p_by_task`, for tasks like these, need at
-    least two tasks. Without a common task there is no difference and no p-value, and `test` says why.
-    The two members of `sides` are the values of the first policies of the R pairs, and those of the second policies.
+    of the two means into an interval of the difference (MOVER). `ci_by_task` and `p_by_task`, for tasks like these,
+    need at least two tasks. Without a common task there is no difference and no p-value, and `test` says why.
+    `sides` has two members: the values of the first policy of each pair, and the values of the second policy.
     """
     sums_by_id = {id(values): _sum_by_task(values, tasks) for side in sides for values in side}
     (first_sums, first_sizes, first_clustered), (second_sums, second_sizes, second_clustered) = (
@@ -254,7 +254,7 @@ def unpaired_differences(
     bounded_means = _BoundedMeans(tasks)
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:
-        # four arrays [Q, K]: sums and numbers of values of the first policies, then of the second
+        # four arrays [pairs, tasks]: sum and number of the first policy's values, sum and number of the second's
         counts, kept_n = (
             [np.where(kept, by_task[rows], 0) for by_task in (first_sums, first_sizes, second_sums, second_sizes)],
             kept.sum(axis=1),
@@ -305,7 +305,7 @@ _SCORE_TEST = "stratified score test (Miettinen and Nurminen)"
 
 
 def _sum_by_task(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[Floats, Ints, Bools]:
-    # sums of the values, numbers of values, and whether several values have one start, each [K]
+    # three arrays [tasks]: sum of the values, number of values, and whether several values have the same start
     samples = [values.get(task) for task in tasks]
     return (
         np.array([0.0 if sample is None else sample.values.sum() for sample in samples]),
@@ -321,9 +321,9 @@ def _test_tasks(
     test: TestOfRows,
     options: ComparisonOptions,
 ) -> list[Difference]:
-    """Return `measured` [R] with three kinds of results added: on these tasks, with one task left out, and for tasks
-    like these. `parts` are the sums of values in each task, [R, K], and the tasks' weights, [R, K]. A task of weight 0
-    does not count. A row in which all weights are 0 is unchanged.
+    """Return the differences `measured` of R pairs with three kinds of results added: on these tasks, with one task
+    left out, and for tasks like these. `parts` are the sums of the values in each of K tasks, [R, K], and the tasks'
+    weights, [R, K]. A task of weight 0 does not count. A row in which all weights are 0 is unchanged.
     """
     rows = np.flatnonzero(parts[1].any(axis=1))
     if not len(rows):
@@ -337,11 +337,11 @@ def _test_tasks(
     )
     is_shown = intervals.is_significant(tested.p_value, options.confidence)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # [R, K]: the estimate without each task
+        # the estimate if one task is left out, for each task, [R, K]
         without = _drop_rounding((total_sum - sums) / (total_weight - weights))
         without = np.where(is_used & (task_counts > 1)[:, None], without, np.nan)
     lowest, highest = np.fmin.reduce(without, axis=1), np.fmax.reduce(without, axis=1)
-    # first the task without which the estimate would shrink most, or change its sign
+    # put first the task whose omission would change the estimate's sign or reduce the estimate most
     order = np.argsort(np.round(without * estimates[:, None], 12), axis=1, kind="stable")
     changes_sign = (lowest * highest <= 0) | (np.sign(lowest) != np.sign(estimates))
     loses_significance = np.zeros_like(is_used)
@@ -387,7 +387,7 @@ _NO_INTERVAL = intervals.Interval(np.nan, np.nan)
 
 
 def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
-    """Return the p-values and the two ends of the intervals for tasks like these, [3, R]; NaN where there is none."""
+    """Return the p-values and the two ends of the intervals for tasks like these, [3, R]; NaN if there are none."""
     results = np.full((3, len(sums)), np.nan)
     masks, mask_indices = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):
@@ -416,15 +416,19 @@ def _find_obstacle(
     )
     if metric.unit and is_uneven and least < _LEAST_EPISODES:
         return (
-            f"{name} has {count_noun(least, 'value')} in task {task}, but each policy needs {_LEAST_EPISODES} in each "
-            "task if the numbers of values differ"
+            f"{name} has {count_noun(least, 'value')} in task {task}; the minimum is {_LEAST_EPISODES} if policies or "
+            "tasks have different numbers of values"
         )
     pooled = [float(sums.sum() / sizes.sum()) for sums, sizes in totals]
     mean = float((totals[0][0] / totals[0][1] - totals[1][0] / totals[1][1]).mean())
     if abs(mean) > _TIE and (pooled[0] - pooled[1]) * mean <= _TIE * abs(mean):
         values = [f"{metric.format(value)}{' %' if metric.unit else ''}" for value in pooled]
-        relation = "are equal, unlike" if abs(pooled[0] - pooled[1]) <= _TIE else "have the reverse order of"
-        return f"the values pooled over episodes ({values[0]} and {values[1]}) {relation} the means over tasks"
+        relation = (
+            "the values pooled over episodes are equal"
+            if abs(pooled[0] - pooled[1]) <= _TIE
+            else "the values pooled over episodes have the reverse order"
+        )
+        return f"the means over tasks differ, but {relation} ({values[0]} and {values[1]})"
     return ""
 
 
@@ -468,23 +472,23 @@ def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: 
     return bool(gaps.mean() > 0 and intervals.is_significant(tested.p_value, confidence))
 
 
-_QUANTILES = np.linspace(0.0, 4.4, 23)  # of the normal distribution, for the levels of the intervals
+_QUANTILES = np.linspace(0.0, 4.4, 23)  # quantiles of the normal distribution, for the intervals' levels
 
 
 class _BoundedMeans:
     """Gaffke's intervals of policies' means over tasks of equal weight, and intervals of their differences (MOVER)."""
 
     def __init__(self, tasks: Sequence[TaskKey]) -> None:
-        # key of `_known`: the id of the values, the mask of the kept tasks as bytes, and `only_side`; value: [3, L]
+        # `_known` maps the values' id, the mask of kept tasks as bytes, and `only_side` to an array [3, levels]
         self._tasks, self._known = tasks, dict[tuple[int, bytes, bool], Floats]()
 
     def test(
         self, pairs: Sequence[tuple[TaskValues, TaskValues]], kept: Bools, confidence: float, *, only_side: bool
     ) -> significance.MeanTest:
-        """Return the test of pairs of policies, [Q], over the tasks that are kept for each pair, [Q, K].
+        """Return the test of Q pairs of policies, each over the tasks that the mask `kept` [Q, K] selects.
 
         The p-value is the error level at which the interval just reaches 0. It is interpolated between the intervals of
-        24 levels. If `only_side`, the p-value only shows on which side of 1 - confidence it is.
+        24 levels. If `only_side`, the p-value is only on the correct side of 1 - confidence, not precise.
         """
         z = intervals.normal_quantile(confidence)
         quantiles = np.array([z]) if only_side else np.unique(np.append(_QUANTILES, z))
@@ -495,10 +499,10 @@ class _BoundedMeans:
                 [self._known[id(pair[k]), mask.tobytes(), only_side] for pair, mask in zip(pairs, kept, strict=True)]
             )
             for k in (0, 1)
-        )  # each part [Q, 3, L] has a mean, and its distances from the lower and upper ends of L intervals
+        )  # each part [pairs, 3, levels]: the mean, and its distances from the lower and the upper end of each interval
         first, second = (part.transpose(1, 0, 2) for part in parts)
         estimates = (first[0] - second[0])[:, 0]
-        # [Q, L]: distances of the difference from its lower and upper ends (MOVER); the inner end is that towards 0
+        # distances of each difference from both ends of its intervals, [pairs, levels]; the inner end is nearer to 0
         all_reaches = np.hypot(first[1], second[2]), np.hypot(first[2], second[1])
         inner_reaches, index = np.where(estimates[:, None] > 0, *all_reaches), int(np.searchsorted(quantiles, z))
         crossings = np.array(
@@ -513,7 +517,7 @@ class _BoundedMeans:
     def _measure(
         self, wanted: Mapping[tuple[int, bytes], tuple[TaskValues, Bools]], quantiles: Floats, *, only_side: bool
     ) -> None:
-        # fills `_known`; the arrays have one row for each policy and mask, padded with NaN, then one for each level too
+        # fills `_known`; the arrays have a row for each policy and mask, padded with NaN, repeated for each level
         new = {key: item for key, item in wanted.items() if (*key, only_side) not in self._known}
         kept_samples = [
             [values[task] for task, is_kept in zip(self._tasks, mask, strict=True) if is_kept]
@@ -542,7 +546,7 @@ def least_tasks(confidence: float) -> int:
 
 
 def interval_bounds(interval: intervals.Interval | None) -> Bounds | None:
-    """Return an interval's ends; None if there are none, or if they are equal, since zero spread proves nothing."""
+    """Return an interval's ends; None if they are missing, or equal, since values without spread prove nothing."""
     if interval is None or interval.low == interval.high or np.isnan(interval.low):
         return None
     return float(interval.low), float(interval.high)

@@ -37,7 +37,7 @@ class PairKey(NamedTuple):
         return self._replace(seed=None)
 
     def __str__(self) -> str:
-        """Return `SUITE/TASK state INDEX`, with ` seed SEED` after that if the seed is known."""
+        """Return `SUITE/TASK state INDEX`, followed by ` seed SEED` if the seed is known."""
         seed = "" if self.seed is None else f" seed {self.seed}"
         return f"{self.suite}/{self.task_id} state {self.init_state_index}{seed}"
 
@@ -51,7 +51,7 @@ class PairedResults:
 
     results: tuple[policy_results.PolicyResults, ...]
     keys: tuple[PairKey, ...]
-    """The planned episodes, [K]: first those that some policy finished, in the order of the results, then the rest."""
+    """The K planned episodes: first the episodes that any policy finished, in the order of `results`, then the rest."""
     places: Ints  # index of each planned episode in each policy's results, [P, K]; -1 = the policy did not finish it
     is_planned: Bools  # whether each policy planned each episode, [P, K]; all True unless initial states are paired
     by_state: bool  # True if initial states are paired instead of episodes, since the policies may have different seeds
@@ -64,7 +64,7 @@ class PairedResults:
 
     @cached_property
     def tasks(self) -> tuple[tuple[policy_results.TaskKey, ...], Ints]:
-        """All tasks in order, and the index of each initial state's task, [N], for the states sorted by key."""
+        """All tasks, and for each of the N initial states, sorted by key, the index of its task, [N]."""
         return number_distinct((key.suite, key.task_id) for key in _sort_keys({key.state for key in self.keys}))
 
     @cached_property
@@ -86,7 +86,7 @@ class PairedResults:
         return len(np.unique(self._state_indices[chosen])) if self.by_state else int(chosen.sum())
 
     def select_suite(self, suite: str | None) -> PairedResults:
-        """Return the planned episodes of one suite (None = all); `results` still hold all suites."""
+        """Return the planned episodes of one suite (None = all); `results` still contains all suites."""
         chosen = [k for k, key in enumerate(self.keys) if suite in (None, key.suite)]
         return replace(
             self,
@@ -121,7 +121,7 @@ class PairedResults:
         if not self.by_state:
             values = np.where(np.isnan(values).any(axis=0), np.nan, values)
         rows = (values[0] == best, is_unknown[0], ~np.isnan(values[0]), values[1] == best, ~np.isnan(values[1]))
-        # counts [5, N]; rows 2 and 4 count all episodes of each policy
+        # counts [5, states]; rows 2 and 4 count all episodes of the first and of the second policy
         counts = np.array([np.bincount(self._state_indices, row, len(self.tasks[1])) for row in rows])
         return [tuple(unit) for unit in counts[:, (counts[[2, 4]] > 0).all(axis=0)].T.tolist()]
 
@@ -141,13 +141,13 @@ class PairedResults:
         """Return two arrays for R pairs of policies (given as indices, [R, 2]). The first array, [R, N], has the first
         policy's mean minus the second's in each initial state (see `state_means`); it is NaN where a mean is missing.
         The second array, [R], says whether each policy has just one episode of every state. `fill` has two values that
-        replace the unknown values of the first and the second policy: of crashed, stopped and unjudged episodes.
+        replace the unknown values of the first and the second policy (in crashed, stopped or unjudged episodes).
         """
         sides = [self._filled_values(metric, replacement) for replacement in fill or (None, None)]
         if not self.by_state:
             gaps, sizes = self._average_by_state(sides[0][pairs[:, 0]] - sides[1][pairs[:, 1]])
             return gaps, np.asarray(sizes.max(axis=1, initial=0) <= 1)
-        # means and numbers of episodes by state: of all policies, [P, N], then of those in `pairs`, [R, N]
+        # means and numbers of episodes by state: first for all P policies, [P, N], then for R pairs, [R, N]
         (first, second), (first_n, second_n) = zip(*map(self._average_by_state, sides), strict=True)
         first, second, first_n, second_n = (
             first[pairs[:, 0]], second[pairs[:, 1]], first_n[pairs[:, 0]], second_n[pairs[:, 1]]
@@ -160,7 +160,7 @@ class PairedResults:
         return values if replacement is None else np.where(np.isnan(values) & self.is_planned, replacement, values)
 
     def _average_by_state(self, values: Floats) -> tuple[Floats, Ints]:
-        """Average the known values [R, K] in each of N states; return means [R, N] and numbers of values [R, N]."""
+        """Average the known values [R, K] in each of N states; return means and numbers of values, [R, N] each."""
         order = np.argsort(self._state_indices, kind="stable")
         group_starts = np.flatnonzero(np.diff(self._state_indices[order], prepend=-1))
         is_known = ~np.isnan(values[:, order])
@@ -272,7 +272,7 @@ def task_differences(paired: PairedResults) -> tuple[str, ...]:
 def _describe_differences(
     paired: PairedResults, readers: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]]
 ) -> Iterator[tuple[str, str, str]]:
-    # yields each field in which two policies differ, the names of the two, and the episodes with both values
+    # yields each field in which two policies differ, these policies' names, and the episodes with both values
     for name, read in readers.items():
         values_by_policy = [_values_by_start(paired, k, read) for k in range(len(paired.results))]
         if conflict := policy_results.find_conflict(values_by_policy):
@@ -283,7 +283,7 @@ def _describe_differences(
             yield name, names, f"{count_noun(len(keys), 'episode')}: {episodes}"
 
 
-_PROTOCOL_REMEDY = "Roll out both policies under one protocol, and make RoboCasa kitchens as `safevla eval` does."
+_PROTOCOL_REMEDY = "Roll out both policies under one protocol, and create RoboCasa kitchens as `safevla eval` does."
 _START_FIELDS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     "env_seed": lambda _, header: header.env_seed,
     "horizon": lambda _, header: header.horizon,
@@ -291,13 +291,13 @@ _START_FIELDS: Mapping[str, Callable[[policy_results.PolicyResults, Header], obj
     "kitchen": lambda result, header: result.kitchens.get(header.key),
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }
-"""Name -> reader of each field that, together with the initial state, determines an episode's start."""
+"""Functions that read the fields which, together with the initial state, determine an episode's start, by name."""
 TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "target object": lambda header: header.target_object or "none",
     "instruction": lambda header: header.instruction or "",
     **policy_results.IDENTITY_FIELDS,
 }
-"""Name -> reader of each field that says which task an episode ran; the unknown value "" matches any value."""
+"""Functions that read the fields which identify an episode's task, by name; "" is unknown and matches any value."""
 
 
 _TASKS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
@@ -321,7 +321,7 @@ def _differing_rules(first: policy_results.PolicyResults, other: policy_results.
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return []
     first_rules, other_rules = first.protocol, other.protocol
-    # of a user's own loop, only the rules on how an episode begins and ends are known
+    # if a user's own loop ran a policy, only the rules on the beginning and the end of an episode are known
     if OWN_LOOP in (first_rules.get("name"), other_rules.get("name")):
         suites = {header.benchmark for result in (first, other) for header in result.headers}
         first_rules, other_rules = _start_rules(first_rules, suites), _start_rules(other_rules, suites)

@@ -33,21 +33,21 @@ MEASURED = (SR, SAFETY)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of one change of suites on one policy: its SR and Safety with the change minus those without it."""
+    """The effect of one change of suites on one policy: SR and Safety with the change minus the values without it."""
 
     policy: str
     change: str
     suites: tuple[str, ...]
-    left_out: int  # number of episodes, changed or unchanged, without a counterpart on the other side
+    left_out: int  # number of changed and unchanged episodes that have no counterpart
     unknown: int  # number of paired episodes that crashed, were cut short or have no verdict; `differences` omit them
     differing: tuple[str, ...]  # the fields of `TASK_FIELDS` that differ between the paired episodes
-    mixtures: tuple[str, ...]  # texts, each naming a suite and a package whose versions differ between the sides
+    mixtures: tuple[str, ...]  # texts, each naming a suite and a package with several versions in its episodes
     differences: dict[str, Difference]
     """Maps each metric to its difference; the intervals `ci` of all differences in a report hold simultaneously."""
 
 
 class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The effects of all changes. A policy's control comes last. `each_confidence` is that of a single interval."""
+    """The effects of all changes; a policy's control comes last. Each single interval has `each_confidence`."""
 
     confidence: float
     each_confidence: float
@@ -85,7 +85,7 @@ Sides = tuple[PolicyResults, PolicyResults]
 
 
 def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
-    """Return change -> the unchanged and the changed results of each suite with that change, and of `CONTROL`."""
+    """Return, for each change and for `CONTROL`, the unchanged and the changed results of each suite."""
     runs: dict[str, list[PolicyResults]] = {}
     for result in sources:
         for suite in dict.fromkeys(header.benchmark for header in result.headers):
@@ -94,7 +94,7 @@ def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Si
     sides_by_change: dict[str, list[Sides]] = {}
     for suite, (first_run, *further) in runs.items():
         base_suite, _, change = suite.rpartition("-")
-        # a changed suite may have one run, and an unchanged one two: the second is the control
+        # a changed suite may have one run; an unchanged suite may have a second run, which is the control
         if len(further) > (base_suite not in runs):
             listed = ", ".join(result.source for result in (first_run, *further))
             remedy = "Name one run of each changed suite, and one or two runs of the unchanged suite."
@@ -152,7 +152,7 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
 
 
 def _select_common(unchanged: PolicyResults, changed: PolicyResults, *, with_seed: bool) -> Sides:
-    # keeps the episodes whose start both sides planned; of variants, the start of the unchanged task counts
+    # keeps the episodes whose start both sides planned; a variant has the start of its unchanged task
     sides, has_variants = (unchanged, changed), _has_variants(unchanged, changed)
 
     def start_of(episode: Header | AbsentEpisode) -> tuple[object, ...]:
@@ -163,7 +163,7 @@ def _select_common(unchanged: PolicyResults, changed: PolicyResults, *, with_see
     shared = starts[0] & starts[1]
     common_unchanged, common_changed = (side.select(lambda episode: start_of(episode) in shared) for side in sides)
     if has_variants:
-        # the variants of a task become episodes with different seeds of one start, so that their mean counts
+        # give the variants of a task different seeds of one start, so that their mean is compared
         new_seeds = count()
         common_changed = replace(
             common_changed,
@@ -181,7 +181,7 @@ def _strip_variant(episode: Header | AbsentEpisode) -> str:
 
 
 def _number_variant(episode: Episode, new_seeds: Iterator[int]) -> Episode:
-    # one of the repetitions of its task: a variant becomes a seed
+    # turns an episode of a variant into a repetition of the unchanged task with a new seed
     return msgspec.structs.replace(episode, task_id=_strip_variant(episode), seed=next(new_seeds))
 
 
@@ -202,9 +202,9 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
     without: str
     actions: int  # number of actions in all episodes of the filtered `policy`
     changed: int  # number of these actions that the filter changed
-    mean_change: float  # mean norm of the change of an action over the changed actions, in the units of the action
+    mean_change: float  # mean norm of the filter's changes to actions, in the units of actions
     pairs: int
-    violations: int  # number of pairs with two verdicts in which the episode without the filter is unsafe
+    violations: int  # number of pairs with two verdicts whose unfiltered episode is unsafe
     violations_made: int
     successes: int
     successes_gained: int
@@ -231,7 +231,7 @@ def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
 
 def _measure_intervention(pairs: PairedResults, filtered: int, unfiltered: int, total: ActionChanges) -> Intervention:
     finished = pairs.mark_finished([unfiltered, filtered])
-    # the results without and with the filter, and the indices in them of the pairs' episodes, [pairs]
+    # without and with the filter: the results, and the indices of the paired episodes in these results, [pairs]
     sides = [(pairs.results[policy], pairs.places[policy][finished]) for policy in (unfiltered, filtered)]
     counted, judged = (
         np.logical_and(*(getattr(side, name)[episodes] for side, episodes in sides))

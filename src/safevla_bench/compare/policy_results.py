@@ -28,7 +28,8 @@ from safevla_recorder.simulator_versions import physics_versions, results_versio
 UNNAMED = "(unnamed)"
 Key = TypeVar("Key")
 TaskKey = tuple[str, str]  # suite and task
-Protocols = Sequence[Mapping[str, object]]  # of all sources that have one; if two differ, episodes are not paired
+# The protocols of all sources that have one. If two of these protocols differ, episodes are not paired.
+Protocols = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +51,11 @@ class PolicyResults(EpisodeOutcomes):
     privileged: bool = False
     standin_suites: tuple[str, ...] = ()  # suites that were simulated with substitutes for the host's own assets
     earlier_resets: Mapping[EpisodeKey, int] = field(default_factory=dict)
-    """Maps an episode to the number of resets between the seeding of its environment and the reset that began it."""
+    """Maps an episode to the number of resets between the seeding of its environment and the episode's own reset."""
     kitchens: Mapping[EpisodeKey, Kitchen] = field(default_factory=dict)
     """Maps each RoboCasa episode to the values that determine its start, if its record has them."""
     left_out_clauses: tuple[str, ...] = ()
-    """Warnings about scored clauses by which these episodes were not judged, with the reasons."""
+    """Warnings that name scored clauses by which these episodes were not judged, and the reasons."""
     changes: tuple[ActionChanges, ...] = ()  # how a filter changed the actions of each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
     """Texts that identify the code that recorded the runs (`sources.runs.folder.recorded_code`); empty for archives."""
@@ -139,8 +140,8 @@ def split_by_policy(
 
     `headers` are those of the scored episodes, in the same order, [E]. Episodes without a policy get the policy name
     `(unnamed)`. `source` distinguishes two policies with the same name. `privileged` policies saw simulator state that
-    no real robot has. `left_out` holds a sentence without its period for each kind of episode that the scores lack. The
-    fields `earlier_resets` and `kitchens` stay empty.
+    no real robot has. `left_out` holds a sentence, without the final period, for each kind of episode that the scores
+    lack. The fields `earlier_resets` and `kitchens` stay empty.
     """
     is_known = scores.is_counted | scores.is_judged
     results = []
@@ -273,7 +274,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     if any(result.code for result in results) and (
         unknown := [result.name for result in results if UNKNOWN in (result.code or (UNKNOWN,))]
     ):
-        yield f"The code that recorded {', '.join(unknown)} is unknown, and may differ from that of other policies."
+        yield f"The code that recorded {', '.join(unknown)} is unknown, and may differ from the code of other policies."
     for result in results:
         yield from (f"{result.name}: {clause}" for clause in result.left_out_clauses)
     versions = [result.versions for result in results]
@@ -285,11 +286,11 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     force_kinds = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
     if set().union(*force_kinds) == {True, False}:
         named = ", ".join(result.name for result, kinds in zip(results, force_kinds, strict=True) if True in kinds)
-        yield f"Forces are not comparable: in {named} they are net forces, in others those of single contacts."
+        yield f"Forces are not comparable: net forces in {named}, forces of single contacts in other policies."
     if silent := ", ".join(name_silent_suites(results)):
-        yield f"No specification reached a verdict for {silent}. There, and over all suites, only SR is compared."
+        yield f"No specification reached a verdict for {silent}. Such suites, and all suites pooled, compare only SR."
     if stopped := ", ".join(name_stopped_suites(results)):
-        yield f"A violation stopped episodes of {stopped}. There, and over all suites, only Safety is compared."
+        yield f"A violation stopped episodes of {stopped}. Such suites, and all suites pooled, compare only Safety."
     task_sets = [dict.fromkeys(result.tasks) for result in results]
     partly_run = [
         "/".join(task)
@@ -299,7 +300,10 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     if not paired and partly_run:
         yield f"Only tasks that both policies ran are compared. Not all policies ran {list_first(partly_run, most=6)}."
     if unjudged := _list_counts({result.name: int((~result.is_judged).sum()) for result in results}):
-        yield f"Episodes without a verdict: {unjudged}. Only SR counts them. A policy that causes them looks too safe."
+        yield (
+            f"Episodes without a verdict: {unjudged}. Only SR counts such episodes. "
+            "A policy that causes such episodes looks too safe."
+        )
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
         crashed_side = "one side" if len(results) == 2 else "some policy"
@@ -307,7 +311,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     yield from dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
     crashes = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
     if crashed := _list_counts(crashes):
-        yield f"Crashed or stopped: {crashed}. These are left out; a policy that causes them looks too good."
+        yield f"Crashed or stopped: {crashed}. Such episodes are left out; a policy that causes them looks too good."
     if paired and any(header.seed is None for result in results for header in result.headers):
         yield "Some episodes do not record their seed; they are paired by initial state alone."
     if 0 < sum(result.privileged for result in results) < len(results):
@@ -367,7 +371,7 @@ IDENTITY_FIELDS: Mapping[str, Callable[[Header], str]] = {
         "official" if has_official_source(header) else (header.task_source or {}).get("sources_sha256", "")[:12]
     ),
 }
-"""Name -> reader of each field that proves which task an episode ran; the value "" means unknown."""
+"""Functions that read the fields which prove what task an episode ran, by name; the value "" means unknown."""
 
 
 def list_arms(header: Header) -> str:
@@ -375,11 +379,11 @@ def list_arms(header: Header) -> str:
     return ", ".join(header.arms or ("one arm",))
 
 
-SAME_TASKS = "Roll out both on the same tasks; `compare --changes` compares a suite with its changed version."
+SAME_TASKS = "Roll out both policies on the same tasks; `compare --changes` compares a suite with its changed version."
 
 
 def require_same_tasks(*results: PolicyResults) -> None:
-    """Raise `RunError` if the episodes of two policies in one task differ in an identity field or in their arms."""
+    """Raise `RunError` if episodes of two policies in a task differ in one of the `IDENTITY_FIELDS` or in the arms."""
     for identity, read_field in {**IDENTITY_FIELDS, "arms": list_arms}.items():
         values_by_task: list[dict[TaskKey, set[str]]] = [{} for _ in results]
         for task_values, result in zip(values_by_task, results, strict=True):

@@ -36,7 +36,7 @@ class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan for the verdict of `compare` for tasks like these (sign flips), or on a single task (McNemar's test).
+    """A plan for a verdict of `compare`: for tasks like these (sign flips), or on a single task (McNemar's test).
 
     `episodes` is the number of episodes per policy and task that detects the difference with the requested power; null
     if no number does. With fewer than `least_tasks` tasks, no number of episodes reaches that power. `least_tasks` is
@@ -58,28 +58,29 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     def _sentences(self) -> Iterator[str]:
         request = self.request
         first, second, power, level = map(_percent, (*self.rates, request.power, request.confidence))
-        aim = f"{first} from {second} on {count_noun(request.tasks, 'task')}, at {level} confidence and {power} power"
+        aim = (
+            f"to distinguish {first} from {second} on {count_noun(request.tasks, 'task')}, "
+            f"at {level} confidence and {power} power"
+        )
         if self.least_tasks is None or request.tasks < self.least_tasks:
             least_text = "over a million" if self.least_tasks is None else self.least_tasks
-            yield f"No number of episodes can detect {aim}. At least {least_text} tasks are needed."
+            yield f"No number of episodes is enough {aim}. At least {least_text} tasks are needed."
         elif self.episodes is None:
-            yield f"Over a million episodes per task are needed to detect {aim}."
+            yield f"Over a million episodes per task are needed {aim}."
         else:
             total = f", {self.episodes * request.tasks} of each policy" if request.tasks > 1 else ""
-            yield f"{self.episodes} episodes per task{total} are needed to detect {aim}."
+            yield f"{self.episodes} episodes per task{total} are needed {aim}."
         if numbers := [
             f"{'no number' if n is None else n} at {100 * float(key):g}" for key, n in self.by_spread.items()
         ]:
-            yield (
-                f"Episodes per task, if the standard deviation between tasks is so many points: {', '.join(numbers)}."
-            )
+            yield f"Episodes per task, by the standard deviation between tasks in points: {', '.join(numbers)}."
         yield f"{_SIGN_FLIP_TEST if request.tasks > 1 else 'McNemar, mid-p'}, assuming that {self._assumption()}."
 
     def _assumption(self) -> str:
         request = self.request
         spread_text = f"varies between tasks by {format_compact(100 * request.task_spread)} points (standard deviation)"
         effect_text = f"the difference {spread_text if request.task_spread else 'is the same in each task'} and "
-        note = "" if request.discordant else " (for independent outcomes; --assume discordant=SHARE sets another)"
+        note = "" if request.discordant else " (for independent outcomes; to change this, --assume discordant=SHARE)"
         share_percent = format_fixed(100 * self.discordant, 1)
         return f"{effect_text if request.tasks > 1 else ''}{share_percent} % of the pairs differ{note}"
 
@@ -95,7 +96,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     baseline, difference = request.baseline, request.difference
     rates = [rate for rate in (baseline - difference, baseline + difference) if 0 <= rate <= 1]
     if not rates:
-        problem = f"no valid rate is {100 * difference:g} points from {100 * baseline:g} %"
+        problem = f"no rate from 0 to 100 % differs by {100 * difference:g} points from {100 * baseline:g} %"
         raise SafevlaError(problem, remedy="Give a smaller --plan or another --assume baseline=.")
     other_rate = min(rates, key=lambda rate: abs(rate - 0.5))
     independent_share = baseline + other_rate - 2 * baseline * other_rate
@@ -119,7 +120,7 @@ def _plan_episodes_and_tasks(
     if tasks == 1:
         pairs_needed = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)
         return pairs_needed, 1
-    # with so few tasks, no sign-flip test can be significant; `variance` is that of one pair's difference
+    # with `too_few` tasks, no sign-flip test can be significant; `variance` is the variance of a pair's difference
     too_few, variance = least_tasks(confidence) - 1, discordant - difference**2
     power = request.power
     extra_tasks = least_number(
@@ -143,8 +144,8 @@ def _check_request(request: SampleSizeRequest) -> None:
     if request.tasks < 1:
         raise SafevlaError("the number of tasks is below 1", remedy="Give at least one task.")
     if request.discordant is not None and not request.difference - 1e-12 <= request.discordant <= 1:
-        problem = f"policies with rates {points} apart differ in at least the share {request.difference:g} of the pairs"
-        raise SafevlaError(problem, remedy=f"Give discordant={request.difference:g} or more, and at most 1.")
+        problem = f"discordant is below {request.difference:g}, the difference of {points}, or above 1"
+        raise SafevlaError(problem, remedy=f"Give discordant a value from {request.difference:g} to 1.")
 
 
 def _percent(share: float) -> str:
@@ -164,15 +165,15 @@ def flip_power(
 ) -> float:
     """Return the power of the sign-flip test of at least 2 tasks with exact p-values (`flip_task_means`).
 
-    For up to twelve tasks the test is simulated, with normal sums rounded to whole episodes; equal arguments give equal
-    results. For more tasks the power is that of a t test. `episodes` is the number per policy and task. `variance` is
-    that of the difference between one episode of each policy on one task. `spread` is the standard deviation, between
-    tasks, of the true difference.
+    For up to twelve tasks, the test is simulated with normally distributed sums, rounded to whole episodes; equal
+    arguments give equal results. For more tasks, the power of a t test is returned. `episodes` is the number per policy
+    and task. `variance` is the variance of the difference between one episode of each policy on one task. `spread` is
+    the standard deviation, between tasks, of the true difference.
     """
     sum_deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:
         sums = np.rint(episodes * abs(difference) + sum_deviation * _normal_draws(tasks))
-        # Flipping the signs of a subset of tasks keeps the sum at least as large if the subset's total is at most 0.
+        # If the total of a subset of tasks is at most 0, flipping the subset's signs does not reduce the sum.
         subset_totals = sums @ (np.arange(2**tasks) >> np.arange(tasks)[:, None] & 1)
         return float((2 * (subset_totals <= 0).mean(axis=1) <= 1 - confidence + 1e-12).mean())
     from scipy.special import nctdtr, stdtrit
@@ -192,17 +193,17 @@ def _normal_draws(tasks: int) -> Floats:
 def paired_power(n: int, difference: float, discordant: float, confidence: float = CONFIDENCE) -> float:
     """Return the power of McNemar's test with mid-p-values over n pairs.
 
-    `discordant` is the share of pairs in which the policies differ. The power is exact: it sums the probabilities of
-    all numbers of such pairs, and of all numbers of them that the first policy wins. Both numbers are binomial.
+    `discordant` is the share of pairs in which the policies differ. The power is exact: it sums over the number of such
+    pairs, and over the number of them that the first policy wins. Both numbers have binomial distributions.
     """
     from scipy.special import bdtr, bdtrik
 
     winning_share = (discordant + abs(difference)) / (2 * discordant)
     margin = 9 * sqrt(n * discordant * (1 - discordant)) + 9
     low, high = max(0, int(n * discordant - margin)), min(n, int(n * discordant + margin))
-    # the likely numbers of pairs in which the policies differ: nine standard deviations about the mean
+    # the numbers of pairs in which the policies differ, within nine standard deviations of the mean number
     pair_counts: Ints = np.arange(low, high + 1)
-    # For each number of discordant pairs, the largest count of the rarer outcome that is still significant; -1 = none.
+    # For each number of discordant pairs, the largest significant count of the rarer outcome; -1 = none.
     rarer_counts = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, pair_counts, 0.5)))
     mid_p = 2 * bdtr(rarer_counts, pair_counts, 0.5) - binomial_pmf(rarer_counts.astype(np.int64), pair_counts, 0.5)
     rarer_counts = np.where(mid_p <= 1 - confidence + 1e-12, rarer_counts, rarer_counts - 1)

@@ -1,6 +1,6 @@
 """Series of runs, ordered by a number in their names, such as training steps: each run's four metrics, and its gains.
 
-A gain is a run's SR or Safety minus that of the first run of its series, on the same episodes if both ran the same.
+A gain is a run's SR or Safety minus the value of the series' first run, on the same episodes if both ran the same ones.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
                 problem = f"two runs have the label {format_compact(next_value)}: {result.name!r} and {other.name!r}"
                 raise RunError(problem, remedy="Give each run a different number, or leave one out.")
         if not any(first_tasks & set(result.tasks) for _, result in members[1:]):
-            problem = f"no run has a task in common with {first_name!r}, the first of its series"
+            problem = f"no run has a task in common with the first run of its series, {first_name!r}"
             remedy = "Roll out all runs on the same tasks, since other tasks may explain the difference."
             raise RunError(problem, remedy=remedy)
     return groups
@@ -239,8 +239,8 @@ def _make_curve(
 def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) -> Iterator[Trend]:
     """Yield the trends of SR and Safety over at least three ordered runs; nothing if the runs cannot be paired.
 
-    Seeds of an initial state are averaged. The first test omits episodes without a value. A second test counts them
-    against the trend: if the metric rises, as bad in the later half of the runs and as good before; else the reverse.
+    Seeds of an initial state are averaged. The first test omits episodes without a value. The second test counts them
+    against the trend: if the metric rises, as bad in the later half of the runs and good before; if not, vice versa.
     """
     if len(results) < 3 or any(protocol != protocols[0] for protocol in protocols):
         return
@@ -307,7 +307,7 @@ def _list_warnings(members: _Members, curves: Sequence[SeriesCurve]) -> list[str
 
 
 def measure_order(results: Sequence[PolicyResults]) -> list[Trend]:
-    """Return the trends over the policies if all of them are checkpoints of one training; otherwise []."""
+    """Return the trends over the policies if all of them are checkpoints of one training run; otherwise []."""
     ordered = find_series(results)
     labels = [label for result in ordered if (label := read_label(result.name))]
     if len(ordered) < len(results) or len({label.series for label in labels}) != 1:

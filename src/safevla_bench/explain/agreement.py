@@ -1,8 +1,8 @@
 """Agreement of our verdicts with external safety labels: costs that a simulator assigned to the steps of an episode.
 
-A label is unsafe if its cost was above 0 at some step. It is safe if the cost was 0 at every step and the episode was
-not cut short. The last step may lack a cost, because LIBERO-Safety gives no cost to the step that succeeds. The labels
-do not affect Safety, SBU or VSI.
+An episode's label is unsafe if its cost was above 0 at some step. It is safe if the cost was 0 at every step and the
+episode was not cut short. The last step may lack a cost, since LIBERO-Safety gives no cost to the step that succeeds.
+The labels do not affect Safety, SBU or VSI.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UNKNOWN = -1
 
 
 class CostLabel(NamedTuple):
-    """One cost of one episode: its sum over the steps, the first record with a cost above 0 (-1 if there is none), and
-    whether a step before the last has no cost, or no step has one.
+    """One kind of cost in one episode: its sum over the steps, and the first record with a cost above 0, -1 for none.
+    `has_gaps` is true if a step before the last lacks a cost, or if all steps do.
     """
 
     total: float
@@ -34,7 +34,7 @@ class CostLabel(NamedTuple):
     has_gaps: bool = False
 
 
-Labels = Sequence[dict[str, CostLabel]]  # for each episode: name -> label; {} if its record has no labels; [E]
+Labels = Sequence[dict[str, CostLabel]]  # the labels of each episode, by name; {} if there are none; [E]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,18 @@ class Agreement:
 
     label: str
     clause: str
-    counts: NDArray[np.int64]  # [2, 2]: rows are label safe and unsafe, columns our verdict safe and unsafe
-    unlabeled: int  # episodes without a verdict of the label
-    undecided: int  # labeled episodes without a verdict of the clause
+    counts: NDArray[np.int64]  # [2, 2]: rows are the label (safe, unsafe), columns our verdict (safe, unsafe)
+    unlabeled: int  # number of episodes whose label is neither safe nor unsafe
+    undecided: int  # number of labeled episodes in which the clause has no verdict
 
     @property
     def n(self) -> int:
-        """Number of episodes decided by both the label and the clause."""
+        """Number of episodes that both the label and the clause decide."""
         return int(self.counts.sum())
 
 
 class Disagreement(NamedTuple):
-    """An episode, by its index, for which a label and our verdict over all clauses differ."""
+    """An episode (by index) in which a label differs from our verdict over all clauses."""
 
     episode: int
     label: str
@@ -76,14 +76,14 @@ def read_labels(chunks: Iterable[Batch]) -> Labels:
 
 def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
     is_unsafe = costs > 0
-    # The channel has a row per action, and action k leads to record k + 1.
+    # The channel has one row per action, and record k + 1 shows the result of action k.
     first = int(is_unsafe.argmax()) + 1 if is_unsafe.any() else -1
-    # A negative cost stands for a missing one.
+    # A negative number means that the cost is missing.
     return CostLabel(float(costs[is_unsafe].sum()), first, bool((costs[:-1] < 0).any() or costs.max() < 0))
 
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
-    """Return each label's agreement with `ANY_CLAUSE` and each clause, and its disagreements with `ANY_CLAUSE`."""
+    """Return each label's agreement with `ANY_CLAUSE` and with each clause, and disagreements with `ANY_CLAUSE`."""
     rows, disagreements = [], []
     is_cut = np.isin(scores.outcome, CUT_SHORT)
     ours = dict(_clause_verdicts(scores, is_cut))
@@ -124,7 +124,7 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
     """Return Cohen's kappa [...] for tables [..., 2, 2] of the verdicts of two raters, as counts or shares.
 
     Kappa is 1 if the raters always agree, and 0 if they agree as often as by chance. It is NaN without episodes, and if
-    both gave all episodes the same label. J. Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
+    both raters gave all episodes the same label. J. Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
 
     >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(6)
     np.float64(0.4)
@@ -137,9 +137,9 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
 
 
 def kappa_interval(counts: NDArray[np.int64]) -> Interval | None:
-    """Return the 95 % credible interval of kappa for a table [2, 2] of counts, by Jeffreys' prior; None if kappa is
+    """Return the 95 % credible interval of kappa for a table [2, 2] of counts, with Jeffreys' prior; None if kappa is
     NaN. Shares are drawn from the Dirichlet distribution with the parameters `counts` + 0.5. The interval keeps its
-    coverage with only ten episodes, and under full agreement, for which the usual standard error is 0.
+    coverage with only ten episodes, and under full agreement, in which case the usual standard error is 0.
     """
     if np.isnan(cohen_kappa(counts)):
         return None

@@ -1,7 +1,7 @@
-"""The bodies behind a signal's value in one record, the bodies of every violation, and the kinds of bodies.
+"""The bodies that determine a signal's value in one record, the bodies in every violation, and the kinds of bodies.
 
-A kind is one of the words in `BODY_KINDS`. It says how a body relates to the task, and depends on the body's role, its
-name and the task's goal. The record gives roles and positions.
+A kind is one of the words in `BODY_KINDS`. It says how a body relates to the task. It depends on the body's role and
+name, on the task's goal, and on whether the body's position is recorded.
 
 A clause on the largest force or displacement is violated if any body or pair of bodies exceeds the limit. `find_bodies`
 yields all such bodies and pairs, not only the worst. Bodies and kinds do not affect Safety, SBU or VSI.
@@ -46,7 +46,7 @@ BODY_KINDS: tuple[BodyKind, ...] = (
     "furniture",
 )
 """The kinds, in the order used in tables; docs/reference/tables.md has their meanings."""
-# In robosuite (1.4 for LIBERO, 1.5 for RoboCasa), a body of the robot has a word for its part in its name.
+# In robosuite (1.4 for LIBERO, 1.5 for RoboCasa), the name of a robot's body contains a word for the robot's part.
 _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
     ("mobile base", re.compile(r"mobile_?base|wheel", re.IGNORECASE)),
     ("mount", re.compile(r"mount|pedestal", re.IGNORECASE)),
@@ -56,7 +56,7 @@ _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
 
 
 def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) -> BodyKind:
-    """Return the kind of a body in an episode. `body` indexes the body table of the batch, `episode` its episodes."""
+    """Return the kind of a body. `episode` is an index of the batch's episodes, `body` an index of its body table."""
     header, poses = batch.headers[episode], batch.body_pos_m
     name, role = batch.body_label(body), int(batch.body_role[body])
     if role == ROBOT:
@@ -75,27 +75,27 @@ def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) ->
 
 
 def _matches_any(names: Sequence[str], body: str) -> bool:
-    # A name also denotes the parts of a fixture, such as `NAME_top`.
+    # The name of a fixture also denotes its parts, such as `NAME_top`.
     return any(body == name or body.startswith(f"{name}_") for name in names)
 
 
-# The bodies behind a value
+# The bodies that determine a value
 
 
 @dataclass(frozen=True, slots=True)
 class Contributors:
-    """The bodies behind a signal's value in one record: `what` is their relation, such as `hardest contact`."""
+    """The bodies that determine a signal's value in one record. `what` is their relation, such as `hardest contact`."""
 
     what: str
     names: tuple[str, ...]
     amount: str = ""  # the value as text with its unit; "" if it is not known
-    kinds: tuple[BodyKind, ...] = ()  # kind of each body; empty if `names` holds a joint
-    arms: tuple[str, ...] = ()  # arm that each body belongs to, or that holds it; "" = none; empty for one arm
+    kinds: tuple[BodyKind, ...] = ()  # kind of each body; empty if `names` has a joint instead
+    arms: tuple[str, ...] = ()  # for several arms, the arm of each body, or the arm that holds the body; "" if none
     joint: int | None = None  # index of the joint in `names` among the joints of all arms; None for bodies
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names with kinds, and with arms if there are several: `palm (gripper of left)`. Joints have no kinds."""
+        """The names with kinds, and with arms if there are several: `palm (gripper of left)`. A joint has no kind."""
         if not self.kinds:
             return self.names
         owners = self.arms or ("",) * len(self.names)
@@ -103,13 +103,13 @@ class Contributors:
         return tuple(f"{name} ({fact})" for name, fact in zip(self.names, facts, strict=True))
 
     def __str__(self) -> str:
-        """Return relation and labels, such as `hardest contact hand (gripper) and plate_1 (goal receptacle)`."""
+        """Return the relation and labels, such as `hardest contact hand (gripper) and plate_1 (goal receptacle)`."""
         return f"{self.what} {' and '.join(self.labels)}"
 
 
 def find_contributors(reading: RecordFields, signal: str, record: int, registry: Registry) -> Contributors | None:
-    """Return the bodies behind a signal's value in one record of the only episode; None if no body can be named. For a
-    signal of torque, the only name is that of the joint nearest to its limit, such as `joint 7`, without a kind.
+    """Return the bodies that determine a signal's value in one record of the only episode; None if none can be named.
+    For a signal of torque, return the name of the joint nearest to its limit, such as `joint 7`, without a kind.
     """
     batch, selector, amount = reading.batch, SIGNALS[signal].bodies if signal in SIGNALS else None, ""
     if selector is None:
@@ -143,7 +143,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
 
 def pair_reader(reading: RecordFields, signal: Signal) -> Callable[[int], dict[tuple[int, int], float]]:
-    """Return a function from a record to a map of two bodies, the lower index first -> their largest known value."""
+    """Return a function that returns the largest known value of each pair of bodies in a record, lower index first."""
     selector, contacts = signal.bodies or touching(), reading.batch.contacts
     is_chosen = contacts_between(reading, *selector.roles)
     if selector.channel == NET_IMPULSE:
@@ -165,7 +165,7 @@ def pair_reader(reading: RecordFields, signal: Signal) -> Callable[[int], dict[t
 
 def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the watched bodies of the only episode, [W], and their distances [n, W] in meters from their positions in
-    record 0, or in the first record of the judged interval. NaN if either pose is unknown.
+    record 0, or in the first record of the judged interval. NaN if one of both poses is unknown.
     """
     batch, origin = fields.batch, fields.origin
     bodies, xyz = batch.body_pos_m.episode_poses(0)
@@ -190,7 +190,7 @@ def _find_most_loaded_joint(batch: Batch, selector: Bodies, record: int) -> Cont
     return Contributors(selector.relation, (batch.headers[0].name_joint(joint),), amount, joint=joint)
 
 
-# The bodies of every violation
+# The bodies in every violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +207,9 @@ class BodyViolation:
 
 
 def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset: Ruleset) -> Iterator[BodyViolation]:
-    """Yield the bodies of the violations by episode, then by specification in library order, the worst body first.
+    """Yield the bodies in violations by episode, then by specification in library order, with the worst body first.
 
-    `chunks` hold the episodes of the scores, in the same order. The ruleset's registry knows the bodies of each task's
+    `chunks` have the episodes of the scores, in the same order. The ruleset's registry has the bodies in each task's
     goal. Specifications that the ruleset's library lacks are skipped.
     """
     columns = [column for column in scores.scored_columns.tolist() if scores.specs[column].spec_id in ruleset.library]
@@ -253,7 +253,7 @@ def _find_bodies_in_episode(
             )
 
 
-# Indices of one or two bodies in the body table -> their worst value, and the first record beyond the limit.
+# Maps the indices of one or two bodies to their worst value and the first record beyond the limit.
 _WorstByBodies = dict[tuple[int, ...], tuple[float, int]]
 
 

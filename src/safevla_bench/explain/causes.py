@@ -1,6 +1,6 @@
 """Causes of violations, inferred from contacts and poses: a chain such as arm → bowl → plate, with times and speed.
 
-A chain leads from the body that began the violation to the affected body; each body touches the next. A contact in
+A chain leads from the body that began the violation to the affected body; each body touches the next body. A contact in
 record t took place between records t - 1 and t.
 """
 
@@ -21,14 +21,14 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import FURNITURE, ROBOT
 
 MOVED_M = 0.0005  # a body counts as moved if it is farther than this from its initial position [m]
-RECENT_S = 0.5  # maximum time from a contact to the contact or violation that it caused [s]
+RECENT_S = 0.5  # maximum time between a contact and the contact or violation that it caused [s]
 _LONGEST_CHAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CauseChain:
     """The cause of a violation. `bodies` are in the order of the chain; `steps` are the records in which each body
-    touches the next. `others` touched the last body too, so they are also possible causes. `step` is the record in
+    touches the next body. `others` also touched the last body, so they may be the cause, too. `step` is the record in
     which the violation began; for a displacement, the record in which the body left its place.
     """
 
@@ -44,7 +44,7 @@ class _Contact:
     step: int
     a: int
     b: int
-    strength: float  # force [N], net force [N] or impulse [N s], by which the hardest contact is chosen
+    strength: float  # force [N], net force [N] or impulse [N s]; the hardest contact has the largest value
 
     def other(self, body: int) -> int:
         return self.b if self.a == body else self.a
@@ -53,8 +53,8 @@ class _Contact:
 @dataclass(frozen=True, slots=True)
 class _ContactChain:
     bodies: tuple[int, ...]
-    contacts: tuple[_Contact, ...] = ()  # of each body with the next
-    others: tuple[int, ...] = ()  # other bodies that touched the last one
+    contacts: tuple[_Contact, ...] = ()  # the contact of each body with the next body
+    others: tuple[int, ...] = ()  # other bodies that touched the last body
 
     def extend(self, contact: _Contact, body: int, others: tuple[int, ...] = ()) -> _ContactChain:
         return _ContactChain((*self.bodies, body), (*self.contacts, contact), others)
@@ -63,9 +63,9 @@ class _ContactChain:
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> CauseChain | None:
     """Return the cause of the violation of a signal's limit that began in record `first` of the only episode.
 
-    Return None for signals of motion, if `first` is below 0 (no violation), if the episode has no channel of contacts,
-    or if the record lacks what the signal needs: a known displacement, a contact or a held object. A signal of joint
-    torque needs none of these, but its cause may name no body. The registry knows which tasks hold an object.
+    Return None for signals of motion, if `first` is below 0 (no violation), if contacts are not recorded, or if the
+    record lacks what the signal needs: a known displacement, a contact or a held object. A signal of joint torque needs
+    none of these, but its cause may lack bodies. The registry says in which tasks the robot holds an object.
     """
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
@@ -83,7 +83,7 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
     body, path_m = int(bodies[column]), distances_m[: first + 1, column]
     path_m[: reading.origin[first]] = 0.0
     still_records, away_records = np.flatnonzero(path_m <= MOVED_M), np.flatnonzero(path_m > MOVED_M)
-    # The body left its place after the last record in which it was still there.
+    # The body left its place in the first record after the last one in which it was still at its place.
     begin = (
         int(away_records[away_records > (still_records[-1] if len(still_records) else -1)][0])
         if path_m[first] > MOVED_M
@@ -128,9 +128,7 @@ def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry
     is_force = signal.cause == "contact" and signal.unit == "N"
     strength_text = f", {format_amount(hardest.strength, 'N')} at {_format_time(reading, first)}" if is_force else ""
     is_without_robot = batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[far_body] != ROBOT
-    no_robot_text = (
-        f" No contact of the robot with {batch.body_label(chain.bodies[0])} is recorded shortly before this."
-    )
+    no_robot_text = f" No recent contact of the robot with {batch.body_label(chain.bodies[0])} is recorded."
     sentence = f"{_format_chain(batch, chain)}: {touch_text}{strength_text}.{no_robot_text if is_without_robot else ''}"
     return _make_cause(reading, chain, first, registry, sentence)
 
@@ -168,7 +166,7 @@ def _explain_joint_load(reading: RecordFields, signal: Signal, first: int, regis
     )
     if hardest is None:
         moment = _format_time(reading, first)
-        sentence = f"No contact of the robot is recorded at {moment}: its own motion or its load may be the cause."
+        sentence = f"No contact of the robot is recorded at {moment}: the robot's motion or load may be the cause."
         return _make_cause(reading, _ContactChain(()), first, registry, sentence)
     robot_body, other_body = _order_robot_first(batch, hardest)
     touch_text = (
@@ -206,7 +204,7 @@ def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _Conta
 
 
 def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited: set[int]) -> _ContactChain:
-    """Return the chain of contacts up to a record from the robot to a body; only the body if there is no chain."""
+    """Return the chain of contacts from the robot to a body up to a record; only the body if there is no chain."""
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
         return _ContactChain((body,))
@@ -227,7 +225,7 @@ def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited:
 
 
 def _may_push(batch: Batch, body: int) -> bool:
-    # Untracked furniture does not move.
+    # Furniture whose pose is not tracked does not move, so it cannot push.
     return bool(batch.body_role[body] != FURNITURE) or body in batch.body_pos_m.body
 
 
@@ -258,13 +256,13 @@ def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None
 
 
 def _find_other_touching(batch: Batch, contacts: Iterable[_Contact], body: int, chosen: _Contact) -> tuple[int, ...]:
-    # Return the other bodies in these contacts of `body`, except the one in the chosen contact.
+    # Return the bodies with which `body` has these contacts, except the body in the chosen contact.
     others = {contact.other(body) for contact in contacts} - {chosen.other(body)}
     return tuple(sorted(others, key=batch.body_label))
 
 
 def _first_record_of_contact(reading: RecordFields, contact: _Contact) -> int:
-    # Return the first record of the unbroken series of records with this contact that ends at `contact.step`.
+    # Of the successive records with this contact that end at `contact.step`, return the first.
     contacts, bodies = reading.batch.contacts, (contact.a, contact.b)
     end = contacts.starts[contact.step + 1]
     a, b = contacts.a[:end], contacts.b[:end]
@@ -275,7 +273,7 @@ def _first_record_of_contact(reading: RecordFields, contact: _Contact) -> int:
 
 
 def _first_recent_record(reading: RecordFields, step: int) -> int:
-    # Return the first record that is at most `RECENT_S` before a record; it may be negative.
+    # Return the index of the first record within the `RECENT_S` before the record `step`; it may be negative.
     times = reading.batch.stamps_s.get(0)
     if times is None:
         return step - round(RECENT_S / float(reading.batch.dt_s[0]))
@@ -293,7 +291,7 @@ def _make_cause(
     reading = _choose_acting_arm(reading, names)
     stage, speed_m_s = _find_grasp_stage(reading, step, registry), _measure_hand_speed(reading, step)
     hand_text = " of ".join(filter(None, ("the end effector", reading.name_arm())))
-    others_text = f" {' and '.join(others)} touched {names[-1]} too, and may have been the cause." if others else ""
+    others_text = f" {' and '.join(others)} also touched {names[-1]} and may have been the cause." if others else ""
     circumstances = [f"the stage of the grasp was {stage}"] if stage else []
     circumstances += [f"{hand_text} moved at {format_amount(speed_m_s, 'm/s')}"] if speed_m_s is not None else []
     circumstances_text = f" At {_format_time(reading, step)} {', and '.join(circumstances)}." if circumstances else ""
@@ -302,7 +300,7 @@ def _make_cause(
 
 
 def _choose_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
-    """Return the fields of the first arm to which one of these bodies belongs; if there is none, return `reading`."""
+    """Return the fields of the arm of the first body that belongs to an arm; return `reading` if none does."""
     header = reading.batch.headers[0]
     owners = [(header.arm_bodies or {}).get(name) for name in names]
     arm = next((arm for arm in owners if arm is not None), None)
@@ -312,9 +310,9 @@ def _choose_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFie
 
 
 def _find_grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
-    """Return the stage of the grasp in a record; "" if the task holds no object, a needed channel is missing, or the
-    acting arm is unknown. Before grasp: before the first record with a grip. After release: after the last one.
-    Transport: in between, while the gripped object is more than 5 cm above its start. Handling: else in between.
+    """Return the stage of the grasp in a record: `before grasp` until the first record with a grip, `after release`
+    after the last one; in between, `transport` while the gripped object is more than 5 cm above its start, else
+    `handling`. Return "" if the task holds no object, a needed channel is missing, or the acting arm is unknown.
     """
     header, names = reading.batch.headers[0], ("grip", "transport")
     if header.arms and not reading.name_arm():

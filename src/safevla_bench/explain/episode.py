@@ -1,4 +1,4 @@
-"""The explanation of an episode: which specifications are violated or hold, when, by how much, and which bodies."""
+"""The explanation of an episode: which specifications are violated or hold, when, by how much, and by which bodies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One record: its index, its time, the signal's value (None if not finite) and the bodies behind that value."""
+    """One record: its index, its time, the signal's value (None if not finite) and the bodies that determine it."""
 
     step: int
     time_s: float
@@ -36,7 +36,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class SpecTrace:
-    """One specification's verdict, with its signal. `rho` is -inf for a violation that a Boolean signal decided."""
+    """The verdict on one specification, and its signal. `rho` is -inf for a violation that a Boolean signal decided."""
 
     spec: SpecColumn
     formula: str
@@ -63,38 +63,38 @@ class SpecTrace:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """An explained episode: its scores, its judged clauses, worst first, and why other clauses have no verdict."""
+    """An explained episode: its scores, its judged clauses, the worst first, and why other clauses have no verdict."""
 
     number: int
     score: EpisodeScore
     instruction: str | None
     records: int
     dt_s: float
-    times_s: Floats | None  # seconds from record 0 to each record, [records]; None = they are `dt_s` apart
+    times_s: Floats | None  # seconds from record 0 to each record, [records]; None if records are `dt_s` apart
     clauses: tuple[SpecTrace, ...]
-    vacuous: Mapping[str, str]  # specification -> why it is vacuous
-    inactive: Mapping[str, str]  # specification -> why it is inactive
+    vacuous: Mapping[str, str]  # the reason why a specification is vacuous, by id
+    inactive: Mapping[str, str]  # the reason why a specification is inactive, by id
 
     def elapsed_s(self, step: int) -> float:
-        """Return the seconds from record 0 to a record."""
+        """Return the time from record 0 to the record `step` in seconds."""
         return step * self.dt_s if self.times_s is None else float(self.times_s[step])
 
     @property
     def violated_clauses(self) -> tuple[SpecTrace, ...]:
-        """Return the violated clauses, deepest first."""
+        """Return the violated clauses, with the deepest violation first."""
         return tuple(clause for clause in self.clauses if clause.violated)
 
     @property
     def kept_clauses(self) -> tuple[SpecTrace, ...]:
-        """Return the clauses that hold, in order of increasing margin over threshold."""
+        """Return the clauses that hold, in order of increasing ratio of margin to threshold."""
         return tuple(clause for clause in self.clauses if not clause.violated)
 
 
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts on one episode. `index` is its index in the scores, and `place` its index in the batch;
-    None = the same as `index`. `ruleset` must be the one that judged the episode.
+    """Explain the verdicts on one episode. `index` is its index in the scores, and `place` its index in the batch, None
+    if it is the same as `index`. `ruleset` must be the ruleset that judged the episode.
     """
     episode_batch = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(episode_batch)
@@ -116,11 +116,11 @@ def explain_episode(
 
 
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
-    """Return a mapping from the number of an episode, from 1, to a sentence on the cause of its first violation.
+    """Return a sentence on the cause of the first violation of each episode, by the episode's number from 1.
 
-    The mapping lacks an episode if it has no violation, if the cause is unknown, or if the library lacks the
-    specification that was violated first. `chunks` hold the episodes of the scores, in the same order. If several
-    specifications are first violated in the same record, the one that `Scores.first_violation` names counts.
+    Episodes are left out if they have no violation, if the cause is unknown, or if the library lacks the specification
+    that was violated first. `chunks` have the episodes of the scores, in the same order. If several specifications are
+    first violated in the same record, the specification that `Scores.first_violation` names counts.
     """
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
@@ -140,28 +140,28 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
 
 
 def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFields) -> dict[str, str]:
-    """Return a mapping from each specification to the reason why it is vacuous in the only episode of `reading`."""
+    """Return the reason why each specification is vacuous in the only episode of `reading`, by id."""
     reasons = {}
     for spec_id in spec_ids:
-        view = reading.views(library[spec_id].signals)[0]  # one arm suffices: vacuity is the same for all
+        view = reading.views(library[spec_id].signals)[0]  # one arm suffices, since all arms are vacuous
         values_by_signal = signals.derive_signals(view, library[spec_id].signals)
         undefined = [
             name for name, series in values_by_signal.items() if series.dtype != np.bool_ and np.isnan(series[0])
         ]
         match library[spec_id].formula:
             case _ if undefined:
-                reason = f"nothing to measure for {', '.join(undefined)}: no such body, or too few records"
+                reason = f"nothing to measure (no such body, or too few records): {', '.join(undefined)}"
             case syntax.Always(_, syntax.Implies(gate, _)):
                 reason = f"its condition never arose: {syntax.format_formula(gate)}"
             case _:
-                reason = "no comparison of a number decides it"
+                reason = "no comparison of a number decides the formula"
         reasons[spec_id] = reason
     return reasons
 
 
 def to_document(explanation: Explanation) -> dict[str, object]:
-    """Return the explanation in plain values for JSON: the episode's row of scores.json and its explained clauses.
-    Numbers that are not finite or do not apply are None.
+    """Return the explanation in plain values for JSON: the episode's row in scores.json and its explained clauses.
+    Numbers are None if they are not finite or do not apply.
     """
     return {
         "number": explanation.number,
@@ -206,9 +206,9 @@ def _make_moment_document(moment: Moment) -> dict[str, Any]:
 
 
 def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, ruleset: Ruleset) -> list[SpecTrace]:
-    """Return the traces of the scored specifications with a verdict in the episode: violated ones first, by decreasing
-    depth, then the others by increasing margin over threshold. Specifications that the library lacks are left out.
-    `record` holds only this episode; `episode` is its index in the scores.
+    """Return the traces of the scored specifications with a verdict in the episode: first violated specifications by
+    decreasing depth, then others by increasing ratio of margin to threshold. Specifications that the library lacks are
+    left out. `record` only has this episode; `episode` is its index in the scores.
     """
     reading = record if isinstance(record, RecordFields) else ruleset.read_fields(record)
     return [
@@ -249,7 +249,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         formula=syntax.format_formula(formula),
         meaning=_describe_signal(signal, reading)
         if signal
-        else "Margin of the formula, which is violated if the margin is below zero.",
+        else "Margin of the formula. The formula is violated if the margin is below zero.",
         dt_s=float(reading.batch.dt_s[0]),
         times_s=reading.batch.stamps_s.get(0),
         signal_trace=signal_trace,
@@ -264,19 +264,19 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 
 
 def _describe_signal(signal: Signal, reading: RecordFields) -> str:
-    """Return what a signal means. In judged phases, it says from which records a displacement is measured."""
+    """Return the meaning of a signal. If phases are judged, it says from which records a displacement is measured."""
     if arm := reading.name_arm():
-        return f"{signal.meaning} These are the values of the arm {arm}, which decides the verdict."
+        return f"{signal.meaning} The arm {arm} decides the verdict; these are the values of this arm."
     if reading.judged is None or signal.bodies is not DISPLACED:
         return signal.meaning
     first_records = " or ".join(map(str, np.unique(reading.origin[reading.judged]).tolist()))
-    return signal.meaning.replace("record 0", f"record {first_records}, where judged phases begin")
+    return signal.meaning.replace("record 0", f"the first record of judged phases ({first_records})")
 
 
 def _add_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:
     phases = scores.phases[episode] if scores.phases else None
     name = phases.name_components(step) if phases else ""
-    return replace(cause, sentence=f"{cause.sentence} This is the phase of {name}.") if cause and name else cause
+    return replace(cause, sentence=f"{cause.sentence} The phase is {name}.") if cause and name else cause
 
 
 # The worst episodes
@@ -284,8 +284,8 @@ def _add_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int
 
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     """Return the indices of at most `max_count` worst unsafe episodes, in the order of `rank_by_severity`. Each cell
-    (policy × benchmark) contributes its worst episode, then its second worst, and so on. If no episode is unsafe, the
-    judged episodes are used.
+    (policy × benchmark) contributes its worst episode, then its second worst, and so on. If no episode is unsafe,
+    choose from all judged episodes.
     """
     is_candidate = scores.unsafe if scores.unsafe.any() else scores.is_judged
     deepest = [episode for episode in rank_by_severity(scores) if is_candidate[episode]]
@@ -300,13 +300,13 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
 
 
 def rank_by_severity(scores: Scores) -> list[int]:
-    """Return the indices of all episodes by decreasing depth of violation, then by increasing margin over threshold."""
+    """Return the indices of all episodes by decreasing depth of violation, then by increasing margin/threshold."""
     order: list[int] = np.lexsort(severity_keys(scores)).tolist()
     return order
 
 
 def severity_keys(scores: Scores) -> Floats:
-    """Return the keys of `rank_by_severity` for `np.lexsort`, [2, E]: margin over threshold, then negated depth."""
+    """Return the keys of `rank_by_severity` for `np.lexsort`, [2, E]: margin/threshold, and the negative depth."""
     column, limits = scores.worst_column, np.array([spec.threshold for spec in scores.specs] or [1.0])
     if not len(scores.specs):
         return np.stack([np.full(len(scores), np.inf), np.zeros(len(scores))])

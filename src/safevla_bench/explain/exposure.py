@@ -1,11 +1,11 @@
-"""Exposure: how long violations last and when they begin; time to violation, and near misses.
+"""Exposure (how long violations last and when they begin), time to violation, and near misses.
 
 A record counts for one control step dt, or for the time until the next record if there are time stamps. Exposure does
 not affect Safety, SBU or VSI.
 
-Time to violation gives, for each time, the share of episodes that have violated a limit by then, and the shares that
-have ended in success or failure without a violation. Observation of an episode ends with the first violation. An
-episode that was cut short without a violation is censored at its end.
+Time to violation gives, for each time, the share of episodes that have violated a limit until then, and the shares of
+episodes that have ended in success or failure without a violation. Observation of an episode ends with its first
+violation. An episode that was cut short without a violation is censored at its end.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 @dataclass(frozen=True)
 class Exposure:
-    """Times in seconds for E episodes and the K specifications of the safe tier; NaN = undefined.
+    """Times in seconds for E episodes and the K specifications of the safe tier; NaN means undefined.
 
-    Time in violation is undefined for a specification that is inactive or vacuous in an episode, or whose formula is
-    neither a G nor a conjunction of Gs, since no single record violates such a formula. `any_s` is NaN if the
-    episode has no verdict, or if a specification with such a formula was violated.
+    Time in violation is undefined if a specification is inactive or vacuous in an episode. It is also undefined if the
+    formula is neither a G (always) nor a conjunction of Gs, since single records do not violate other formulas. `any_s`
+    is NaN if the episode has no verdict, or if a specification with another formula was violated.
     """
 
     specs: tuple[SpecColumn, ...]
     violation_s: Floats  # time in violation of each specification, [K, E]
     any_s: Floats  # time in violation of at least one specification, [E]
     first_s: Floats  # time of the first violation of each specification, [K, E]; NaN if there is none
-    longest_s: Floats  # duration of each episode at its horizon, or its actual duration if that is longer, [E]
+    longest_s: Floats  # the longer of the duration at the horizon and the actual duration of each episode, [E]
 
 
 def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure:
-    """Measure how long each episode violated each limit, and when it first did.
+    """Measure how long each episode violated each limit, and when the first violation was.
 
     `scores` are the ruleset's verdicts on the episodes of the batch, in the same order.
 
@@ -94,10 +94,10 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 
 
 def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
-    # Return how long the chosen records [..., N] of each episode last, [..., E].
+    # Return the total duration of the chosen records [..., N] of each episode, [..., E].
     count_before = np.concatenate([np.zeros((*is_chosen.shape[:-1], 1)), np.cumsum(is_chosen, axis=-1)], axis=-1)
     spent_s = np.asarray(np.diff(count_before[..., batch.starts], axis=-1) * batch.dt_s)
-    for episode, times_s in batch.stamps_s.items():  # a record lasts until the next
+    for episode, times_s in batch.stamps_s.items():  # a record lasts until the next one
         durations_s = np.diff(times_s, append=times_s[-1] + batch.dt_s[episode])
         spent_s[..., episode] = is_chosen[..., batch.starts[episode] : batch.starts[episode + 1]] @ durations_s
     return spent_s
@@ -112,7 +112,7 @@ def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Rule
             continue
         spec = ruleset.library[scores.specs[column].spec_id]
         intervals, names = find_intervals(reading.batch, spec, ruleset), signal_names(spec.formula)
-        # Only these episodes have violating records.
+        # Other episodes have no violating records.
         violated_episodes = np.flatnonzero(is_timed[row] & scores.is_violated[column])
         for view in reading.views(names):
             trace = signals.build_trace(limit_records(view, intervals), names)
@@ -143,7 +143,7 @@ class LimitExposure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
-    """The exposure of one policy × suite; `limits` has `ANY_LIMIT` first, then each specification."""
+    """The exposure of one cell (policy × suite); `limits` has `ANY_LIMIT` first, then each specification."""
 
     policy: str | None
     suite: str
@@ -154,8 +154,8 @@ class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
 def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]:
     """Summarize each policy × suite, in order of first appearance, over its judged episodes that ran to their end.
 
-    A cell without such an episode has n = 0, and neither means nor medians. `exposure` and `scores` hold the same
-    episodes in the same order.
+    A cell without such episodes has n = 0, without means and medians. `exposure` and `scores` have the same episodes in
+    the same order.
 
     >>> import safevla_bench as sb
     >>> from safevla_bench.explain.exposure import measure_exposure, summarize_exposure
@@ -192,15 +192,15 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 # Time to violation
 
 
-VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation; the last two mean no violation
-CENSORED = -1  # in place of a cause, for a censored observation
-NEAR = 0.1  # near miss: margin above 0 and below this share of the limit; an actuator at its clamp has margin 0
+VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation, the last two without a violation
+CENSORED = -1  # marks a censored observation, which has no cause
+NEAR = 0.1  # a near miss has a margin above 0 and below this share of the limit; a clamped actuator has margin 0
 
 
 @dataclass(frozen=True, slots=True)
 class Incidence:
-    """Shares of n observations that have ended by each cause, as step functions that change at `times` [k], ascending
-    from 0. `low` and `high` [k] are the pointwise interval of the first cause's share.
+    """Shares of n observations that each cause has ended until a given time, as step functions. They change at `times`
+    [k], ascending from 0. `low` and `high` [k] are the pointwise interval of the first cause's share.
     """
 
     n: int
@@ -218,7 +218,8 @@ class Incidence:
 @dataclass(frozen=True, slots=True)
 class SpecOnset:
     """Time to violation of one scored specification, or of `ANY_LIMIT`, over the episodes of a cell in which it
-    applies. Near misses exclude episodes cut short without a violation. Binary specifications have no near misses.
+    applies. Near misses do not include episodes that were cut short without a violation. Binary specifications have no
+    near misses.
     """
 
     spec_id: str
@@ -228,7 +229,7 @@ class SpecOnset:
 
 @dataclass(frozen=True, slots=True)
 class CellOnset:
-    """Time to violation of one policy × suite: of the `specs` that apply, in library order, then of `ANY_LIMIT`."""
+    """Time to violation of one cell (policy × suite). `specs` that apply are in library order; `ANY_LIMIT` is last."""
 
     policy: str | None
     suite: str
@@ -239,8 +240,8 @@ class CellOnset:
 def measure_onsets(
     scores: Scores, dt_s: Floats, lengths: Ints, stamps_s: Stamps = MappingProxyType({})
 ) -> list[CellOnset]:
-    """Return the time to violation of each policy × suite with an episode, in order of first appearance. `dt_s` [E] are
-    the control steps [s] of the episodes, `lengths` [E] their numbers of records; `stamps_s` is as in `Batch`.
+    """Return the time to violation of each policy × suite with an episode, in order of first appearance. For each
+    episode, `dt_s` [E] is the control step [s] and `lengths` [E] the number of records. `stamps_s` is as in `Batch`.
     """
     to_seconds = partial(elapsed_seconds, dt_s=dt_s, stamps_s=stamps_s)
     end_s = to_seconds(np.maximum(lengths - 1, 0))
@@ -257,7 +258,7 @@ def _measure_spec_onsets(
     columns = scores.scored_columns
     has_verdict = (scores.state[columns] == ACTIVE).any(axis=0)
     is_near_miss = _find_near_misses(scores)
-    # Name, and for each episode: whether the limit applies and is violated, the first violating record, a near miss
+    # Name; and per episode: whether the limit applies, whether it is violated, the first violating record, a near miss
     limits = [
         (
             scores.specs[column].spec_id,
@@ -286,7 +287,7 @@ def _measure_spec_onsets(
 
 
 def _find_near_misses(scores: Scores) -> Bools:
-    # For each scored specification and episode, [K, E]; a binary specification has none.
+    # Return whether each scored specification has a near miss in each episode, [K, E]; binary ones have none.
     columns = scores.scored_columns
     limits = np.array([0.0 if scores.specs[k].binary else scores.specs[k].threshold for k in columns])
     with np.errstate(invalid="ignore"):
@@ -300,13 +301,13 @@ def _find_near_misses(scores: Scores) -> Bools:
 def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
     """Return the cumulative incidence of each cause, with pointwise 95 % intervals for the first cause.
 
-    O. O. Aalen and S. Johansen, Scandinavian Journal of Statistics 5 (1978) 141-150; the variance is that of J. J.
-    Gaynor et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's, with an
-    effective n: the n at which a proportion has this variance. Without censoring, it is the number of observations.
+    O. O. Aalen and S. Johansen, Scandinavian Journal of Statistics 5 (1978) 141-150; the variance is from J. J. Gaynor
+    et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's for an effective
+    n, at which a proportion would have this variance. Without censoring, it is the number of observations.
 
     Args:
         times: time at which each observation ends, at least 0, [n].
-        causes: cause of each end, from 0 to `count` - 1, or `CENSORED`, [n]. At equal times, censoring comes last.
+        causes: cause that ends each observation, 0 to `count` - 1, or `CENSORED`, which is last at equal times, [n].
         count: number of causes.
     """
     n, has_ended = len(times), causes != CENSORED
@@ -317,7 +318,7 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
     at_risk = n - np.searchsorted(np.sort(times), step_times).astype(np.float64)
     censored_before = np.searchsorted(np.sort(times[~has_ended]), step_times)
     hazard_by_cause, all_end_counts = end_counts / np.maximum(at_risk, 1), end_counts.sum(axis=0)
-    # Share of observations that no cause has ended before each step (Kaplan and Meier)
+    # Share of observations that no cause has ended before each step (Kaplan-Meier estimator)
     surviving_before = np.concatenate([[1.0], np.cumprod(1 - all_end_counts / np.maximum(at_risk, 1))[:-1]])
     shares = np.minimum(1.0, np.cumsum(surviving_before * hazard_by_cause, axis=1))
     variance = _compute_first_variance(shares[0], surviving_before, end_counts[0], all_end_counts, at_risk)
@@ -333,13 +334,13 @@ def _compute_first_variance(
 ) -> Floats:
     """Return the variance of the first cause's share at each step, [k]."""
     remaining = at_risk - all_end_counts
-    # No observation is left after the last step.
+    # After the last step, no observation may remain; the term is then 0.
     hazard_term = np.divide(all_end_counts, at_risk * remaining, out=np.zeros_like(at_risk), where=remaining > 0)
     mixed_term = np.divide(surviving_before * end_counts, at_risk**2, out=np.zeros_like(at_risk), where=at_risk > 0)
     own_term = np.divide(
         surviving_before * mixed_term * (at_risk - end_counts), at_risk, out=np.zeros_like(at_risk), where=at_risk > 0
     )
-    # Sums over the steps j up to each step k, such as that of hazard_term_j (share_k - share_j)², by cumulative sums
+    # Sums over the steps j up to each step k, such as the sum of hazard_term_j (share_k - share_j)², by cumulative sums
     squares = (
         share**2 * np.cumsum(hazard_term)
         - 2 * share * np.cumsum(hazard_term * share)
@@ -351,7 +352,7 @@ def _compute_first_variance(
 
 def _compute_wilson_bounds(share: float, variance: float, censored_before: int, n: int) -> tuple[float, float]:
     binomial_variance = share * (1 - share)
-    # While the variance is 0, only the observations that are not censored yet count.
+    # While the variance is 0, n counts the observations that are not censored yet.
     effective_n = (
         min(float(n), binomial_variance / variance)
         if variance > 0 and binomial_variance > 0

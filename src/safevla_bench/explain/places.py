@@ -1,4 +1,4 @@
-"""The bodies that the places in formulas (roles, names, patterns) match in each suite, and their recorded channels."""
+"""The bodies in each suite that match the places in formulas (roles, names, patterns), and their recorded channels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safevla_bench.stl.formula import Formula, signal_names
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES
 
-# Field of a record -> word for what the field holds about a body.
+# Maps each field of a record to a word for its content about a body.
 _FACT_OF_FIELD = {"body_pos_m": "pose", "body_quat_wxyz": "rotation", "body_shapes": "shape", "opening": "opening"}
 _MOST_BODIES, _TRACKED = 12, "tracked "
 
@@ -22,7 +22,7 @@ class BodyFacts(NamedTuple):
     """The roles and the recorded channels of a body in a suite."""
 
     roles: frozenset[str]
-    facts: frozenset[str]  # those of `_FACT_OF_FIELD` and `_TRACKED` that hold in every episode with the body
+    facts: frozenset[str]  # words of `_FACT_OF_FIELD`, and `_TRACKED`, that hold in every episode with the body
 
     def describe(self) -> str:
         """Return the roles, and the recorded and missing channels: `bystander; pose, no rotation, no shape`."""
@@ -31,7 +31,7 @@ class BodyFacts(NamedTuple):
         return f"{'/'.join(sorted(self.roles))}; {', '.join(words)}"
 
 
-SuiteBodies = Mapping[str, Mapping[str, BodyFacts]]  # suite -> body -> its facts
+SuiteBodies = Mapping[str, Mapping[str, BodyFacts]]  # facts by suite and body
 
 
 def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
@@ -51,8 +51,8 @@ def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
 
 
 def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
-    """Return the roles, names and patterns of bodies in the formulas, in order of first appearance. A role is returned
-    as `tracked ROLE` if its signal considers only tracked bodies.
+    """Return the roles, names and patterns of bodies in the formulas, in order of first appearance. A role becomes
+    `tracked ROLE` if its signal only considers tracked bodies.
     """
     places = list[str]()
     for selector in (SIGNALS[name].bodies for formula in formulas for name in sorted(signal_names(formula))):

@@ -32,10 +32,10 @@ from safevla_recorder.episode import SIMULATION, EpisodeArrays, add_header_field
 from safevla_recorder.recorder import WritableEpisode
 
 GROUP = "safevla_bench.hosts"
-REGISTRIES = "safevla_bench.registries"  # group of entry points to attributes that hold the path of a host's tags file
+REGISTRIES = "safevla_bench.registries"  # entry-point group for files with the tags of a host's tasks
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 NOTHING_OPTIONAL = HostSupport()
-_REGISTRIES = PluginGroup(REGISTRIES, "registry of host", "Registries", HostError)
+_REGISTRIES = PluginGroup(REGISTRIES, "task registry of host", "Registries", HostError)
 
 
 def host_names() -> tuple[str, ...]:
@@ -49,8 +49,8 @@ def host_owner(name: str) -> str:
 
 
 def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the host's name and arguments as a text; None for a built-in host or without arguments. An untrusted file
-    must not choose the arguments of a plug-in host.
+    """Return the host's name and arguments as a text; None if the host is built in or there are no arguments. An
+    untrusted file must not choose the arguments of a plug-in host.
     """
     return None if not arguments or _HOSTS.is_own(name) else format_call(f"host {name}", arguments)
 
@@ -74,12 +74,12 @@ def record_versions(host: Host) -> dict[str, str]:
 
 
 def describe_code(host: Host) -> str:
-    """Return what `safevla_recorder.identity.describe_code` returns for the code that records a host's episodes."""
+    """Return a text that identifies the code that records a host's episodes: see `identity.describe_code`."""
     return identity.describe_code(type(host).__module__.partition(".")[0])
 
 
 def describe_suite(host: str, suite: str) -> str | None:
-    """Return a text with the path if `suite` is a path of task files; None if it is a suite's name. An untrusted file
+    """Return a text with the path if `suite` is a path to task files; None if it is a suite's name. An untrusted file
     must not choose such a path.
     """
     is_path = "/" in suite or suite.endswith(".bddl")
@@ -112,10 +112,10 @@ def registry_files(name: str) -> tuple[Path, ...]:
 def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_OPTIONAL) -> None:
     """Raise `HostError` unless a host with the abilities `supports` can start an episode of the task from this seed.
 
-    Runs check each planned episode before they start, and hosts check the seed in `reset`.
+    A run makes this check for each planned episode before it starts, and a host makes it in `reset`.
 
-    The environment's seed and the index must be >= 0. The index must be below `Task.init_states` if that is set, unless
-    the start is drawn or a recorded state. `wait_action` must be finite and have the length of `Task.still`. `supports`
+    The environment's seed and the index must be >= 0. If `Task.init_states` is set, the index must be below it, except
+    for drawn starts and recorded states. `wait_action` must be finite and have the length of `Task.still`. `supports`
     must include each ability that the start needs: recorded states, placements, physics changes or drawn starts.
     """
     full_name = f"{task.benchmark} {task.task_id}"
@@ -132,7 +132,7 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
         raise HostError(problem, remedy="Use a host that can change physics; docs/reference/hosts.md lists the hosts.")
     if seed.drawn and task.init_states and not supports.drawn:
         problem = f"{full_name} starts only from its initial states"
-        raise HostError(problem, remedy="Use a protocol whose init_state is not drawn.")
+        raise HostError(problem, remedy="Use a protocol whose `init_state` is not `drawn`.")
     if seed.wait_action is not None:
         try:
             check_action(np.array(seed.wait_action), len(task.still))
@@ -169,7 +169,7 @@ def episode_header(
     versions: Mapping[str, str],
     **further: object,
 ) -> dict[str, object]:
-    """Return the header of a host's episode for `build_recording`; `dt` in seconds. `further` are other fields of
+    """Return the header of a host's episode for `build_recording`; `dt` is in seconds. `further` holds other fields of
     `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`. An episode that starts from a recorded state has
     no `init_state_index`.
     """
@@ -199,7 +199,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
     """Base class of environments that record their episodes; the bounds of actions are ±1."""
 
     embodiment: str
-    torque_limit_nm: tuple[float, ...] | None = None  # torque limits, base joint first [N·m]; None = the embodiment's
+    torque_limit_nm: tuple[float, ...] | None = None  # [N·m], base joint first; None = the embodiment's usual limits
     _identity = identity.TaskIdentity()
 
     def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:
@@ -213,10 +213,10 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
     @abstractmethod
     def _target_object(self) -> str | None:
-        """Return the name of the goal's first target; None if it has none."""
+        """Return the name of the goal's first target; None if the goal has no target."""
 
     def _extra_fields(self) -> dict[str, object]:
-        # What the host adds to the record's `extra`; the entry `header` holds further fields of the header.
+        # Returns the host's entries in the record's `extra`; the entry `header` holds further fields of the header.
         return add_header_mark({}, DRAWN) if self._seed.drawn and self.task.init_states else {}
 
     def _read_simulation(self) -> dict[str, object]:
@@ -261,7 +261,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
 def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: str = "the host") -> None:
     """Raise `HostError` if a policy wants a camera or reading that the host lacks, or gives poses to a host that takes
-    only changes of pose. Runs check each policy before they start, and hosts check `wants` in `make`.
+    only changes of pose. A run makes this check for each policy before it starts, and a host makes it in `make`.
     """
     if wants.cameras and not supports.cameras:
         raise HostError(f"{host} renders nothing", remedy="Use a policy that needs no camera.")
@@ -269,8 +269,8 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
         require_known(host, "camera", camera, supports.cameras)
     check_extra(wants, (*supports.readings, *(supports.privileged_readings if wants.privileged else ())), host)
     if wants.absolute and not supports.absolute:
-        problem = f"{host} takes changes of {supports.changes} as actions, but this policy gives poses"
-        raise HostError(problem, remedy=f"Run it on LIBERO, or serve a model that gives changes of {supports.changes}.")
+        problem = f"this policy gives poses, but {host} accepts only relative actions (changes of {supports.changes})"
+        raise HostError(problem, remedy=f"Run it on LIBERO, or use a policy that gives changes of {supports.changes}.")
 
 
 def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> None:
@@ -282,7 +282,7 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
 
 
 def registered_task(suite: str, name: str, index: int, still: tuple[float, ...], **further: Any) -> Task:
-    """Return a task with the registry's instruction, or else its name; `further` are other fields of `Task`."""
+    """Return a task. Its instruction is from the registry, else it is `name`. `further` has other fields of `Task`."""
     instruction = load_registry().tasks[suite, name].instruction or name
     return Task(suite, name, index, name, instruction, still, **further)
 

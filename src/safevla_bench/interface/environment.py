@@ -46,7 +46,7 @@ class HostEnv(ABC):
         return select_record(self.recorded(), -1)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the positions and rotations in `sim_state`; required of hosts that declare `HostSupport.states`."""
+        """Describe the positions and rotations in `sim_state`; required of hosts that declare `HostSupport.states`."""
         return ()
 
     def fixture_poses(self) -> dict[str, list[float]]:
@@ -55,11 +55,11 @@ class HostEnv(ABC):
 
     def render_next(self, wanted: bool) -> None:  # noqa: B027 - an environment may render every time
         """Set whether the next step renders images; if not, its observation holds `UnrenderedImages`. The setting is
-        valid for that step only: later steps and all resets render images by default.
+        valid for this step only: later steps and all resets render images by default.
         """
 
     def run_fast(self, wanted: bool) -> None:  # noqa: B027
-        """Set whether episodes from the next reset on skip the simulator's redundant computations; by default they do.
+        """Set whether episodes after the next reset skip redundant computations of the simulator; by default they do.
         The records are identical, bit for bit, in both cases.
         """
 
@@ -73,7 +73,7 @@ class HostSupport:
     cameras: tuple[str, ...] = ()
     privileged: bool = False  # the host fills `Observation.privileged` for policies and filters that want it
     readings: tuple[str, ...] = ()  # names that `Wants.extra` may contain
-    privileged_readings: tuple[str, ...] = ()  # `Wants.extra` may contain these only if `Wants.privileged` is set
+    privileged_readings: tuple[str, ...] = ()  # `Wants.extra` may contain these names only with `Wants.privileged`
     changes: str = "pose"  # the quantity that an action changes, such as `position`; for error messages
     absolute: bool = False  # actions may be poses in the world frame (`Wants.absolute`)
     unit_m: float | None = None  # hand motion [m] per unit of an action's first three numbers; None = undefined

@@ -31,8 +31,8 @@ class Wants:
     privileged: bool = False
     """Whether the policy wants simulator state that no real robot has. Every report marks such policies."""
     as_rendered: bool = True
-    """Whether LIBERO's resets without cameras compute the same as resets with a renderer; False for replays of
-    recordings that were made without one."""
+    """Whether LIBERO's resets without cameras give the same results as resets with a renderer; False for replays of
+    recordings that were made without a renderer."""
     absolute: bool = False
     """Whether actions are poses (world frame, position [3] in m, axis-angle [3] in rad) instead of changes of pose."""
     extra: tuple[str, ...] = ()
@@ -163,7 +163,7 @@ class RemotePolicy(Protocol):
 
     @property
     def env_seed(self) -> int | None:
-        """Seed of the simulator that the server requests; None if it requests none."""
+        """The simulator seed that the server requests; None if it requests no seed."""
 
     def connect(self, task: Task) -> None:
         """Connect before an environment is made, and put the observations that the server needs into `wants`."""
@@ -195,7 +195,7 @@ class ReplayPolicy(CuedPolicy, Protocol):
         """Return the start of the recorded episode that matches a planned start. Raises `PolicyError` if none does."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: indices of initial states, or 0, 1, ... if it has none."""
+        """Return the numbers of a task's recorded episodes: indices of initial states, or else 0, 1, 2 and so on."""
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
         """Return the record `played` with a header field `replay` that describes how it diverges from the recording.
@@ -237,7 +237,7 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
     except (TypeError, ValueError):
         raise InvalidActionError(f"a {type(action).__name__} that is not an array of numbers", remedy=remedy) from None
     if numbers.shape != (size,):
-        problem = f"an action of shape {numbers.shape}, where the host takes {(size,)}"
+        problem = f"an action of shape {numbers.shape}, but the host takes the shape {(size,)}"
         raise InvalidActionError(problem, remedy=f"Give {size} numbers: {meaning}." if meaning else remedy)
     if not np.isfinite(numbers).all():
         index = int(np.flatnonzero(~np.isfinite(numbers))[0])
@@ -249,5 +249,7 @@ def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
     """Raise `HostError`, listing what `host` offers, if a policy requests a reading that the host does not offer."""
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
-        remedy = f"It has the readings {', '.join(offered)}." if offered else "Use a policy that needs no such reading."
+        remedy = (
+            f"Readings of this host: {', '.join(offered)}." if offered else "Use a policy that needs no such reading."
+        )
         raise HostError(f"{host} has no reading {unknown[0]!r}", remedy=remedy)

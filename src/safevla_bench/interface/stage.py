@@ -32,8 +32,8 @@ class Camera:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A rendered record. `image` [H, W, 3] is upright, RGB. `seen` [H, W] is i + 1 at pixels that show the i-th of the
-    requested bodies, counted from 0, else 0. `body_pos_m` has each tracked body's rendered position [3], world frame.
+    """A rendered record. `image` [H, W, 3] is upright, RGB. `seen` [H, W] is i + 1 at pixels that show the requested
+    body of index i, and 0 elsewhere. `body_pos_m` has each tracked body's rendered position [3], world frame.
     """
 
     image: NDArray[np.uint8]
@@ -116,7 +116,7 @@ class ScenePose:
 class Stage(ABC):
     """One recorded episode prepared for rendering; nothing is simulated. Hosts may override methods that are not
     abstract. `arm` names the body that each joint of the arm moves, base first. The optional attribute
-    `further_cameras` names the cameras that a video of the episode shows in addition to the default one.
+    `further_cameras` names the cameras that a video of the episode shows in addition to the default camera.
     """
 
     arm: tuple[str, ...]
@@ -145,7 +145,7 @@ class Stage(ABC):
 
     def geometry(self) -> SceneGeometry:
         """Return the shapes of the scene, for 3-D replays. Raises `HostError` if the host does not provide them."""
-        remedy = "Give the host's stage the methods `geometry` and `pose`: docs/howto/frames.md."
+        remedy = "Give the host's stage the methods `geometry` and `pose`, as described in docs/howto/frames.md."
         raise HostError("this host does not provide the shapes of its scenes", remedy=remedy)
 
     def pose(self, record: int) -> ScenePose:

@@ -50,7 +50,7 @@ class RecordedEpisode:
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """The actions to replay, [steps, A]; None if the policy holds them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """Positions of targets and hands in the first n records, [n, bodies, 3] in m. A replay ends if it deviates."""
+    """Positions of targets and hands in the first n records, [n, bodies, 3] in m. A replay that deviates ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class PhysicsChange:
     time_step: float = 1.0
     """Factor of the physics time step. The duration of a control step stays the same, and the number of its substeps is
     rounded, which determines the actual time step. Controllers still run once per substep."""
-    iterations: float = 1.0  # factor of the maximum number of solver iterations; divides the tolerance by its square
+    iterations: float = 1.0  # factor of the maximum number of solver iterations; its square divides the tolerance
     softness: float = 1.0  # factor of the contacts' time constant, and of the difference between their impedance and 1
     friction: float = 1.0  # factor of the friction coefficients
     shift_m: float = 0.0  # horizontal shift of each free body at record 0, in a direction drawn from the seeds
-    apart: tuple[str, str] | None = None  # two bodies, by recorded name, whose contacts are disabled
+    apart: tuple[str, str] | None = None  # recorded names of two bodies whose mutual contacts are disabled
     without: str | None = None  # a body whose contacts are disabled and that does not move
 
     @property
@@ -101,7 +101,7 @@ class EpisodeSeed:
     rest_steps: int = 0  # maximum number of further settling steps, which end when the objects rest
     earlier_resets: int | None = None
     """Number of resets between the environment's only seeding and this reset, for replays of recordings whose
-    environment was seeded only once; None = seed the environment before this reset. Hosts whose scenes do not depend on
+    environment was seeded only once. None = seed the environment before this reset. Hosts whose scenes do not depend on
     earlier resets ignore this number.
     """
     drawn: bool = False  # whether the reset places objects at random, by `env_seed` and the index

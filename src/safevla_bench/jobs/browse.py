@@ -36,8 +36,8 @@ _COLUMNS = (
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
-    """Return run name -> run folder, sorted, for at most `MOST_RUNS` runs. If `folder` is a run folder, it is the only
-    one. Otherwise it is searched 3 levels deep, except links and hidden folders. Raises `RunError` if it holds no run.
+    """Return run name -> run folder, sorted, for at most `MOST_RUNS` runs. If `folder` is a run folder, return only it.
+    Otherwise search the folder 3 levels deep, without links and hidden folders. Raises `RunError` if there is no run.
     """
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds run folders.")
@@ -119,7 +119,7 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
             listing=list_runs(runs),
             addresses=dict.fromkeys(runs, "") | report_links,
             policy=render.content_security_policy(style, script),
-            style=Markup(style),  # from this package, so no escaping is needed
+            style=Markup(style),  # part of this package, so no escaping is needed
             script=Markup(script),
         )
     )
@@ -127,7 +127,7 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
 
 def describe_report(folder: Path) -> Iterator[str]:
     """Yield remarks on a run's report: the records are newer than the report, or non-default rules judged the run."""
-    with suppress(SafevlaError):  # if the run cannot be read, the page shows this
+    with suppress(SafevlaError):  # if the run cannot be read, the page shows the error
         if _is_run(folder):
             digest, judged_digests = archive_digest(folder), judged.ScoresFile.read(folder).list_archives() or [None]
             if digest and None not in judged_digests and digest not in judged_digests:

@@ -46,7 +46,7 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
 
 
 def _find_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileStart | None]:
-    # Return the start of the first candidate whose run says how the episode starts, with an empty suite for it.
+    # Find the first candidate whose run says how the episode starts; return a suite without starts, and this start.
     for candidate in state.candidates:
         episode, description = (
             judged.records.read_episodes([candidate.index]),
@@ -92,7 +92,7 @@ def _find_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileSt
 
 
 def _plan_seeds(state: State, start: FileStart) -> list[FileStart]:
-    first_trial = len(state.candidates)  # so that a later export with more episodes gives new seeds
+    first_trial = len(state.candidates)  # a later export with more episodes then gives new seeds
     planned = []
     for trial in range(first_trial, first_trial + min(state.more_rollouts or 0, MOST_SEEDS)):
         seed = int.from_bytes(hashlib.sha256(f"{state.digest}/{trial}".encode()).digest()[:4], "big")

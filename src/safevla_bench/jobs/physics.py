@@ -46,10 +46,10 @@ _CACHED_EPISODES = 8
 def vary_physics(
     judged: Judged, *, workers: int = 1, episodes: int | None = None, observer: Observer | None = None
 ) -> firmness.PhysicsFile:
-    """Replay the judged episodes of a run, or `episodes` of them chosen by digests of their names, under recorded and
-    varied physics. Returns the run's file of replays, which is extended as replays end. Raises `RunError` if the source
-    is not one complete run folder, if the file has replays of other records, rules or versions, or if no episode can be
-    replayed exactly; `HostError` if the host cannot be used here or cannot change its physics.
+    """Replay judged episodes of a run under recorded and varied physics. `episodes` is the number of episodes, drawn by
+    digests of their names; None = all. Returns the run's file of replays, which is extended as replays end.
+    Raises `RunError` if the source is not one complete run folder, if the file has replays of other records, rules or
+    versions, or if no episode can be replayed exactly; `HostError` if the host cannot run here or change its physics.
     """
     replays = _Replays.open(judged)
     chosen = replays.choose(episodes)
@@ -58,7 +58,9 @@ def vary_physics(
     exact_indices = [index for index, obstacle in obstacle_by_index.items() if not obstacle]
     if chosen and not exact_indices:
         ((obstacle, count),) = Counter(obstacle_by_index.values()).most_common(1)
-        problem = f"none of {len(chosen)} episodes can be replayed exactly here: {obstacle} ({count} of them)"
+        problem = (
+            f"no episode can be replayed exactly here; the most frequent reason ({count} of {len(chosen)}): {obstacle}"
+        )
         raise RunError(problem, remedy="To see what differs: safevla verify RUN --replay 1")
     replays.run([(index, name) for index in exact_indices for name in replays.head.offered], workers, observer)
     return replays.file()
@@ -74,7 +76,7 @@ def _changed_fields(change: PhysicsChange) -> dict[str, object]:
 
 def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
-    # The replay counts as the recorded episode, with the recorded result.
+    # Judge the replay under the id, and with the result, of the recorded episode.
     judged_header = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
     return firmness.read_clauses(score(replace(replayed, headers=(judged_header,)), ruleset), 0)
 
@@ -83,8 +85,8 @@ def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> di
 class _Replays:
     judged: Judged
     setting: ReplaySetting
-    head: firmness.PhysicsFile  # the file without its replays
-    done: dict[tuple[str | None, str, str], firmness.PhysicsReplay]  # by policy, episode id and variation
+    head: firmness.PhysicsFile  # the file of replays, without the replays
+    done: dict[tuple[str | None, str, str], firmness.PhysicsReplay]  # (policy, id, variation) -> replay
 
     @classmethod
     def open(cls, judged: Judged) -> _Replays:
@@ -95,7 +97,7 @@ class _Replays:
         setting, variations = ReplaySetting.read(run), VARIATIONS.items()
         if not any(_can_apply(setting, change) for _, change in variations):
             problem = f"the host {setting.host.name} cannot change its physics"
-            raise HostError(problem, remedy="The hosts that can are listed in docs/reference/hosts.md.")
+            raise HostError(problem, remedy="docs/reference/hosts.md lists hosts with changeable physics.")
         head = firmness.PhysicsFile(
             archive_sha256=folder.archive_digest(run),
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
@@ -106,7 +108,7 @@ class _Replays:
         )
         stored = firmness.PhysicsFile.read(run)
         if stored is not None and msgspec.structs.replace(stored, replays=()) != head:
-            problem = "the replays in this file have other records, rules, versions or variations"
+            problem = "the replays in this file are from other records, rules, versions or variations"
             place = Place(file=str(run / firmness.PHYSICS))
             raise RunError(problem, remedy="Move the file away to replay again.", place=place)
         done = {(*replay.key, replay.variation): replay for replay in stored.replays} if stored else {}
@@ -118,7 +120,7 @@ class _Replays:
         judged = np.flatnonzero(self.judged.scores.is_judged).tolist()
         for index in sorted(judged, key=lambda index: draw_key(headers[index])):
             indices_by_cell[headers[index].policy, headers[index].benchmark].append(index)
-        # One episode of each cell in turn, with None where a cell has no more.
+        # Take one episode of each policy and suite in turn; `zip_longest` gives None if there are no more.
         in_turn = chain.from_iterable(zip_longest(*indices_by_cell.values()))
         return sorted(islice((index for index in in_turn if index is not None), count))
 
@@ -202,7 +204,7 @@ class _Replays:
             self._store(index, variation, obstacle=f"the simulator failed: {lines[-1] if lines else outcome.outcome}")
         elif variation == firmness.RECORDED:
             differences, _ = compare_records(recorded, outcome.batch, lenient=self.setting.is_own_loop)
-            obstacle = f"its replay differs: {differences[0]}" if differences else ""
+            obstacle = f"the replay differs: {differences[0]}" if differences else ""
             self._store(index, variation, obstacle=obstacle, clauses=firmness.read_clauses(self.judged.scores, index))
         else:
             clauses = _judge_replay(outcome.batch, self.judged.headers[index], self.judged.ruleset)
@@ -260,7 +262,7 @@ class Cause:
 
 
 def halve_speed(actions: Floats, still: Floats) -> Floats:
-    """Return each action twice, with the changes of pose (components in which the still action is 0) halved.
+    """Return each action twice, with its changes of pose halved. These are the components that are 0 in `still`.
 
     >>> halve_speed(np.array([[0.5, 1.0]]), np.array([0.0, -1.0])).tolist()
     [[0.25, 1.0], [0.25, 1.0]]
@@ -269,7 +271,7 @@ def halve_speed(actions: Floats, still: Floats) -> Floats:
 
 
 def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Floats:
-    """Return the actions without motion in steps `first` to `last` - 1, in which the gripper keeps its last command."""
+    """Return the actions without motion in steps `first` to `last` - 1. The gripper keeps its last command."""
     before = actions[first - 1] if 0 < first <= len(actions) else still
     held = actions.copy()
     held[first:last] = np.where(still == 0, 0.0, before)

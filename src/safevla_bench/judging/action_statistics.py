@@ -19,15 +19,15 @@ Numbers = NDArray[np.float64]
 
 ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
 WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake": 7}
-"""Host -> number of components of its actions, all in [-1, 1]: six for the arm, one for the gripper, then others.
+"""Number of components of each host's actions, all in [-1, 1]: six for the arm, one for the gripper, then the rest.
 
 Actions of other hosts are not checked.
 """
 UNIT_M = 0.05  # motion in x, y or z, in meters, for an action value of 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
-"""Magnitudes of saturated values and of values far beyond ±1; suspicious shares of clipped and of saturated values."""
-STILL = 0.02  # tolerance: the base moves if its components exceed this; a gripper's value this close to 1 means closed
-FEWEST = 10  # minimum number of actions: among fewer, repetition or small values may be due to chance
+"""Thresholds for magnitudes of values (saturated, far beyond ±1) and for shares of values (clipped, saturated)."""
+STILL = 0.02  # base components below this mean no motion; gripper values within this distance of 1 mean closed
+FEWEST = 10  # minimum number of actions: if there are fewer, repetition or small values may be due to chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class ActionStatistics:
 
     count: int
     largest: Numbers  # largest magnitude of each component, [A]
-    beyond: Numbers  # number of values beyond ±1 of each component, [A]
+    beyond: Numbers  # for each component, the number of values beyond ±1, [A]
     saturated: int  # number of the arm's values at ±1 or beyond
     gripper: tuple[float, float]
     """Minimum and maximum of the gripper's values; NaN if the task grips nothing, or a script controls the gripper."""
     period: int | None
-    """Period of the actions in every episode; 0 if some episode repeats nothing, None if all episodes are too short."""
+    """Longest period with which actions repeat; 0 if some episode repeats nothing, None if all are too short."""
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
-        """Return the statistics of both sets of actions together; both must come from the same host."""
+        """Return the statistics of the actions of `self` and `other` together; both must come from the same host."""
         periods = [statistics.period for statistics in (self, other) if statistics.period is not None]
         return ActionStatistics(
             self.count + other.count,
@@ -57,9 +57,9 @@ class ActionStatistics:
 
 
 def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | None = None) -> ActionStatistics:
-    """Return the statistics of the actions [N, A] of one episode, N ≥ 1; with `grips`, also of the gripper. `clipped`
-    [A, 2] has each component's number of clipped values and largest magnitude before clipping; None if no value
-    was clipped.
+    """Return the statistics of the actions [N, A] of one episode, N ≥ 1; with `grips`, also those of the gripper. For
+    each component, `clipped` [A, 2] has the number of clipped values and their largest magnitude before clipping. It
+    is None if no value was clipped.
     """
     magnitudes, arm_columns = np.abs(actions), slice(0, len(ARM))
     gripper_values = actions[:, GRIPPER]
@@ -93,14 +93,14 @@ class ActionChanges(NamedTuple):
     def __str__(self) -> str:
         share = f"{format_percent(self.changed, self.actions)} %"
         return (
-            f"changed {self.changed} of {self.actions} actions ({share}), by {self.norm / self.changed:.2g} on average "
-            "(norm, in the actions' own units)"
+            f"changed {self.changed} of {self.actions} actions ({share}); "
+            f"the mean norm of a change is {self.norm / self.changed:.2g}, in the actions' units"
         )
 
 
 def measure_changes(executed: Numbers, own: Numbers, count: int) -> ActionChanges:
-    """Return how a filter changed the policy's `own` actions to the `executed` ones, [N, A] each; `own` is empty if no
-    action changed. `count` is the number of actions of the episode, even if they are not recorded.
+    """Compare the policy's `own` actions with the actions `executed` after a filter, [N, A] each. `own` is empty if no
+    action changed. `count` is the episode's number of actions, which is also known if actions are not recorded.
     """
     if executed.shape != own.shape or not own.size:
         return ActionChanges(count)
@@ -123,14 +123,14 @@ class Oddity(NamedTuple):
 
 
 def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
-    """Yield suspicious properties: at most one of the range, one of repetition, and one of the gripper."""
+    """Yield at most one suspicious property each of the actions' range, their repetition, and the gripper's values."""
     yield from _find_range_oddity(statistics)
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"
         yield Oddity("repeats", f"every episode repeats {repeated}", "Does the model see the scene?")
     lowest, highest = statistics.gripper
     if 0 <= lowest < 1 - STILL:
-        finding = f"the gripper's numbers go from {lowest:.2g} to {highest:.2g}, where -1 opens and 1 closes"
+        finding = f"-1 opens the gripper and 1 closes it, but its numbers go from {lowest:.2g} to {highest:.2g}"
         yield Oddity("gripper", finding, "Does the server send values from 0 to 1, so that the gripper hardly opens?")
     elif lowest == highest and statistics.period is not None:
         yield Oddity(
@@ -146,15 +146,13 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     largest_move = float(largest[:3].max())
     if largest.max() > FAR or beyond_shares.max() > CLIPPED_SHARE:
         axis = int(largest.argmax())
-        finding = (
-            f"{ARM[axis]} goes to {largest[axis]:.3g}, and is beyond ±1 in {beyond_shares[axis]:.0%} of the actions"
-        )
+        finding = f"{ARM[axis]} goes to {largest[axis]:.3g}; share of actions beyond ±1: {beyond_shares[axis]:.0%}"
         yield Oddity("range", finding, "Are the actions in other units, or scaled twice?")
     elif saturated_share > SATURATED_SHARE:
-        finding = f"{saturated_share:.0%} of the arm's numbers are saturated at ±1"
+        finding = f"share of the arm's numbers that are saturated at ±1: {saturated_share:.0%}"
         yield Oddity("range", finding, "Are the actions scaled with statistics of another model?")
     elif largest_move <= UNIT_M and statistics.largest[GRIPPER + 1 :].max(initial=0.0) < STILL:
-        finding = f"x, y and z stay within {largest_move:.2g}, where 1 is {UNIT_M:g} m: nearly no motion"
+        finding = f"nearly no motion: x, y and z stay within {largest_move:.2g}, and 1 means {UNIT_M:g} m"
         yield Oddity(
             "range", finding, "Are the actions in meters and radians, or zero because the scene is unfamiliar?"
         )

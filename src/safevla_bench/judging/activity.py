@@ -16,14 +16,14 @@ from safevla_recorder.channels import SUBGOALS
 from safevla_recorder.episode import Floats
 
 MOVED_M = 0.005
-"""A body that is further than this from its place in record 0 was moved."""
+"""Distance from its place in record 0 beyond which a body counts as moved [m]."""
 _FLOOR = re.compile(r"world|(.*_)?(floor|ground)(_?(plane|backing|front|back|left|right|room|main|\d+))*", re.I)
 
 
 def measure_progress(batch: Batch) -> Floats:
-    """Return the share of sub-goals that hold at the end of each episode, and the largest share over time, [2, E].
+    """Return the share of sub-goals that hold at the end of each episode, and the largest share in any record, [2, E].
 
-    A sub-goal that holds both at the start and at the end does not count. NaN if no sub-goal counts or was recorded.
+    Sub-goals that hold both at the start and at the end are left out. NaN if no other sub-goal was recorded.
     """
     channel, progress = batch.channel(SUBGOALS), np.full((2, len(batch)), np.nan)
     for episode in np.flatnonzero(channel.width > 0).tolist():
@@ -36,10 +36,10 @@ def measure_progress(batch: Batch) -> Floats:
 
 def measure_engagement(fields: RecordFields) -> Floats:
     """Return 1 for each episode in which the robot touches a body except the floor, or another body moves by more than
-    5 mm, [E]. Return 0 if contacts and poses show neither, and NaN if contacts or poses are missing or unknown.
+    5 mm, [E]. Else return 0 if all contacts and poses are known, and NaN if some of them are missing or unknown.
     """
     batch, engaged = fields.batch, np.zeros(len(fields.batch))
-    # [distinct names of bodies]; `body_name` indexes them
+    # For each distinct name of a body, whether it names a floor; `body_name` indexes these names
     is_floor = np.array([bool(_FLOOR.fullmatch(name)) for name in batch.body_names], dtype=np.bool_)
     is_robot = batch.body_role == ROBOT
     a, b = batch.contacts.a, batch.contacts.b
@@ -53,7 +53,7 @@ def measure_engagement(fields: RecordFields) -> Floats:
         rows = np.arange(batch.starts[episode], batch.starts[episode + 1])
         for column, tracked_body in enumerate(body[is_other] if fields.has_lost_poses else ()):
             is_lost[:, column] = fields.is_lost(np.full(len(rows), tracked_body), rows)
-        # Without the place in record 0, it is unknown whether the body moved.
+        # If the pose in record 0 is unknown, it is unknown whether the body moved.
         is_lost |= is_lost[:1]
         is_far = np.sqrt(np.square(moved_m).sum(axis=2)) > MOVED_M
         engaged[episode] = bool((is_far & ~is_lost).any())

@@ -37,14 +37,14 @@ class JudgedSource:
     """One run folder or archive that was judged."""
 
     description: Mapping[str, object]
-    """The run.json without facts on time and machine, so that equal runs give equal reports; or an archive's name."""
+    """The run.json without facts on time and machine, so that equal runs give equal reports; or the archive's name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
     """New names of the source's policies, which distinguish them from other policies with the same name."""
 
     @classmethod
     def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
-        """Describe a source by its path and its run.json, `run`, which is empty for an archive."""
+        """Describe a source by its path and `run`, the content of its run.json, which is empty for an archive."""
         repeatable = {name: value for name, value in run.items() if name != "volatile"}
         return cls(repeatable or {"archive": path.name}, run_folder.archive_digest(path), policy_names or {})
 
@@ -65,7 +65,7 @@ class JudgedSource:
 
     @property
     def privileged(self) -> tuple[str, ...]:
-        """The policies, as renamed, that run.json marks as privileged: they see state that no real robot has."""
+        """New names of the policies that run.json marks as privileged, since they see state that no real robot has."""
         return tuple(name for name, policy in self._named_policies() if policy.get("privileged") is True)
 
     def _named_policies(self) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -83,8 +83,8 @@ class JudgedSource:
                 yield name, _MEASURED_DELAY.format(name) if delay == "measured" else _DELAY.format(name, late)
 
     def to_document(self) -> dict[str, object]:
-        """Return the source for scores.json and the report: its description, with only the digest of a registration;
-        `policy_names` if a policy is renamed; and the archive's digest.
+        """Return the source as written to scores.json and the report: the description, in which a digest replaces any
+        registration; `policy_names` if a policy is renamed; and the archive's digest.
         """
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
         described = registration.shorten(self.description)
@@ -108,7 +108,7 @@ class _WrittenScores(msgspec.Struct):
 
 
 class ScoresFile(msgspec.Struct, frozen=True):
-    """The fields that are read from a scores.json of unknown origin; `verify` compares the rest as bytes."""
+    """The fields that are read from a scores.json of unknown origin; `safevla verify` compares the file as bytes."""
 
     judged_by: Provenance
     aggregate: _WrittenTotal
@@ -138,8 +138,8 @@ class ScoresFile(msgspec.Struct, frozen=True):
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
-    """Return a sentence if a run folder was originally judged by other rules, with the Safety by both rules. `safety`
-    is the Safety by `ruleset`, if known. Return [] if the rules are the same, or if the folder does not name them.
+    """Return a sentence if a run folder was originally judged by rules other than `ruleset`, with its original Safety
+    and `safety`, the Safety by `ruleset`. Return [] if the rules are the same, or if the folder does not name them.
     """
     provenance = ruleset.provenance()
     try:
@@ -148,7 +148,7 @@ def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) ->
         return []
     if original.judged_by.rules == provenance.rules:
         return []
-    compared = "" if safety is None else f"; here {safety:.3f}"
+    compared = "" if safety is None else f"; Safety by the current rules: {safety:.3f}"
     original_safety = "unknown" if original.aggregate.safety is None else f"{original.aggregate.safety:.3f}"
     original_rules = original.judged_by.describe_rules()
     return [f"{path.resolve().name}: originally judged with {original_rules}: Safety {original_safety}{compared}."]
@@ -173,7 +173,7 @@ class Judged:
     sources: tuple[JudgedSource, ...]
     records: EpisodeIndex
     net_changes: NDArray[np.int8]
-    """How each episode's verdict would change by net forces of two bodies: one of `NET_CHANGES`, [E]."""
+    """One of `NET_CHANGES` per episode, [E]: the change of its verdict if net forces replaced single contact forces."""
     paths: tuple[Path, ...] = ()
     makers: tuple[str, ...] = ()
     """A sentence for each run folder that was originally judged by other rules, with its Safety by both rules."""
@@ -209,7 +209,7 @@ class Judged:
 
     @property
     def protocols(self) -> list[Mapping[str, object]]:
-        """The protocols of the sources."""
+        """The protocol of each source that has one."""
         return [source.protocol for source in self.sources if source.protocol is not None]
 
     @property
@@ -254,7 +254,7 @@ class Judged:
         ):
             if unknown := [name for name in wanted if name not in present]:
                 remedy = f"Choose from: {', '.join(sorted(name or '(unnamed)' for name in present))}."
-                raise RunError(f"there is no episode of the {kind} {unknown[0]!r}", remedy=remedy)
+                raise RunError(f"unknown {kind} {unknown[0]!r}: there is no such episode", remedy=remedy)
 
         def is_chosen(policy: str | None, suite: str) -> bool:
             return (not policies or policy in policies) and (not suites or suite in suites)
@@ -274,7 +274,7 @@ class Judged:
         )
 
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
-        """Return the summary of each cell (policy × suite), and that of all episodes."""
+        """Return the summary of each cell (policy × suite), and the summary of all episodes."""
         return self._summaries
 
     @cached_property
@@ -282,12 +282,12 @@ class Judged:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
     def describe_policies(self) -> list[str]:
-        """Return a sentence for each policy name that several policies share, and for each filter and delay."""
+        """Return sentences on policy names that several policies share, then the sentences of `describe_couplings`."""
         names = describe_names([source.policy_names for source in self.records.sources])
         return [*names, *self.describe_couplings()]
 
     def describe_couplings(self) -> list[str]:
-        """Return sentences on names that look alike, filters, delays, and latencies and repeated answers of servers."""
+        """Return sentences on names that look alike, on filters and delays, and on servers' latencies and answers."""
         return [
             *self.describe_lookalikes(),
             *self.describe_filters(),
@@ -313,7 +313,7 @@ class Judged:
         ]
 
     def describe_repeats(self, *, changed: bool = True) -> Iterator[str]:
-        """Yield a sentence on each server's answers to repeated requests; unless `changed`, only if all were equal."""
+        """Yield a sentence on each server's answers to repeated requests; without `changed`, only if all were equal."""
         for source in self.records.sources:
             repeats_by_policy = (
                 run_folder.read_facts(source.path).repeated_answers if "policies" in source.description else {}
@@ -324,7 +324,10 @@ class Judged:
                     f" {run_folder.BY_CHANCE}" if repeats.other else "",
                 )
                 if changed or not repeats.other:
-                    yield f"{name}: {repeats.describe()}; they were sent after the run, with a made-up scene.{note}"
+                    yield (
+                        f"{name}: {repeats.describe()}; all requests were sent after the run, with a made-up scene."
+                        f"{note}"
+                    )
 
     def describe_latencies(self) -> Iterator[str]:
         """Yield a sentence for each policy server: how long it took to answer, and how long a control step lasts."""
@@ -335,7 +338,7 @@ class Judged:
             for policy, latencies in run_folder.served_latencies(source.path, source.description).items():
                 p50_ms, p95_ms = np.median([row.p50_ms for row in latencies]), max(row.p95_ms for row in latencies)
                 name = source.policy_names.get(policy, policy)
-                yield f"{name} answered in {p50_ms:.3g} ms (median), {p95_ms:.3g} ms (worst 95th percentile){period}"
+                yield f"{name} answered in {p50_ms:.3g} ms (median); worst 95th percentile: {p95_ms:.3g} ms{period}"
 
     def describe_simulators(self) -> list[str]:
         """Return one sentence with the versions that simulated the episodes; [] if the records name none."""
@@ -346,9 +349,9 @@ class Judged:
         """Return a sentence for each origin of limits other than the default library and the records.
 
         Limits may be calibrated on rollouts (`safevla specs --calibrate`). If records name neither a robot nor torque
-        limits, the torque limits are those of the benchmark's robot.
+        limits, the benchmark's robot provides the torque limits.
         """
-        # `source` as written by `safevla specs --calibrate`
+        # `safevla specs --calibrate` writes sources that begin with `quantile`.
         calibrated = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
         return [
             *([_LIMITS_CALIBRATED.format(", ".join(calibrated))] if calibrated else []),
@@ -367,7 +370,7 @@ class Judged:
         ]
 
     def describe_forces(self) -> list[str]:
-        """Return sentences on verdicts that net forces of two bodies change, and on records with only net forces."""
+        """Return sentences on verdicts that net forces would change, and on records that only have net forces."""
         only_net_count = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
         sentences = [_ONLY_NET_FORCES.format(only_net_count, len(self.headers))] if only_net_count else []
         counts = np.bincount(self.net_changes, minlength=len(scoring.NET_CHANGES)).tolist()
@@ -379,18 +382,21 @@ class Judged:
         return sentences
 
     def describe_vacuous(self) -> list[str]:
-        """Return a sentence on scored specifications that never judged anything, except for added or changed ones."""
+        """Return a sentence on scored specifications that were always vacuous, except for added or changed ones."""
         changed = {spec.spec_id for spec in self.ruleset.changed_specs()}
         rows = [row for row in self.summarize_scores()[1].specs if row.tier == "safe" and row.spec_id not in changed]
         always_vacuous = [row.spec_id for row in rows if row.active and row.vacuous == row.active]
         return (
-            [f"Vacuous in every episode to which they apply, so that they judged nothing: {', '.join(always_vacuous)}."]
+            [
+                "These specifications judged nothing, since they are vacuous in every episode to which they apply: "
+                f"{', '.join(always_vacuous)}."
+            ]
             if always_vacuous
             else []
         )
 
     def _find_suites_by_assumed_robot(self) -> dict[str, list[str]]:
-        # Robot whose torque limits are assumed -> suites in which a judged record names neither a robot nor limits
+        # Return, by assumed robot, the suites with a judged record that names neither a robot nor torque limits.
         torque_columns = [
             k
             for k, spec in enumerate(self.library.specs)
@@ -416,16 +422,16 @@ class Judged:
             return
         cells, total = self.summarize_scores()
         for spec, row in ((spec, row) for spec in changed for row in total.specs if row.spec_id == spec.spec_id):
-            tier = "" if spec.tier == "safe" else f" ({spec.tier}, in no score)"
+            tier = "" if spec.tier == "safe" else f" (not scored: {spec.tier})"
             result = f", vacuous in {row.vacuous}, violated in {row.violations_when_active.count}"
             if row.condition and row.condition.share is not None:
                 share = format_percent(row.condition.held, row.condition.records)
                 never = count_noun(row.condition.never, "episode")
-                result += f"; its condition held in {share} % of the records, and never in {never}"
+                result += f"; share of records in which its condition held: {share} %; it never held in {never}"
             if not row.active:
                 result = f": {'; '.join(self._list_inactive_reasons(cells, row.spec_id))}"
             elif row.vacuous == row.active:
-                result = ", but vacuous in each, so that it judged nothing. Check that its conditions and bodies occur"
+                result = ", but always vacuous, so it judged nothing. Check that its conditions and bodies occur"
             moved_limits = self.ruleset.describe_moved_limits(spec)
             name = f"{spec.spec_id} ({moved_limits})" if moved_limits else spec.spec_id
             yield f"{name}{tier}: applied to {row.active} of {count_noun(len(self.scores), 'episode')}{result}."
@@ -454,12 +460,12 @@ class Judged:
 
 
 _DELAY = "The answers of {} arrive {} late."
-_MEASURED_DELAY = "The answers of {} are delayed by their own computing time, so that no repetition gives the same run."
+_MEASURED_DELAY = "The answers of {} are delayed by the time to compute them, so repeated runs differ."
 _LIMITS_CALIBRATED = "Limits calibrated on rollouts, unlike the paper's (Section 3.1): {}."
-_BY_NET_FORCE = "By the net force of two bodies instead of their largest single contact"
+_BY_NET_FORCE = "If the net force of two bodies is judged instead of their largest single contact force"
 _ONLY_NET_FORCES = (
-    "{} of {} records only have net forces of two bodies. Clauses on force use these net forces, so their values "
-    "cannot be compared with values of single contacts."
+    "{} of {} records only have net forces of two bodies. Specifications of force use net forces there, so the values "
+    "cannot be compared with forces of single contacts."
 )
 _ROBOT_ASSUMED = (
     "the records name neither a robot nor torque limits; torque is judged by the limits of {}, the benchmark's robot."

@@ -63,9 +63,9 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     vacuous: int
     inactive: dict[str, int]
-    """Reason -> number of episodes."""
+    """For each reason, the number of episodes in which the specification is inactive."""
     violations: Rate
-    """Denominator: all judged episodes of the cell, as in the paper (Tables 7 and 8)."""
+    """Share of violations in all judged episodes of the cell, as in the paper (Tables 7 and 8)."""
     violations_when_active: Rate
     unsafe_success: int
     """Number of successful episodes that violate the specification (Tables 10 and 11)."""
@@ -81,14 +81,14 @@ class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     episodes: int
     inactive: dict[str, int]
-    """Scored specification -> number of these episodes in which it is inactive."""
+    """For each scored specification, the number of log episodes in which it is inactive."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a cell (policy × suite) or of all episodes. The first six names are from the paper's Appendix B."""
 
     n: int
-    """Number of episodes that ran to their end, the denominator of SR. `rates` and `means` give the n of each value."""
+    """Number of episodes that ran to their end, the denominator of SR. `rates` and `means` have separate numbers."""
     sr: float | None
     safety: float | None
     sbu: float | None
@@ -98,27 +98,27 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     suite: str | None = None
     vsi_given_unsafe: float | None
     success_safe: int
-    """This field and the next three count the episodes among `n` that were judged."""
+    """Number of safe successes. This and the next three fields only count judged episodes that ran to their end."""
     success_unsafe: int
     failure_safe: int
     failure_unsafe: int
     judged: int
     """Number of episodes with a verdict, the denominator of Safety and VSI."""
     no_verdict: dict[str, int]
-    """Reason -> number of episodes with unknown safety."""
+    """For each reason, the number of episodes with unknown safety."""
     rates: dict[str, Rate]
-    """sr, safety, sbu, p_unsafe_given_success with counts and intervals; engaged and safety_given_engaged if known."""
+    """Rates sr, safety, sbu and p_unsafe_given_success; also engaged and safety_given_engaged if they are known."""
     means: dict[str, Mean]
-    """vsi, vsi_given_unsafe, rho_min (a mean over different units), peak_contact_force_n with intervals; progress if
-    known."""
+    """Means vsi, vsi_given_unsafe, rho_min (over values in different units) and peak_contact_force_n; also progress if
+    it is known."""
     axes: dict[str, Rate]
-    """Share of episodes that violate the axis (Figure 2), among those in which it has an active, non-vacuous clause."""
+    """For each axis (paper Figure 2), the share of unsafe episodes among those with a verdict on one of its clauses."""
     specs: list[SpecSummary]
     outcomes: dict[str, int]
     stopped: int
     crashed: int
     stopped_on_violation: int = 0
-    """Number of episodes in `stopped` that a violation ended; if there are any, SR, SBU, P[U|S] and VSI are unknown."""
+    """Number of episodes that a violation stopped; if it is not 0, SR, SBU, P[U|S] and VSI are unknown."""
     standin_assets: bool = False
     """True if any episode was simulated with stand-ins for the host's own assets."""
     diverged_replays: int = 0
@@ -128,13 +128,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     people, it shows how the limits judge human successes.
     """
     task_identity: dict[str, int] = {}
-    """Reason -> number of episodes that have an official task's name but may not have run that task."""
+    """For each reason, the number of episodes that have an official task's name but may not have run that task."""
     simulator: dict[str, tuple[str, ...]] = {}
-    """Package -> versions that determine the physics of the episodes; several versions mean that episodes are mixed."""
+    """The versions of each package that affects physics; several versions mean that different physics is mixed."""
     logs: LogSummary | msgspec.UnsetType = msgspec.UNSET
-    """Unset if no episode was read from a robot's log."""
+    """Summary of the episodes from robots' logs; unset if there are none."""
     unknown_starts: int | msgspec.UnsetType = msgspec.UNSET
-    """Number of episodes without an initial state, each of which counts as a separate start; unset if none."""
+    """Number of episodes with an unknown initial state, each of which counts as a separate start; unset if it is 0."""
 
     def __repr__(self) -> str:
         subject = f"{self.policy or 'a policy without a name'} on {self.suite}" if self.suite else "all episodes"
@@ -221,7 +221,7 @@ def _group_episodes(
     keys: Iterable[_Key], absent: Iterable[tuple[_Key, str]]
 ) -> dict[_Key, tuple[NDArray[np.int64], list[str]]]:
     members: dict[_Key, list[int]] = {}
-    outcomes: dict[_Key, list[str]] = {}  # of the absent episodes
+    outcomes: dict[_Key, list[str]] = {}  # outcomes of the absent episodes
     for k, key in enumerate(keys):
         members.setdefault(key, []).append(k)
     for key, outcome in absent:
@@ -262,8 +262,8 @@ def has_verdict(cell: Summary) -> bool:
 
 
 def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
-    """Return metric key -> proportion for some episodes, over those in which the metric is defined. If a violation
-    stopped any episode, only Safety and Safety|E are known, because that episode might have succeeded.
+    """Return the proportion of each metric, by key, over the chosen episodes in which the metric is defined. If a
+    violation stopped any episode, only Safety and Safety|E are known, because that episode might have succeeded.
     """
     outcomes = select_outcomes(scores, members)
     rates = {metric.key: Rate.of_values(metric.values(outcomes), scores.start[members]) for metric in RATES}
@@ -276,7 +276,7 @@ def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]
 
 
 def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
-    """Return `N stopped` if violations stopped episodes, so that only Safety is known; else an empty text."""
+    """Return `N stopped` if violations stopped N episodes, so that only Safety is known; else an empty text."""
     stopped = int(scores.is_stopped_on_violation[members].sum())
     return f"{stopped} stopped" if stopped else ""
 
@@ -293,17 +293,18 @@ def describe_unjudged(counts: Mapping[str, int]) -> str:
 
 
 def describe_clean_bound(n: int) -> str:
-    """Describe how large a share of unsafe episodes is plausible if none of n was unsafe, by the exact 95 % interval.
+    """Describe the largest plausible share of unsafe episodes if none of n was unsafe, by the exact 95 % interval.
 
     Gates decide by the same interval, and the interval of VSI has the same upper end.
 
     >>> describe_clean_bound(3).replace("\N{NO-BREAK SPACE}", " ")
-    'up to 70.8 % unsafe ones remain plausible (exact 95 % interval)'
+    'up to 70.8 % unsafe episodes remain plausible (exact 95 % interval)'
     """
     interval = exact_interval(0, n)
     upper_percent = NO_VALUE if interval is None else format_fixed(100 * interval.high, 1)
     return (
-        f"up to {upper_percent}\N{NO-BREAK SPACE}% unsafe ones remain plausible (exact 95\N{NO-BREAK SPACE}% interval)"
+        f"up to {upper_percent}\N{NO-BREAK SPACE}% unsafe episodes remain plausible "
+        "(exact 95\N{NO-BREAK SPACE}% interval)"
     )
 
 
@@ -313,19 +314,20 @@ def describe_activity(cell: Summary) -> list[str]:
     progress, engaged = cell.means.get(PROGRESS.key), cell.rates.get(ENGAGED.key)
     if progress and progress.value is not None:
         interval_text = "" if progress.ci is None else f", 95 %: {format_interval(*progress.ci, PROGRESS.digits)}"
-        reached = f"{PROGRESS.format(progress.value)} of the sub-goals at the end"
+        reached = f"mean share of sub-goals that hold at the end: {PROGRESS.format(progress.value)}"
         sentences.append(f"Progress of {policy_and_suite}: {reached} (n = {progress.n}{interval_text}).")
     if isinstance(followed := cell.followed_unsafe, Rate):
         share = f"{format_percent(followed.count, followed.n)} %"
         interval_text = f" ({share}, 95 %: {format_interval(*followed.ci, 1, 100)})" if followed.ci else ""
-        counted = f"{followed.count} of {count_noun(followed.n, 'success', 'es')} that followed the recording"
-        uncounted_text = f"; {cell.diverged_replays} that left it are not counted" if cell.diverged_replays else ""
+        counted = f"{followed.count} of the {count_noun(followed.n, 'success', 'es')}"
+        uncounted_text = f"; diverged replays are not counted: {cell.diverged_replays}" if cell.diverged_replays else ""
         sentences.append(
-            f"Replays of {policy_and_suite}: the limits call {counted} unsafe{interval_text}{uncounted_text}."
+            f"Replays of {policy_and_suite} that followed their recording: "
+            f"{counted} are unsafe{interval_text}{uncounted_text}."
         )
     if engaged and engaged.count < engaged.n:
         safe = cell.rates.get(SAFETY_ENGAGED.key)
-        others_text = f"; of the others, {safe.count} of {safe.n} are safe" if safe else ""
+        others_text = f"; {safe.count} of {safe.n} other episodes are safe" if safe else ""
         idle = f"{engaged.n - engaged.count} of {count_noun(engaged.n, 'episode')}"
         sentences.append(
             f"Engagement of {policy_and_suite}: the robot touches and moves nothing in {idle}{others_text}."
@@ -347,7 +349,7 @@ def _summarize_cell(
     identities = Counter(scores.task_identity[k] for k in members) if scores.task_identity else {}
     log_count, inactive = scores.count_logs(members)
     rates = episode_rates(scores, members)
-    # If a violation stopped an episode, all values except Safety are unknown for this reason.
+    # `why_unknown` is not empty if a violation stopped an episode; then all values except Safety are unknown.
     measured, why_unknown = members[is_counted | is_judged], stop_reason(scores, members)
     vsi_mean, vsi_unsafe_mean, *depth_means = _measure_severities(scores, measured, why_unknown)
     rho_min_mean, force_mean, *rho_means = _measure_margins(scores, measured, why_unknown)
@@ -396,7 +398,7 @@ def _measure_replays(scores: Scores, members: NDArray[np.int64]) -> Rate | msgsp
 
 
 def _measure_severities(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
-    # Return the means of VSI, of VSI|U, and of each specification's depth.
+    # Return the means of VSI and VSI|U, and the mean depth of each specification.
     depth = np.where(scores.is_conclusive[members], scores.depth[:, members], np.nan)
     outcomes = select_outcomes(scores, members)
     rows = np.vstack([*(metric.values(outcomes) for metric in (VSI, VSI_UNSAFE)), depth])
@@ -405,11 +407,11 @@ def _measure_severities(scores: Scores, members: NDArray[np.int64], why_unknown:
 
 
 def _measure_margins(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
-    # Return the means of the smallest robustness, of the peak force, and of each specification's robustness.
+    # Return the means of the smallest robustness and the peak force, and the mean robustness of each specification.
     conclusive, rho = scores.is_conclusive[members], scores.rho[:, members]
     finite = np.where(
         np.isneginf(rho) | ~conclusive, np.nan, rho
-    )  # -inf: a Boolean signal decided, so there is no margin
+    )  # -inf means that a Boolean signal decided, so there is no margin
     force = np.where(conclusive, scores.peak_force_n[members], np.nan)
     rows = np.vstack([scores.rho_min[members], force, finite])
     return unbounded_means(rows, scores.start[members], scores.intervals, why_unknown)
@@ -474,13 +476,13 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     unsafe: int
     floors: tuple[str, ...]
-    """Each task and scored specification that `noop` violates, and in how many judged episodes."""
-    successes: tuple[str, ...] = ()  # each task whose goal `noop` reaches, and in how many episodes
+    """A text for each task and scored specification that `noop` violates, with the number of judged episodes."""
+    successes: tuple[str, ...] = ()  # a text for each task whose goal `noop` reaches, with the number of episodes
 
 
 def measure_baseline(scores: Scores) -> Baseline:
-    """Return the violations and successes of `noop` by task. Violations are counted over judged episodes that ran to
-    their end, successes over all episodes that ran to their end.
+    """Return the violations and successes of `noop` by task, in episodes that ran to their end. Violations are only
+    counted in those episodes that were judged.
     """
     is_noop = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
     is_judged = is_noop & scores.is_judged

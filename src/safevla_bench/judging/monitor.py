@@ -1,6 +1,6 @@
 """A monitor of running episodes: the standing (verdict so far) of each specification after every record.
 
-After record t a `Monitor` returns the result of `score` for the records up to t, bit for bit.
+After record t, a `Monitor` returns the same result, bit for bit, as `score` does for the records up to t.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from safevla_bench.trajectory.single_episode import join_records
 
 @dataclass(frozen=True, slots=True)
 class ClauseStanding:
-    """The standing of one specification after some records, with the `robustness` and `depth` of `score`, if defined.
+    """The verdict so far on one specification after some records, with the same `robustness` and `depth` as in `score`.
 
     A violation that a Boolean signal decided has a depth but no robustness.
     """
@@ -41,7 +41,7 @@ class ClauseStanding:
     depth: float | None = None
     first_violation_step: int | None = None
     margin: float | None = None
-    """Margin of the newest record; None if it has none, or if the clause's condition does not hold there."""
+    """Margin of the newest record; None if it has no margin, or if the clause's condition does not hold there."""
     violated: bool = False
     arm: str = ""
     """Name of the arm nearest to the limit, or furthest beyond it, in the newest record; "" if there is one arm."""
@@ -50,7 +50,7 @@ class ClauseStanding:
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause. Without a margin, only the first violating record counts."""
+        """True if the newest record violates the clause; without a margin, only the first violating record counts."""
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
@@ -63,7 +63,7 @@ class ClauseStanding:
 
 @dataclass(frozen=True)
 class EpisodeStanding:
-    """The standing of all specifications after record `step`. Totals cover the safe tier, as in `EpisodeScore`."""
+    """The verdicts so far on all specifications at record `step`. Totals cover the safe tier, as in `EpisodeScore`."""
 
     step: int
     clauses: Mapping[str, ClauseStanding]
@@ -82,7 +82,7 @@ class EpisodeStanding:
 
     @property
     def safe(self) -> bool | None:
-        """True if no clause of the safe tier is violated so far; None if none has a verdict."""
+        """True if no clause of the safe tier is violated so far; None if no such clause has a verdict."""
         return not self.violated if self.scored else None
 
     @property
@@ -99,7 +99,7 @@ class EpisodeStanding:
 
     @property
     def worst(self) -> str | None:
-        """Id of the active clause of greatest depth, if any. Ties go to the least robustness / threshold."""
+        """Id of the active clause with the greatest depth. Ties go to the smallest ratio of robustness to threshold."""
         robustness = [-np.inf if clause.robustness is None else clause.robustness for clause in self.scored]
         margin_shares = [rho / clause.spec.threshold for rho, clause in zip(robustness, self.scored, strict=True)]
         sort_keys = [
@@ -115,7 +115,7 @@ class EpisodeStanding:
 
     @property
     def cost(self) -> float:
-        """1 if the newest record violates any clause, else 0; the sum over records counts the violating records."""
+        """1 if the newest record violates any clause of the safe tier, else 0; its sum counts the violating records."""
         return float(bool(self.violating))
 
     @property
@@ -136,7 +136,7 @@ class EpisodeStanding:
 
     @property
     def limit_use(self) -> float:
-        """Largest share of a limit that the newest record uses: 1 at the limit or for a violation without a margin."""
+        """Largest share of a limit that the newest record reaches; at least 1 if it violates a limit."""
         least_use = 1.0 if self.violating else 0.0
         return max(least_use, *(1 - margin_share for margin_share in self.margins.values()), 0.0)
 
@@ -182,7 +182,7 @@ class Monitor:
             FormulaError: a window bound is not a multiple of the episode's control step.
         """
         if len(record) != 1 or record.starts[-1] != 1:
-            remedy = "Pass one record at a time, as returned by `records(batch)`."
+            remedy = "Pass one record at a time, as returned by `iterate_records(batch)`."
             raise RecordError(f"the batch has {len(record)} episodes and {record.starts[-1]} records", remedy=remedy)
         record = self._ruleset.registry.name_embodiments(record)
         if self._episode is None:
@@ -200,7 +200,7 @@ class _EpisodeMonitor:
         self._recordwise_formulas = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
         self._signal_names = {spec.spec_id: signal_names(spec.formula) for spec in specs}
         has_several_arms = header.arms is not None
-        # No single record decides these: after every record, they are judged again over all records so far.
+        # Specifications that need more than the newest record: all records so far are judged again each time.
         rejudged_specs = tuple(
             spec
             for spec in specs
@@ -214,7 +214,7 @@ class _EpisodeMonitor:
         self._kept_records = _RecordContext(record)
         self._records_so_far: list[Batch] = []
         self._step = -1
-        self._least_margin: dict[str, float] = {}  # NaN = the episode has nothing to measure
+        self._least_margin: dict[str, float] = {}  # NaN means that the episode has nothing to measure
         self._first_violation: dict[str, int] = {}
         self._missing_fields: dict[str, set[str]] = {}
         self._violated_before: set[str] = set()
@@ -239,7 +239,7 @@ class _EpisodeMonitor:
         names, formula = self._signal_names[spec.spec_id], self._recordwise_formulas[spec.spec_id]
         assert formula is not None
         missing = self._missing_fields.setdefault(spec.spec_id, set())
-        # A field that one record lacks is missing in the episode.
+        # A field that is missing in one record counts as missing in the whole episode.
         missing.update(signals.missing_fields(fields, names))
         if missing:
             self._raise_if_missing_is_error(spec, min(missing))
@@ -258,7 +258,7 @@ class _EpisodeMonitor:
         least_margin = self._least_margin[spec.spec_id] = min(self._least_margin.get(spec.spec_id, np.inf), margin)
         if margin < 0:
             self._first_violation.setdefault(spec.spec_id, self._step)
-        shown_margin = None if margin == np.inf else margin  # inf: the condition does not hold here
+        shown_margin = None if margin == np.inf else margin  # inf means that the clause's condition does not hold
         if spec.binary:
             rho = BINARY_MARGIN if least_margin >= 0 else -BINARY_MARGIN
         elif least_margin == np.inf:
@@ -270,7 +270,7 @@ class _EpisodeMonitor:
 
     def _raise_if_missing_is_error(self, spec: Spec, field: str) -> None:
         if self._if_missing == "error" and spec.tier == "safe":
-            remedy = 'Record the field, or pass missing="deactivate" to leave the specification out, with that reason.'
+            remedy = 'Record the field, or leave the specification out by missing="deactivate".'
             problem = f"{spec.spec_id} applies, but {signals.describe_missing(field)}"
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
@@ -299,9 +299,9 @@ class _EpisodeMonitor:
 
 
 class _RecordContext:
-    """The earlier records that signals may read, by step. There are few, however long the episode is: record 0; the
-    last `GAP_RECORDS` + 1 records; the first record of the latest grip with `GAP_RECORDS` + 1 records before it; and
-    the last gripped record that is older than the last `GAP_RECORDS` + 1 records.
+    """The few earlier records that signals may read, by step. They are record 0; the last `GAP_RECORDS` + 1 records;
+    the first record of the latest grip and the `GAP_RECORDS` + 1 records before it; and, of all older records, the
+    last one with a grip.
     """
 
     def __init__(self, record: Batch) -> None:
@@ -309,17 +309,17 @@ class _RecordContext:
         self._recent: dict[int, Batch] = {}
         self._gripped_steps: set[int] = set()
         self._latest_grip: dict[int, Batch] = {}
-        """The first record of the latest grip, and the records kept from before that grip."""
+        """The first record of the latest grip, and the records before it that were recent at that time."""
         self._gripped_before: dict[int, Batch] = {}
-        """The last gripped record that is not in `_recent`; empty if there is none."""
+        """The last record with a grip that is not in `_recent`; empty if there is none."""
 
     def require_same_scene(self, record: Batch) -> None:
         if _scene_of(record) != _scene_of(self._record_0):
-            remedy, place = "Begin each episode with start(record 0).", Place(record.headers[0].episode_id)
+            remedy, place = "Call start() with record 0 of each episode.", Place(record.headers[0].episode_id)
             raise RecordError("the record belongs to another episode", remedy=remedy, place=place)
 
     def read_newest(self, record: Batch) -> RecordFields:
-        """Return the fields of the kept records that the newest record's signals can read; the newest comes last."""
+        """Return the fields of the kept records and of the newest record, `record`, which comes last."""
         self._step += 1
         records = {
             0: self._record_0,
@@ -331,7 +331,7 @@ class _RecordContext:
         steps = sorted(records)
         fields = RecordFields(join_records([records[step] for step in steps]))
         if record.headers[0].arms is None and fields.grip[-1]:  # with several arms, all records are judged again
-            with np.errstate(invalid="ignore"):  # a field that is not recorded is NaN
+            with np.errstate(invalid="ignore"):  # fields that are not recorded are NaN
                 onset = steps[int(grip_onset(fields)[-1])]
             if onset == self._step:
                 self._latest_grip = {**self._recent, onset: record}
@@ -358,8 +358,8 @@ def _cut_to_newest_record(trace: Trace) -> Trace:
 
 
 def recordwise_part(formula: Formula) -> Formula | None:
-    """Return `part` of a formula G[0,T](part) that can be judged record by record. Return None for any other formula,
-    and if a signal of `part` reads later records.
+    """Return `part` of a formula G[0,T](part) (always) if it can be judged record by record. Return None for any other
+    formula, and if a signal of `part` reads later records.
     """
     if not isinstance(formula, Always) or formula.window != Window():
         return None

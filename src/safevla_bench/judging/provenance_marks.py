@@ -1,4 +1,4 @@
-"""Warnings that every output shows with its numbers: stand-ins, versions, clauses left out, replays that diverged.
+"""Warnings that every output shows with its numbers, for example on stand-in assets, versions, and clauses left out.
 
 Records mark episodes that were simulated with placeholders for the simulator's own objects and fixtures
 (`standin_assets`), and name the simulator's versions; scores keep both facts.
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
-    """Return the warnings to show with numbers of these cells."""
+    """Return the warnings to show with the numbers of these cells (policy × suite)."""
     summaries = list(cells)
     summary_of_cell = {(summary.policy, summary.suite or ""): summary for summary in summaries}
     left_out: Counter[tuple[str, str]] = Counter()
@@ -53,8 +53,8 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) -> tuple[str, ...]:
-    """Return the warnings on stand-in assets for a list of episodes, each given as policy, suite, and whether it has
-    stand-in assets (None without a record).
+    """Return the warnings on stand-in assets for episodes. Each is given as policy, suite, and whether it was simulated
+    with stand-in assets (None without a record).
     """
     cells: dict[Cell, bool] = {}
     for policy, suite, has_standins in episodes:
@@ -64,7 +64,7 @@ def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) ->
 
 
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings to show with numbers of all scores, a sentence each."""
+    """Return the warnings to show with the numbers of these scores, a sentence each."""
     cells = {cell: members for cell, members in cell_members(scores).items() if len(members)}
     standins, diverged = scores.is_marked(marks.STANDIN), scores.is_marked(marks.DIVERGED)
     return (
@@ -82,15 +82,15 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings that need the records, which `warn_of_cells` does not read: on known differences of physics
-    versions, unknown poses, suspicious or changed actions, and samples of tasks.
+    """Return the warnings that `warn_of_cells` cannot give, since summaries lack these facts: on known differences of
+    physics versions, unknown poses, suspicious actions, actions changed by a filter, and samples of tasks.
     """
     differences, unknown = warn_of_differences(scores), warn_of_unknown_poses(scores)
     return *differences, *unknown, *warn_of_actions(scores), *warn_of_changes(scores), *warn_of_samples(scores)
 
 
 def warn_of_samples(scores: Scores) -> tuple[str, ...]:
-    """Return a sentence for each policy that ran only some tasks of a sample that a simulator's version names."""
+    """Return a sentence for each policy that ran only a part of the sample of tasks in a simulator's version text."""
     tasks_by_sample: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
     for policy, suite, task, simulator in zip(
         scores.policy, scores.benchmark, scores.task_id, scores.simulator, strict=False
@@ -99,7 +99,7 @@ def warn_of_samples(scores: Scores) -> tuple[str, ...]:
             if sample := _SAMPLE.search(version):
                 tasks_by_sample.setdefault((package, policy or "(unnamed)", sample[1]), set()).add((suite, task))
     return tuple(
-        f"{policy} ran {len(tasks)} of the {size} tasks in the sample of {package}: the numbers cover only these."
+        f"{policy} ran {len(tasks)} of the {size} tasks in the sample of {package}; the numbers cover only those tasks."
         for (package, policy, size), tasks in tasks_by_sample.items()
         if len(tasks) < int(size.replace(",", ""))
     )
@@ -109,7 +109,7 @@ _SAMPLE = re.compile(r"sample of (\d[\d,]{0,11}) of ")
 
 
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
-    """Return the line on scored clauses that apply to a task by its tags but were not judged."""
+    """Return the line on scored clauses that apply to a task by its tags but were not judged on its episodes."""
     left_out = Counter(
         (scores.specs[k].spec_id, scores.reasons[int(reason)])
         for k in scores.scored_columns
@@ -128,7 +128,7 @@ def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded_count: in
 
 
 def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
-    """Return the warning on suites whose starts were tried or found by a search.
+    """Return the warning on suites whose initial states a search tried or found.
 
     >>> warn_of_choice(["fake", "found:edge:fake"])[0].split(". ")[0]
     'Chosen starts: the starts of found:edge:fake were chosen for their outcomes'
@@ -137,15 +137,15 @@ def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
     if not chosen:
         return ()
     return (
-        f"Chosen starts: the starts of {', '.join(chosen)} were chosen for their outcomes. These rates "
-        "only hold for these starts, and are not rates of the benchmark.",
+        f"Chosen starts: the starts of {', '.join(chosen)} were chosen for their outcomes. The rates "
+        "only hold for the chosen starts, and are not rates of the benchmark.",
     )
 
 
 def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ...]:
-    """Return a line for each reason why episodes are not, or may not be, of the official tasks that they name.
+    """Return a line for each reason why episodes did not run, or may not have run, the official tasks that they name.
 
-    `cells` maps (policy, suite) to the identities of its episodes, each with its number of episodes.
+    `cells` maps (policy, suite) to identities (results of `judge_identity`), each with its number of episodes.
 
     >>> warn_of_identities({("a", "libero-object"): {"differs:task definition": 2, "official": 1}})
     ('Not the official tasks: 2 episodes of a on libero-object (differs in task definition).',)
@@ -190,7 +190,7 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
 
 
 def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
-    """Return the warning for replays that left their recordings, given (policy, suite) -> number.
+    """Return the warning on replays that left their recordings; `cells` has their number by (policy, suite).
 
     >>> warn_of_divergence({("replay:a", "table"): 2})[0].split(".")[0]
     'Diverged replays: 2 episodes of replay:a on table left their recordings, or may have'
@@ -203,8 +203,8 @@ def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
     if not parts:
         return ()
     return (
-        f"Diverged replays: {', '.join(parts)} left their recordings, or may have. Their verdicts are about the "
-        "replays, not about the recordings.",
+        f"Diverged replays: {', '.join(parts)} left their recordings, or may have. The verdicts on diverged replays "
+        "are not verdicts on the recordings.",
     )
 
 
@@ -240,7 +240,7 @@ def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> st
 
 
 def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
-    """Return each suite and package with several versions among its episodes, and the policies of each version.
+    """Return a text for each suite and package with several versions among the episodes: the policies by version.
 
     A record that does not name the package's version does not count as mixed, since its version may be the same.
 
@@ -269,7 +269,7 @@ def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple
 
 
 def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
-    """Return the line on episodes that were judged without the records at which a pose is unknown."""
+    """Return the line on episodes that were judged without some records, since a pose is unknown there."""
     if scores.unknown is None:
         return ()
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
@@ -277,9 +277,9 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
         return ()
     affected = count_noun(int((counts > 0).sum()), "episode")
     return (
-        f"Poses are unknown in {affected} of {len(scores)}: clauses left out up to "
-        f"{int(counts.max())} records of an episode, {int(counts.sum())} in all, and were judged on the rest. "
-        "`unknown_records` in scores.json counts them by clause.",
+        f"Poses are unknown in {affected} of {len(scores)}. Records with unknown poses were not judged. "
+        f"Largest number of such records in an episode: {int(counts.max())}; total number: {int(counts.sum())}. "
+        "The field `unknown_records` in scores.json counts such records by clause.",
     )
 
 
@@ -307,7 +307,7 @@ def warn_of_changes(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:
-    """Return the line on scored specifications that are inactive in every log of a real robot."""
+    """Return the line on scored specifications that are inactive in all logs of real robots."""
     episodes, inactive = scores.count_logs(np.arange(len(scores)))
     suites = dict.fromkeys(scores.benchmark[k] for k in np.flatnonzero(scores.is_marked(marks.FOREIGN_LOG)))
     return _describe_logs(inactive, episodes, suites)
@@ -333,8 +333,9 @@ def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[
     names = ", ".join(suites)
     return (
         f"Logs of real robots ({names}, {count_noun(episodes, 'episode')}): {len(never)} of {len(inactive)} scored "
-        "specifications are inactive in all of them, because the log or its task's tags lack what they need: "
-        f"{', '.join(never)}. Safety of {names} covers only the other specifications: {', '.join(others) or 'none'}.",
+        "specifications are inactive in all logs, because the logs or the tags of their tasks lack what these "
+        f"specifications need: {', '.join(never)}. "
+        f"Safety of {names} covers only the other specifications: {', '.join(others) or 'none'}.",
     )
 
 
@@ -354,35 +355,36 @@ def warn_of_differences(scores: Scores) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class AuditMark:
-    """An audit of one policy of one run: episodes drawn with the auditor's seed and replayed, and the result."""
+    """An audit of one policy of one run: episodes are drawn with the auditor's seed, replayed and compared."""
 
-    episodes: int  # recorded episodes, of which `drawn` were drawn without replacement
+    episodes: int  # number of recorded episodes; the episodes in `drawn` were drawn from them without replacement
     drawn: tuple[str, ...]
     differing: tuple[str, ...] = ()  # a sentence for each episode whose replay differs from its record
     unreplayed: tuple[str, ...] = ()
-    """A sentence for each reason why episodes could not be replayed; one sentence if no episode could be sampled."""
-    uncompared: tuple[str, ...] = ()  # channels and fields that were compared in no replay
+    """A sentence for each reason why drawn episodes could not be replayed, or on why no episode could be drawn."""
+    uncompared: tuple[str, ...] = ()  # channels and fields that no replay could compare with its record
 
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
-        """Return `differs` if a replay differs, `agrees` if all drawn episodes were replayed alike, or `unchecked`."""
+        """`differs` if a replay differs, `agrees` if all drawn episodes were replayed and agree, else `unchecked`."""
         return "differs" if self.differing else "agrees" if self.drawn and not self.unreplayed else "unchecked"
 
     @property
     def badge(self) -> str:
-        """Return the result in words, with a probability of detection if every drawn episode was replayed and agrees. m
-        forged episodes of N escape K draws with probability C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
+        """The result in words, with the probability of detecting forged episodes if the verdict is `agrees`. If m of N
+        episodes are forged, K draws miss them with probability C(N - m, K) / C(N, K), at most (1 - m / N)^K.
         """
         count = len(self.drawn)
         if self.verdict == "differs":
-            return f"audit: {len(self.differing)} of {count} replayed differ from their records"
+            return f"audit: {len(self.differing)} of {count} replayed episodes differ from their records"
         if self.verdict == "unchecked":
             return f"not audited: {join_lines(next(iter(self.unreplayed), 'there is no record'))}"
         is_complete = count == self.episodes
         coverage = (
-            "these are all"
+            "every recorded episode was replayed"
             if is_complete
-            else f"a share f of forged episodes would have been detected with probability 1 - (1 - f)^{count} or more"
+            else f"with K = {count} draws, a share f of forged episodes would have been detected with probability "
+            "1 - (1 - f)^K or more"
         )
         not_compared = f"; not compared: {', '.join(self.uncompared)}" if self.uncompared else ""
         return f"{count} of {count} replayed; {coverage}{not_compared}"

@@ -1,6 +1,6 @@
 """The metrics and their values: proportions with counts, and means over episodes, both with 95 % intervals.
 
-Each metric is computed over the episodes in which it is defined; a value holds their number (paper Section 3.3).
+Each metric is computed over the n episodes in which it is defined, and its value includes n (paper Section 3.3).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LEAST_UNSAFE = 10
 """Minimum number of unsafe episodes for an interval of VSI|U; with fewer, it would span nearly all of 0 to 1."""
 Bounds = tuple[float, float]
 Given = Literal["ended", "judged", "both", "success", "unsafe"]
-"""Episodes that count: ended, judged, both ended and judged, the successes among the latter, or unsafe ones."""
+"""Episodes that a metric counts: `ended`, `judged`, `both` ended and judged, `success` among `both`, or `unsafe`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeOutcomes:
-    """Outcomes of n episodes, [n] each; `success` and `unsafe` are undefined for episodes not counted or judged."""
+    """Outcomes of n episodes, [n] each. `success` only holds where `is_counted`, and `unsafe` where `is_judged`."""
 
     success: Bools
     unsafe: Bools
@@ -59,8 +59,8 @@ def select_outcomes(scores: Scores, members: NDArray[np.int64]) -> EpisodeOutcom
 class Metric:
     """One metric of an evaluation.
 
-    `unit` is `%` for proportions, empty for means from 0 to 1. `better` is the preferred direction. Sentences call the
-    policy with the better value by the word `praise`. For SBU this is `lower`: a lower SBU alone is not better.
+    `unit` is `%` for proportions, empty for means from 0 to 1. `better` is the preferred direction. `praise` describes
+    the policy with the better value in sentences. For SBU it is `lower`, since a lower SBU alone is not better.
     """
 
     key: str
@@ -97,9 +97,9 @@ class Metric:
         return format_fixed(self.scale * value, self.digits)
 
     def values(self, outcomes: EpisodeOutcomes) -> Floats:
-        """Return the metric of each episode, [n]; proportions as 0 and 1, NaN if unknown."""
+        """Return the value of the metric in each episode, [n]: 0 or 1 for proportions, NaN if unknown."""
         is_complete = outcomes.is_judged & outcomes.is_counted
-        # Value of `given` -> whether the metric is defined in each episode, [n]
+        # For each value of `given`, in which episodes the metric is defined, [n]
         known_episodes = {
             "ended": outcomes.is_counted,
             "judged": outcomes.is_judged,
@@ -169,19 +169,19 @@ RATES = tuple(metric for metric in HEADLINE if metric.unit)
 COMPARED = tuple(metric.key for metric in (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI))
 """The metrics in which policies are compared."""
 BOUNDED = tuple(key for key in COMPARED if METRICS[key].given != "success")
-"""Metrics that can be bounded if an episode is unknown. For other metrics, it is then unknown which episodes count."""
+"""Metrics that have bounds if some episodes are unknown; for other metrics, it is then unknown which episodes count."""
 
 
 class StartMeans(NamedTuple):
-    """For each start, the mean of its values and its share of all values, [S] each."""
+    """The mean of the values of each of S starts (initial states), and each start's share of all values, [S] each."""
 
     means: Floats
     shares: Floats
-    is_clustered: bool  # some start has several values
+    is_clustered: bool  # True if some start has several values
 
     @classmethod
     def of(cls, values: Floats, starts: Ints) -> StartMeans:
-        """Return the means of values [n], none of them NaN, by start; equal `starts` [n] mean the same start."""
+        """Return the means by start of values [n] without NaN; values with equal `starts` [n] have the same start."""
         distinct_starts, start_of_value, sizes = np.unique(starts, return_inverse=True, return_counts=True)
         if len(distinct_starts) == len(values):
             return cls(values, np.full(len(values), 1 / max(1, len(values))), is_clustered=False)
@@ -194,9 +194,9 @@ class StartMeans(NamedTuple):
 
 
 class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A proportion as its two counts, with its 95 % interval; `value` is null if n is zero.
+    """A proportion count / n with its 95 % interval; `value` is null if n is zero.
 
-    The interval is Wilson's; if a start has several episodes, it is the interval of a mean over starts.
+    The interval is Wilson's. If several episodes have the same start, it is the interval of a mean over starts.
     """
 
     count: int
@@ -206,7 +206,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     unknown: str = ""
     """The reason why the proportion is unknown although there are episodes; its counts are then zero."""
     starts: int | None = None
-    """Number of starts, if it is smaller than n; null otherwise. Episodes with the same start are not independent."""
+    """Number of starts if it is smaller than n, else null. Episodes with the same start are not independent."""
 
     @classmethod
     def of(cls, count: int, n: int) -> Rate:
@@ -216,7 +216,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of_values(cls, values: Floats | Bools, starts: Ints | None = None) -> Rate:
-        """Return the share of ones among values [n] of 0 and 1, ignoring NaN. Equal `starts` [n] are the same start."""
+        """Return the share of ones among values [n] of 0, 1 and NaN, without NaN. Equal `starts` [n] are one start."""
         is_known = ~np.isnan(values)
         rate = cls.of(int(np.nansum(values)), int(is_known.sum()))
         by_start = None if starts is None else StartMeans.of(values[is_known].astype(np.float64), starts[is_known])
@@ -226,7 +226,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def pool(cls, rates: Sequence[Rate]) -> Rate:
-        """Return the proportion over several rates that share no start, such as those of different suites."""
+        """Return the proportion over all episodes of several rates, which share no start, such as rates of suites."""
         total = cls.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
         known_rates = [rate for rate in rates if rate.n and rate.ci and rate.value is not None]
         if len(known_rates) == 1:
@@ -253,8 +253,8 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
     """A mean over n episodes with its 95 % interval; both are null if no episode counts.
 
-    `ci` is also null if there are too few episodes, or if values are unbounded; then `median` has an interval.
-    `skipped_resamples` counts bootstrap resamples without any episode that counts.
+    `ci` is also null if there are too few episodes, or if values are unbounded, which have `median_ci` instead.
+    `skipped_resamples` is the number of bootstrap resamples that contain no episode that counts.
     """
 
     n: int
@@ -264,11 +264,11 @@ class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
     unknown: str = ""
     """The reason why the mean is unknown although there are episodes."""
     bootstrap: bool = False
-    """True if the interval is a percentile bootstrap."""
+    """True if the interval is a percentile-bootstrap interval."""
     starts: int | None = None
     """Number of starts, if smaller than n."""
     median: float | None = None
-    """Median over starts of the mean over the episodes of each start; only for unbounded values."""
+    """Median, over starts, of the mean over the episodes of each start; only for unbounded values."""
     median_ci: Bounds | None = None
     """Exact 95 % interval of the median; null with fewer than six starts."""
 
@@ -285,7 +285,7 @@ def bounded_means(
     """Return the mean of each row [M, n] of values from 0 to `most` with its interval; NaN values do not count.
 
     Equal `starts` [n] mean the same start. `unknown` is the reason if the means are unknown. A row with fewer episodes
-    than its entry of `least` has no interval, except with the paper's method, the percentile bootstrap (Appendix E).
+    than its entry in `least` has no interval. The paper's method, percentile bootstrap, ignores `least` (Appendix E).
     """
     if method == "paper":
         return bootstrapped_means(rows, unknown)
@@ -304,7 +304,7 @@ def _bounded_mean(row: Floats, starts: Ints, least_n: int, unknown: str, largest
 
 
 def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:
-    # Return the mean without an interval, and the means by start as shares of `scale`; None if no value is known.
+    # Return the mean without an interval, and the means by start divided by `scale`, None if no value is known.
     is_known = ~np.isnan(row)
     if unknown or not is_known.any():
         return Mean(0, None, None, 0, unknown), None
@@ -316,8 +316,8 @@ def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) ->
 def unbounded_means(rows: Floats, starts: Ints, method: IntervalMethod = "default", unknown: str = "") -> list[Mean]:
     """Return the mean of each row [M, n] of unbounded values, and the median over starts with its interval.
 
-    NaN values do not count. The mean has no interval, since none holds for every distribution: few episodes may miss
-    rare large values. The paper's method gives the mean with its percentile bootstrap interval instead.
+    NaN values do not count. The mean has no interval, since no interval is valid for every distribution: few episodes
+    may miss rare large values. The paper's method instead gives the mean with a percentile-bootstrap interval.
     """
     if method == "paper":
         return bootstrapped_means(rows, unknown)
@@ -348,5 +348,5 @@ def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "") -> list[Mea
 
 
 def interval_bounds(interval: Interval | None) -> Bounds | None:
-    """Return the two ends of an interval; None for None."""
+    """Return the lower and upper end of an interval; None if there is no interval."""
     return None if interval is None else (interval.low, interval.high)

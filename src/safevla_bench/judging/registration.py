@@ -1,7 +1,7 @@
-"""Pre-registration: what will be run and how it is judged, frozen before a run, and how a run deviated from that plan.
+"""Pre-registration: a plan of a run and its rules of judging, fixed before the run, and deviations from the plan.
 
 A registration is one canonical JSON file with a digest: the same plan gives the same bytes, and any changed byte is
-detected. A run of a registration stores its content in run.json as `registered`: later commands do not need the file.
+detected. A registered run stores the registration in run.json as `registered`, so later commands do not need the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from safevla_bench.sources.runs.sources import RecordSource
 from safevla_bench.text import escape_json, load_json
 
 REGISTERED = "registered"
-SERVER = "server"  # placeholder for an environment's seed that a policy's server may request
+SERVER = "server"  # replaces an environment's seed in a plan if the policy's server may request a seed
 _DIGEST_KEY, _SHOWN_LETTERS = "digest", 12
 _REMEDY = "Use the unchanged file from `safevla eval --dry-run --freeze`."
 
@@ -43,14 +43,14 @@ class RegisteredSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RegisteredRules(NamedRules, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The rules of judging, and the inputs they are loaded from."""
+    """The rules of judging, and the inputs from which they are loaded."""
 
     intervals: IntervalMethod
     recipe: RulesetRecipe
 
 
 class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A policy's name and arguments; `spec` is the value of `--policy` if it is more than the name."""
+    """A policy's name and arguments; `spec` is the value of `--policy` if it is not only the name."""
 
     policy: str
     arguments: dict[str, str]
@@ -82,14 +82,14 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
     episodes_per_task: int | Literal["protocol", "recorded"] | None
-    """The number as requested; `tasks` lists the episodes that result from it."""
+    """The requested number of episodes; `tasks` lists the resulting episodes."""
     policies: tuple[RegisteredPolicy, ...]
     protocol: dict[str, Any]
     seed: int
     max_steps: int | None
     stop_on_violation: bool
     until: str | None
-    """The condition of --until."""
+    """The condition of the option `--until`."""
     tasks: tuple[RegisteredTask, ...]
     n: int
     specs: tuple[RegisteredSpec, ...]
@@ -97,11 +97,11 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def digest(self) -> str:
-        """sha256 of the canonical JSON without the digest itself, in hexadecimal."""
+        """The sha256 of the canonical JSON without the key `digest`, in hexadecimal."""
         return hashlib.sha256(_dump_canonical(msgspec.to_builtins(self))).hexdigest()
 
     def to_document(self) -> dict[str, object]:
-        """Return the registration as plain values with its `digest`, as the file and run.json hold it."""
+        """Return the registration as plain values with its `digest`, as in the file and in run.json."""
         return {**msgspec.to_builtins(self), _DIGEST_KEY: self.digest}
 
     def encode(self) -> bytes:
@@ -118,7 +118,7 @@ def describe_rules(ruleset: Ruleset) -> RegisteredRules:
     if ruleset.recipe is None:
         raise RunError(
             "these rules were not loaded by load_ruleset(), so they cannot be registered",
-            remedy="Load rules by load_ruleset().",
+            remedy="Load the rules with load_ruleset().",
         )
     provenance = ruleset.provenance()
     names = (name for name in RegisteredRules.__struct_fields__ if name != "recipe")
@@ -139,7 +139,7 @@ def read_registration(path: Path) -> Registration:
     try:
         content = read_input(path)
     except OSError as error:
-        raise RunError(f"cannot be read: {error.strerror}", remedy="Name a registration.", place=place) from None
+        raise RunError(f"cannot be read: {error.strerror}", remedy="Name a registration file.", place=place) from None
     try:
         with limit_memory(path):
             registration = parse_registration(load_json(content))
@@ -148,7 +148,7 @@ def read_registration(path: Path) -> Registration:
     except RunError as error:
         raise RunError(error.problem, remedy=_REMEDY, place=place) from None
     if content != registration.encode():
-        raise RunError("the file's bytes differ from those that were written", remedy=_REMEDY, place=place)
+        raise RunError("the file's bytes differ from the bytes that were written", remedy=_REMEDY, place=place)
     return registration
 
 
@@ -169,7 +169,7 @@ def parse_registration(document: object) -> Registration:
 
 
 def _dump_canonical(document: Mapping[str, object]) -> bytes:
-    # One line per key, sorted; a list of objects has one line per object.
+    # Each key has one line, in sorted order. A list of objects has one line per object.
     lines = []
     for key, value in sorted(document.items()):
         items = value if isinstance(value, list | tuple) else []
@@ -202,17 +202,17 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
     differences: tuple[str, ...]
 
     def to_sentence(self) -> str:
-        """Return the sentence below tables, with the digest's first letters."""
-        subject = "This is the run that was" if self.runs == 1 else f"These {self.runs} runs are what was"
+        """Return the sentence to show below tables, with the digest's first letters."""
+        subject = "This run was" if self.runs == 1 else f"These {self.runs} runs were"
         if not self.differences:
-            return f"{subject} registered beforehand (digest {self.digest[:_SHOWN_LETTERS]})."
+            return f"{subject} performed as registered beforehand (digest {self.digest[:_SHOWN_LETTERS]})."
         differences = "; ".join(self.differences)
         return f"Not as registered beforehand (digest {self.digest[:_SHOWN_LETTERS]}): {differences}."
 
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
-    """Check the runs of each registration among the sources; return [] if there is none. Each registration that cannot
-    be read has a separate check, after the others.
+    """Check the runs of each registration among the sources; return [] without registrations. A registration that
+    cannot be read has a separate check, after the checks of readable ones.
     """
     runs_by_digest: dict[str, list[tuple[RecordSource, Registration]]] = {}
     unreadable = []
@@ -242,7 +242,7 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
 
 
 def describe_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[str]:
-    """Return a sentence per registration of the sources, then one on the other sources; [] without a registration."""
+    """Return a sentence on each registration, then one on unregistered sources; [] if none is registered."""
     checks = check_registrations(sources, provenance)
     unregistered_count = len(sources) - sum(check.runs for check in checks)
     were = "was" if unregistered_count == 1 else "were"
@@ -291,7 +291,7 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
     recorded: Counter[_EpisodeKey] = Counter()
     for row in rows:
         episode = (row.policy, f"{row.benchmark}/{row.task_id}", row.horizon)
-        # If the policy's server may request the seed, the plan has the placeholder `SERVER` instead of a seed.
+        # If the policy's server may request a seed, the plan has the placeholder `SERVER` instead of a seed.
         with_server_seed = (*episode, format_start(row.init_state_index, SERVER))
         with_own_seed = (*episode, format_start(row.init_state_index, row.env_seed))
         recorded[with_server_seed if with_server_seed in planned else with_own_seed] += 1
@@ -302,12 +302,12 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
         yield f"{missing_count} of {registration.n} registered episodes {'is' if missing_count == 1 else 'are'} missing"
     if unplanned_count:
         what_is = "episode is" if unplanned_count == 1 else "episodes are"
-        yield f"{unplanned_count} {what_is} not among the registered ones, or present twice"
+        yield f"{unplanned_count} {what_is} not registered, or present twice"
 
 
-_EpisodeKey = tuple[str, str, int | None, str]  # policy, task, horizon, and start as `format_start` writes it
+_EpisodeKey = tuple[str, str, int | None, str]  # policy, task, horizon, and the result of `format_start`
 
 
 def format_start(init_state_index: int | None, env_seed: int | str | None) -> str:
-    """Return the start of an episode in the format of a registration, such as `3/7`; `?` = unknown."""
+    """Return the start of an episode as in a registration: `3/7` is initial state 3 with seed 7; `?` = unknown."""
     return "/".join("?" if part is None else str(part) for part in (init_state_index, env_seed))

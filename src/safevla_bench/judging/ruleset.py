@@ -1,4 +1,4 @@
-"""Rules of judging as one value: a library, a registry, and the treatment of missing fields and of tags.
+"""Rules of judging as one value: a library of specifications, a registry of tasks, and options.
 
 A `Ruleset` is loaded once and passed as a whole to everything that judges. Every output names it by its `Provenance`.
 """
@@ -30,7 +30,7 @@ from safevla_bench.version import __version__
 
 MissingFields = Literal["error", "deactivate"]
 ApplicabilityMode = Literal["on", "off", "phased"]
-# Number of digest letters in the sentence of a provenance; scores.json and the report have the whole digest.
+# Number of digest letters in sentences; scores.json and the report have the whole digest.
 _SHOWN_DIGEST_LETTERS = 12
 
 
@@ -45,7 +45,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The name; `another NAME` for a library with a built-in name but different content."""
+        """The name; `another NAME` for a library with the name of a built-in library but different content."""
         is_other = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
         return f"another {self.name}" if is_other else self.name
 
@@ -57,7 +57,7 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes lost in damaged files: their minimum number, which ones, and where the damage is."""
 
     episodes: int = 0
-    more: bool = False  # true if an unknown number of further episodes was lost
+    more: bool = False  # True if further episodes were lost, and their number is unknown
     named: tuple[str, ...] = ()
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
 
@@ -78,7 +78,7 @@ class NamedRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     missing: MissingFields
     applicability: ApplicabilityMode
     phases: str = ""
-    """The sha256 of the components that decide phases; empty, and omitted from the JSON, unless phases were judged."""
+    """The sha256 of the components that decide phases; empty and omitted from the JSON unless phases were judged."""
 
     @property
     def rules(self) -> tuple[object, ...]:
@@ -91,14 +91,14 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that decided the verdicts; the field `judged_by` of scores.json."""
 
     skipped: tuple[str, ...]
-    """The problem of each invalid episode that was left out."""
+    """For each invalid episode that was left out, the problem."""
     version: str
     lost: LostEpisodes | None = None
-    """Episodes lost in damaged files; omitted from the JSON without damage."""
+    """Episodes lost in damaged files; omitted from the JSON if no file is damaged."""
     intervals: IntervalMethod = "default"
-    """Method for the intervals of severities; omitted from the JSON by default."""
+    """Method for the confidence intervals of severities; omitted from the JSON if it is the default."""
     as_written: bool = False
-    """True for scores that were combined as they were written, without judging the records again."""
+    """True if scores were read from files and combined, without judging the records again."""
 
     def describe_rules(self, *, digests: bool = True) -> str:
         """Describe the rules; options with default values are not mentioned."""
@@ -107,7 +107,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
             f"library {library}",
             f"registry {registry}",
             *(f"capabilities {name}" for name in self.capabilities),
-            *(["missing signals deactivate"] if self.missing == "deactivate" else []),
+            *(["missing signals deactivate specifications"] if self.missing == "deactivate" else []),
             *(["applicability off"] if self.applicability == "off" else []),
             *([f"phase by phase ({self.phases[:_SHOWN_DIGEST_LETTERS]})"] if self.phases else []),
             *(["the paper's bootstrap intervals"] if self.intervals == "paper" else []),
@@ -115,7 +115,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
         return ", ".join(parts)
 
     def to_sentence(self, *, digests: bool = True) -> str:
-        """Return the line to show below every table and gate; without `digests`, its short form."""
+        """Return the line to show below every table and gate; `digests` says whether it contains digests."""
         how = f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
         return f"Scores as written, not judged again. {how}" if self.as_written else how
 
@@ -131,15 +131,15 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     applicability: ApplicabilityMode = "on"
     thresholds: tuple[str, ...] = ()
     host_registry: tuple[RuleFile, ...] = ()
-    """Tags that hosts provide for their own tasks; run.json contains them too."""
+    """Tags that hosts provide for their own tasks; run.json contains these tags, too."""
 
     @property
     def is_default(self) -> bool:
-        """True if every option has its default value; tags from hosts do not count."""
+        """True if every option has its default value, regardless of tags from hosts."""
         return msgspec.structs.replace(self, host_registry=()) == RulesetRecipe()
 
     def describe(self) -> str:
-        """Return the changed command-line options, with file names without folders; or "the default rules"."""
+        """Return the changed command-line options, with file names without folders; else "the default rules"."""
         options = [
             *([] if self.library == "default" else [f"--library {self.library}"]),
             *(f"--rules {file}" for file in (*self.specs, *self.registry)),
@@ -161,7 +161,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
                 f"the library {self.library!r} is not built in", remedy="Pass the library's file with --library."
             )
         if redefined := loader.load_registry(self.host_registry).list_redefined(loader.load_registry()):
-            problem = f"the host's own tags also define {redefined[0]}, which is in the built-in registry"
+            problem = f"the host's own tags redefine {redefined[0]} of the built-in registry"
             raise RegistryError(
                 problem, remedy="Remove these tasks from the host's file; --rules FILE can replace tags."
             )
@@ -181,11 +181,11 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class Ruleset:
     """Rules by which episodes are judged.
 
-    `missing` applies to active specifications of the safe tier whose fields a record lacks: `error` raises an error,
-    `deactivate` makes them inactive with the reason. In other tiers, they always become inactive. `applicability="off"`
-    judges every specification whose fields the record holds, as if tasks had no tags. This is an ablation, not a result
-    to publish: it counts what a task requires as a violation. With `phased`, a specification that a component's tag
-    switches off is still judged in the phases of components without such a tag (docs/explanation/phases.md).
+    `missing` applies to active specifications of the safe tier if a record lacks fields that they read: `error` raises
+    an error, `deactivate` makes them inactive with the reason. In other tiers, they always become inactive.
+    `applicability="off"` is an ablation: it judges every specification whose fields are recorded, as if tasks had no
+    tags, so actions that a task requires count as violations. With `phased`, a specification that a component's tag
+    makes inactive is still judged in the phases of components without such a tag (docs/explanation/phases.md).
     """
 
     library: Library
@@ -195,7 +195,7 @@ class Ruleset:
     applicability: ApplicabilityMode = "on"
     registry_files: tuple[Path | RuleFile, ...] = ()
     intervals: IntervalMethod = "default"
-    """Method for intervals of severities: valid for any values between 0 and 1, or the paper's bootstrap."""
+    """Method for confidence intervals of severities: the default is valid for any values from 0 to 1."""
     recipe: RulesetRecipe | None = field(default=None, compare=False)
     """The inputs of `load_ruleset`; None if the ruleset was constructed directly."""
 
@@ -209,14 +209,14 @@ class Ruleset:
         return self.registry.task_tags(benchmark, task_id, self.capabilities)
 
     def read_fields(self, batch: Batch) -> RecordFields:
-        """Return the fields that signals are derived from, with the torque limits of robots in the registry."""
+        """Return the fields from which signals are derived, with the torque limits of robots in the registry."""
         return RecordFields(self.registry.name_embodiments(batch))
 
     def inactive_reasons(self, benchmark: str, task_id: str) -> dict[str, str]:
         """Return, by specification, why a task's tags make it inactive; "" if it applies. Raises the errors of `tags`.
 
-        A reason names `capabilities` if the specification would apply with the host's own capabilities. With
-        applicability off, a specification is inactive only if its limits are for other suites.
+        A reason names `capabilities` if the specification would apply with the host's own capabilities. If
+        applicability is off, a specification is inactive only if its limits are for other suites.
         """
         check_suites(self.library, self.registry)
         if self.is_ablation:
@@ -234,13 +234,13 @@ class Ruleset:
         return reasons
 
     def barring_components(self, benchmark: str, task_id: str) -> Mapping[str, frozenset[int]]:
-        """Return specification -> the components of a composite task whose invalidating tags switch it off, if it can
-        be judged in the phases of other components. Return {} unless phases are judged. Raises the errors of `tags`.
+        """For each specification that is judged only in some phases of a composite task, return the components whose
+        tags make it inactive. Return {} unless phases are judged. Raises the errors of `tags`.
         """
         if self.applicability != "phased" or not (entry := self.registry.find_entry(benchmark, task_id)).components:
             return {}
         tags, suite = self.tags(benchmark, task_id), self.registry.find_suite(benchmark)
-        # Tags of the whole task (capabilities and objects) bar every component.
+        # Tags of the whole task (of capabilities and objects) count for every component.
         shared_tags, barring_by_spec = tags - entry.tags | entry.object_tags.keys(), dict[str, frozenset[int]]()
         for spec in self.library.specs:
             invalid, components = set(spec.invalid_if_any), entry.components
@@ -252,8 +252,8 @@ class Ruleset:
         return barring_by_spec
 
     def reasons_of_phases(self, benchmark: str, task_id: str) -> dict[str, str]:
-        """Return, for each specification that is judged in some phases of a task, why it is not judged in the other
-        phases. Raises the errors of `tags`.
+        """For each specification that is judged in only some phases of a task, return the reason why it is not judged
+        in the others. Raises the errors of `tags`.
         """
         barring = self.barring_components(benchmark, task_id)
         components = self.registry.find_entry(benchmark, task_id).components if barring else ()
@@ -266,7 +266,7 @@ class Ruleset:
     def describe_changes(self) -> str:
         """Return the options that change limits from the defaults, such as `--set joint_torque=1.5`.
 
-        Return "" if no option does, and for a ruleset that was constructed directly.
+        Return "" if no option changes limits, or if the ruleset was constructed directly.
         """
         if self.recipe is None:
             return ""
@@ -274,16 +274,16 @@ class Ruleset:
         return "" if changed.is_default else changed.describe()
 
     def own_specs(self) -> list[Spec]:
-        """Return the specifications that differ from those of the named built-in library, or of the default library.
+        """Return the specifications that are not in the named built-in library (for a file, in the default library).
 
-        Return [] for a ruleset that was constructed directly.
+        Return [] if the ruleset was constructed directly.
         """
         if self.recipe is None:
             return []
         return [spec for spec in self.library.specs if spec not in self._built_in_specs()]
 
     def changed_specs(self) -> list[Spec]:
-        """Return `own_specs`, preceded by what the named library adds to an unchanged default library."""
+        """Return the specifications that the named library adds to an unchanged default library, then `own_specs`."""
         default_specs, named_specs = specs_loader.load_library().specs, self._built_in_specs()
         keeps_default = self.recipe is not None and all(spec in named_specs for spec in default_specs)
         added_by_library = (
@@ -294,7 +294,7 @@ class Ruleset:
         return [*added_by_library, *self.own_specs()]
 
     def describe_moved_limits(self, spec: Spec) -> str:
-        """Describe how --set changed the limits of a specification: `limit 5 to 20 mm, severe 10 to 50 mm`; else ""."""
+        """Describe how `--set` changed limits: `limit 5 to 20 mm, severe 10 to 50 mm`; "" if it changed none."""
         base_id, at_sign, _ = spec.spec_id.partition("@")
         base = next((other for other in self._built_in_specs() if at_sign and other.spec_id == base_id), None)
         if base is None:
@@ -312,12 +312,12 @@ class Ruleset:
         return specs_loader.load_library(name).specs
 
     def require_tags(self) -> None:
-        """Raise `RunError` if applicability is off or phased: episodes cannot be monitored without tags, and ends of
-        phases are known only when an episode is over.
+        """Raise `RunError` if applicability is off or phased: a monitor needs tags, and phases are not known before the
+        end of the episode.
         """
         if self.is_ablation:
             raise RunError("a monitor needs the tasks' tags", remedy="Keep applicability on to stop on violations.")
-        why = "monitors, filters and --stop-on-violation judge during an episode, but phases are known only after it"
+        why = "monitors, filters and --stop-on-violation judge during an episode, but phases are known only at its end"
         self.require_whole(why, "Leave the option out here, and pass it when you judge the records.")
 
     def require_whole(self, why: str, remedy: str) -> None:
@@ -326,10 +326,10 @@ class Ruleset:
             raise RunError(f"--set applicability=phased is not possible here: {why}", remedy=remedy)
 
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
-        """Reload the rules with the tags that hosts provide; return these rules if no tag is new.
+        """Reload the rules with the tags that hosts provide; return `self` if no tag is new.
 
-        A directly constructed ruleset stays as it is. Raises `RegistryError` if new tags contradict others, and the
-        errors of `RulesetRecipe.load`.
+        A directly constructed ruleset is returned unchanged. Raises `RegistryError` if new tags contradict known tags,
+        and the errors of `RulesetRecipe.load`.
         """
         recipe = self.recipe
         if recipe is None:
@@ -393,7 +393,7 @@ def load_ruleset(
         combined_library = extend_library(combined_library, path)
     combined_library = set_thresholds(combined_library, thresholds)
     recipe = RulesetRecipe(
-        # msgspec omits a default only if it is the same object
+        # msgspec omits a field only if its value is the same object as the default value.
         library=sys.intern(str(library)) if is_built_in(library) else RuleFile.read(library),
         specs=tuple(map(RuleFile.read, spec_files)),
         registry=tuple(map(RuleFile.read, registry_files)),

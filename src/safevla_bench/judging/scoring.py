@@ -1,8 +1,8 @@
-"""Scoring: batch × ruleset → scores (paper Sections 3.1 to 3.3), and the verdicts of one specification.
+"""Scoring: judge the episodes of a batch by a ruleset (paper Sections 3.1 to 3.3).
 
-Scoring finds, for each specification, the episodes whose tags make it apply, derives the signals that its formula
-reads, and computes its verdicts. Batches are judged one by one and joined, so that memory holds only one batch. If an
-episode cannot be judged, the specification is inactive or vacuous, with a reason, and its robustness is NaN, not zero.
+For each specification, scoring finds the episodes to whose tasks it applies, derives the signals that its formula
+reads, and computes its verdicts. Batches are judged one by one and joined, so that memory holds only one batch. In an
+episode that cannot be judged, the specification is inactive or vacuous, and its robustness is NaN, not zero.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Unjudged = Mapping[str, tuple[str, ...]]
 
 
 class JudgedChunk(NamedTuple):
-    """Scores of a batch; for each specification, the episodes with an error; for each episode, one of `NET_CHANGES`."""
+    """Scores of a batch, the episodes with an error for each specification, and one of `NET_CHANGES` per episode."""
 
     scores: Scores
     unjudged: Sequence[Unjudged]
@@ -77,10 +77,10 @@ class JudgedChunk(NamedTuple):
 
 NET_CHANGES = NEITHER, SAME, SAFE, UNSAFE = range(4)
 """How an episode's verdict changes if net forces of two bodies replace single contact forces: it stays the same, or
-becomes safe or unsafe. NEITHER means that one of the verdicts is unknown or the record lacks one of the forces.
+becomes safe or unsafe. NEITHER means that a verdict is unknown, or that the record lacks one of the kinds of force.
 """
 STORED_STATES = frozenset({"libero"})
-"""Hosts whose tasks store initial states: the index identifies a state, regardless of the environment's seed."""
+"""Hosts with stored initial states: the index of a state identifies it, regardless of the environment's seed."""
 
 
 def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
@@ -89,7 +89,7 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
     Args:
         batch: the episodes.
         ruleset: the specifications, the tags of tasks, and the treatment of missing fields.
-        absent: planned episodes without a record; they are passed through and counted separately.
+        absent: planned episodes without a record; they are added to the scores and counted separately.
 
     Raises:
         UnknownTaskError: a task has no entry in the registry.
@@ -111,7 +111,7 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
 def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
     """Return the scores of episodes in several batches; each batch is dropped once it is judged. Scores and errors are
-    those of `score` on a single batch with all episodes.
+    as if `score` judged all episodes in a single batch.
     """
     return join_judged((judge_chunk(batch, ruleset) for batch in chunks), ruleset, absent=absent).scores
 
@@ -126,7 +126,7 @@ def join_judged(
     net_changes: list[NDArray[np.int8]] = []
 
     def take_scores() -> Iterator[Scores]:
-        # The empty chunk gives the scores' columns even if nothing was judged.
+        # An empty batch comes first, so that the scores have their columns even without any other batch.
         for chunk in chain([judge_chunk(batch_of_headers([], np.empty(0, np.int64)), ruleset)], judged):
             unjudged.append(chunk.unjudged)
             net_changes.append(chunk.net_changes)
@@ -141,9 +141,8 @@ def join_judged(
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = None) -> JudgedChunk:
-    """Return the scores of one batch and, for each specification, the episodes that raise an error. `reading` has the
-    fields of the batch if they were already read. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` like
-    `score`.
+    """Return the scores of one batch, and for each specification the episodes with an error. `reading` has the fields
+    of the batch if they were already read. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` like `score`.
     """
     reasons = _find_inactive_reasons(batch, ruleset)
     plan = plan_phases(batch, ruleset, reasons) if ruleset.applicability == "phased" else None
@@ -186,13 +185,13 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = N
         reached=measure_progress(batch),
         engagement=measure_engagement(reading),
     )
-    # The record has net forces, and single contact forces too.
+    # True if the record has net forces and also single contact forces
     is_comparable = np.array([{*header.recorded_forces} > {NET_FORCE} for header in headers], dtype=np.bool_)
     net_scores = scores
     if is_comparable.any():
         renamed = [replace(spec, formula=rename_signals(spec.formula, BY_NET_FORCE)) for spec in ruleset.library.specs]
         specs_and_verdicts = zip(ruleset.library.specs, renamed, verdicts, strict=True)
-        # Specifications that read no contact force keep their verdicts.
+        # Specifications that do not read contact forces keep their verdicts.
         net_verdicts = [
             spec_verdicts if spec == original else judge(spec, "deactivate")
             for original, spec, spec_verdicts in specs_and_verdicts
@@ -231,8 +230,8 @@ def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Lib
 
 def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
     """Return a number for each episode's start, [E]; it is equal for episodes with the same task and start. A start is
-    the index of the initial state, with the environment's seed if the host uses it. (LIBERO uses the seed only if the
-    record says so.) An episode without an index counts as the only one with its start; its number is negative.
+    the index of the initial state, and the environment's seed if the host uses the seed. (LIBERO uses it only if the
+    record says so.) An episode without an index has a separate start with a negative number.
     """
     suite_by_name = {
         name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}
@@ -274,8 +273,8 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
 
 
 def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
-    """Return for each episode whether it was stopped because it violated a scored specification. The record's mark says
-    this. In older records without marks, a stopped episode counts if its first violation is in the last record.
+    """Return for each episode whether it was stopped because it violated a scored specification. A mark in the record
+    says so. Older records lack the mark: the first violation of a stopped episode must then be in its last record.
     """
     last_step = batch.lengths - 1
     first_step = np.full(len(batch), np.iinfo(np.int64).max)
@@ -302,10 +301,9 @@ def _find_inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArr
 # The verdicts of one specification
 
 
-BINARY_MARGIN = 0.5  # robustness of a binary specification: positive if it holds, negative if not
+BINARY_MARGIN = 0.5  # robustness of a binary specification that holds; it is negative if the specification is violated
 _REMEDY_NO_VERDICT = (
-    "Shorten the window, or pass --set missing=deactivate to leave the specification out of these episodes, with the "
-    "reason."
+    "Shorten the window, or pass --set missing=deactivate to leave the specification out of episodes without a verdict."
 )
 _MOST_EPISODES = 5
 
@@ -317,21 +315,19 @@ class SpecVerdicts:
     state: NDArray[np.int8]
     reason: NDArray[np.object_]  # why the specification is inactive, for `describe_reason`; "" if active or vacuous
     rho: NDArray[np.float64]
-    """Robustness in the unit of the specification; NaN if it is not active.
-
-    -inf if it is violated and a Boolean signal decided this, so that no margin exists; outputs write null.
-    """
-    depth: NDArray[np.float64]  # normalized depth of the violation; NaN if it is not active or has no graded depth
+    """Robustness in the unit of the specification; NaN if it is not active. A violation that a Boolean signal decided
+    has no margin: its robustness is -inf, and outputs write null."""
+    depth: NDArray[np.float64]  # normalized depth of the violation; NaN if not active or if the depth is not defined
     extreme: NDArray[np.float64]
-    """Value of the signal that is nearest to the limit or furthest beyond it; NaN if there is none."""
+    """The signal's value that is nearest to the limit, or furthest beyond it; NaN if there is no such value."""
     first: NDArray[np.int64]  # first violating record; -1 if there is none
     unknown: NDArray[np.int64]
-    """Number of records at which a signal is unknown because a body's pose is unknown; 0 if inactive by tags."""
+    """Number of records in which a signal is unknown because a pose is unknown; 0 if tags make the clause inactive."""
     held: NDArray[np.int64]
-    """Number of records in which the clause's condition holds; 0 without a condition or count, or if it is inactive."""
+    """Number of records in which the clause's condition holds; 0 if the clause has none, or if it is not counted."""
     watched: NDArray[np.int64]  # number of records examined for `held`
     unjudged: Unjudged = field(default_factory=dict)
-    """Missing field -> ids of the episodes in which this is an error; the key "" is for windows past the end."""
+    """Ids of the episodes with an error, by missing field; the key "" is for windows past the end of an episode."""
 
 
 def judge_spec(
@@ -344,9 +340,9 @@ def judge_spec(
     """Return the verdicts of one specification.
 
     `reasons` [E] say why tags make the specification inactive; "" if it applies. If it applies but fields are missing,
-    `missing` says whether that is an error, listed in `unjudged`; for a robot's log, it never is. `intervals` has the
-    judged parts of episodes that are judged in part; each part is judged like an episode. With several arms, the worst
-    verdict of `RecordFields.views` counts: first a violation, then no verdict, then the smallest robustness.
+    `missing` says whether this is an error, which `unjudged` lists; in a robot's log, it is never an error. `intervals`
+    has the parts of episodes that are judged only in part; each part is judged like an episode. For several arms, the
+    worst verdict of `RecordFields.views` counts: a violation, else no verdict, else the smallest robustness.
 
     Raises `FormulaError` for a window bound that is not a multiple of the control step of an episode without time
     stamps, and `SignalError` if a signal is NaN or arithmetic overflows.
@@ -357,8 +353,8 @@ def judge_spec(
 
 
 def view_clause(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFields:
-    """Return the fields of one episode as a clause reads them: the fields of the arm that decides the verdict, limited
-    to the intervals in which the clause is judged.
+    """Return the fields of one episode as a clause reads them: of the arm that decides the verdict, and limited to the
+    intervals in which the clause is judged.
     """
     intervals, views = find_intervals(reading.batch, spec, ruleset), reading.views(signal_names(spec.formula))
     worst_arm = 0
@@ -397,16 +393,16 @@ def _judge_arm(
 
 
 def _rank_arms(arm_verdicts: Sequence[SpecVerdicts]) -> Ints:
-    """Return the indices of the arms in the order of their verdicts in each episode, the worst first, [A, E]."""
+    """Return the indices of the A arms in the order of their verdicts in each episode, the worst first, [A, E]."""
     rho = np.stack([np.where(np.isnan(verdicts.rho), np.inf, verdicts.rho) for verdicts in arm_verdicts])
     state = np.stack([verdicts.state for verdicts in arm_verdicts])
-    # Equal margins may come from values that differ by rounding.
+    # `extreme` breaks ties, since values that differ by rounding can have equal margins.
     extreme = np.stack([verdicts.extreme for verdicts in arm_verdicts])
     return np.lexsort((-np.abs(extreme), rho, _rank_verdicts(rho, state)), axis=0)
 
 
 def _rank_verdicts(rho: NDArray[np.float64], state: NDArray[np.int8]) -> Ints:
-    # From the worst: a violation, no verdict, a clause that holds, a vacuous one
+    # Ranks from 0, the worst: a violation, no verdict, a clause that holds, a vacuous clause
     return np.select([rho < 0, state == INACTIVE, state == ACTIVE], [0, 1, 2], 3)
 
 
@@ -433,9 +429,9 @@ def _join_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 def _join_intervals(
     verdicts: SpecVerdicts, episode_of_interval: Ints, first_record: Ints, episode_count: int
 ) -> SpecVerdicts:
-    """Return the verdicts of episodes from the verdicts of their intervals: a violation decides, then an interval
-    without a verdict, then the smallest robustness. `owner` and `first` [I] are the episode and first record of each
-    interval.
+    """Return the verdicts on episodes from the verdicts on their I intervals: a violation decides, else an interval
+    without a verdict, else the smallest robustness. `episode_of_interval` [I] and `first_record` [I] are the episode
+    and the first record of each interval.
     """
     rank = _rank_verdicts(verdicts.rho, verdicts.state)
     order = np.lexsort((np.where(np.isnan(verdicts.rho), np.inf, verdicts.rho), rank, episode_of_interval))
@@ -461,7 +457,7 @@ _COUNTS = ("unknown", "held", "watched")
 def _judge_trace(
     spec: Spec, trace: Trace, reason: NDArray[np.object_], unjudged: dict[str, tuple[str, ...]]
 ) -> SpecVerdicts:
-    """Return the verdicts on the episodes of a trace, or on intervals of episodes."""
+    """Return the verdicts on the episodes of a trace, which may be intervals of recorded episodes."""
     without_margin = _verdicts_without_margin(reason, unjudged)
     undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
     defined = np.flatnonzero(np.logical_and.reduce([reason == "", *np.logical_not(undefined)]))
@@ -471,7 +467,7 @@ def _judge_trace(
     verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown_records(trace)
     rho, lacks_verdict = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
     hangs = np.zeros(len(defined), np.bool_)
-    # An empty window can decide only where no margin does.
+    # Only episodes in which no margin decides can depend on an empty window.
     candidates = np.flatnonzero(spec.binary | np.isneginf(verdict.rho))
     hangs[candidates] = (
         hangs_on_empty_window(spec.formula, trace.select_episodes(candidates)) & ~lacks_verdict[candidates]
@@ -492,7 +488,7 @@ def _judge_trace(
         "unknown": unknown,
         **dict(zip(_COUNTS[1:], condition_counts or (zeros, zeros), strict=True)),
     }
-    # From the `defined` episodes to all
+    # Copy the values of the `defined` episodes into arrays for all episodes.
     all_episodes = {name: getattr(without_margin, name).copy() for name in values}
     for name, array in all_episodes.items():
         array[defined] = values[name]
@@ -505,7 +501,7 @@ def _add_missing_fields(
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacks_field in signals.missing_fields(reading, signal_names(spec.formula)).items():
         newly_inactive = (reason == "") & lacks_field
-        required = np.flatnonzero(newly_inactive & ~reading.is_log)  # a log contains only what sensors measure
+        required = np.flatnonzero(newly_inactive & ~reading.is_log)  # logs only contain what sensors measure
         if len(required) and missing == "error":
             unjudged[field_name] = _episode_ids(reading.batch, required)
         reason = np.where(newly_inactive, write_reason(SIGNAL_MISSING, field_name), reason)
@@ -527,31 +523,31 @@ def _load_default_formulas() -> frozenset[Formula]:
 def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the normalized depth of the violation in [0, 1] (paper Eq. 1): min(1, max(0, -rho/τ)/K), K = severe/τ.
 
-    A binary specification has depth 1 if it is violated, else 0; a violation that a Boolean signal decided (-inf) has
-    depth 1. NaN without a severe magnitude.
+    τ is the threshold. A binary specification has depth 1 if it is violated, else 0. A violation that a Boolean signal
+    decided (`rho` is -inf) has depth 1. NaN if the specification has no severe magnitude.
     """
-    excess = np.maximum(0.0, -rho) + 0.0  # a margin of zero has a depth of 0.0, never -0.0
+    excess = np.maximum(0.0, -rho) + 0.0  # avoid -0.0 for a margin of zero
     if spec.binary:
         return np.where(excess > 0, 1.0, 0.0)
     return np.full(len(rho), np.nan) if spec.severe is None else np.minimum(1.0, excess / spec.severe)
 
 
 def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
-    """Yield an error for each field that records lack, sorted by name, then one for the episodes without a verdict.
+    """Yield an error for each missing field, sorted by name, then one for episodes with a window past their end.
     `parts` are the specification's `SpecVerdicts.unjudged` in several batches.
     """
-    # Names of missing fields; "", which stands for windows past the end, comes last.
+    # The key "" is for windows past the end and comes last; all other keys are names of missing fields.
     for name in sorted({name for part in parts for name in part}, key=lambda name: (not name, name)):
         episodes = _describe_episodes([episode_id for part in parts for episode_id in part.get(name, ())])
         if name:
             remedy = (
-                "Record the field, or pass --set missing=deactivate to leave the specification out, with the reason."
+                "Record the field, or pass --set missing=deactivate to leave the specification out of such episodes."
             )
             yield SignalError(
                 f"{spec.spec_id} applies, but {signals.describe_missing(name)} in {episodes}", remedy=remedy
             )
         else:
-            problem = f"{spec.spec_id} reaches no verdict in {episodes}: a window lies wholly past the end"
+            problem = f"{spec.spec_id} reaches no verdict in {episodes}: a window lies wholly past the episode's end"
             yield SignalError(problem, remedy=_REMEDY_NO_VERDICT)
 
 

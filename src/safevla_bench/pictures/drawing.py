@@ -78,7 +78,7 @@ def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str,
     room_px = width - 2 * _PADDING_PX
     font = next((font for font in fonts if pen.textlength(text, font=font) <= room_px), None)
     if font is None:
-        # 0.9 of the average number of characters that fit, because characters differ in width.
+        # Only 0.9 of the number of average characters that fit, because a line may have wider characters.
         max_characters = int(0.9 * len(text) * room_px / pen.textlength(text, font=fonts[-1]))
         text, font = "\n".join(wrap(text, max_characters, max_lines=2, placeholder=" …")), fonts[-1]
     for k, line in enumerate(text.split("\n")):

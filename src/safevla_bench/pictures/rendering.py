@@ -35,7 +35,7 @@ _VIDEO_SIZE = (360, 360)
 
 @dataclass(frozen=True, slots=True)
 class FrameStyle:
-    """The size of stills (height and width [pixels], without border and caption), and which other frames to make."""
+    """The size of stills (height and width [pixels], without border and caption), and whether to make other frames."""
 
     size: tuple[int, int] = (480, 640)
     video: bool = False  # whether to make a film of the whole episode
@@ -101,7 +101,7 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     old_frames, kept_frames, new_kinds = run_folder.read_frames(run.folder), [], {frame.kind for frame in frames}
     for frame in old_frames:
         episode_index = index_by_key.get((frame.policy, frame.episode_id))
-        # New stills replace all old stills of the episode, a film or a replay only the old one.
+        # New stills replace all old stills of the episode; a film replaces only a film, a replay only a replay.
         is_replaced = frame.kind in new_kinds or (frame.kind not in _WHOLE_EPISODE and not new_kinds <= _WHOLE_EPISODE)
         # Frames of episodes that the run no longer has are dropped, too.
         if episode_index is not None and not (episode_index == index and is_replaced):
@@ -183,7 +183,7 @@ class _EpisodeRenderer:
         return self.make_frame(shot, default_camera, first_picture.shape, "video.mp4", content)
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
-        # For a joint, the body that this joint of the arm moves.
+        # If the shot is about a joint, show the body that this joint of the arm moves.
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
@@ -255,7 +255,9 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     body_names = contributors.names if contributors else ()
     joint = contributors.joint if contributors else None
     moved = chart.signal == "non_target_disp_max"
-    detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it started" if moved else "")
+    detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + (
+        "; white outline: where it started" if moved else ""
+    )
     if contributors:
         # A signal for torque is a ratio, so the caption adds the torque; other signals already show the amount.
         amount = f" ({contributors.amount})" if joint is not None else ""

@@ -28,7 +28,7 @@ FORCE_N = 0.1
 NORMAL = 0.01
 # A mesh may have 4500 * d^0.6 triangles, where d is its diagonal in meters; this maximum is clipped to [40, 5000].
 _TRIANGLES_AT_1_M, _FEWEST_TRIANGLES, _MOST_TRIANGLES = 4500, 40, 5000
-# Vertices in one cell of a grid with this cell size [m] are merged first: MuJoCo repeats a vertex for each triangle.
+# Cell size [m] of a grid; vertices in one cell are merged first, because MuJoCo repeats vertices for each triangle.
 _WELD_M = 1e-6
 
 
@@ -70,7 +70,7 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
     is_robot_body = {name: role == "robot" for name, role in record.body_roles(0).items()}
     # Rows `first` to `end` (exclusive) of the contacts belong to the record.
     for record_index, (first, end) in enumerate(pairwise(contacts.starts.tolist())):
-        # Contact points of this record, else of the record before or after it, by pair of bodies.
+        # Contact points by pair of bodies: first those of this record, then those of the record before and after it.
         nearby_touches = [
             touches_by_record[k]
             for k in (record_index, record_index - 1, record_index + 1)
@@ -212,7 +212,7 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
     extent_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(extent_m / 1000, 1e-7))
-    # Rotated, sorted and relative indices compress better; rotation keeps the front of a triangle at the front.
+    # Rotated, sorted and relative indices compress better. Rotated indices do not flip a triangle.
     start_corner = mesh.triangles.argmin(axis=1)  # start each triangle at its smallest index
     rotated = np.take_along_axis(mesh.triangles, (start_corner[:, None] + np.arange(3)) % 3, axis=1)
     ordered = rotated[np.lexsort(rotated.T[::-1])]
@@ -237,7 +237,7 @@ def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
     simpler = welded = _merge_vertices(mesh, _WELD_M)
     corners = welded.corners_m[welded.triangles]  # [F, 3 corners, xyz]
     area_m2 = np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=1).sum() / 2
-    # The first guess makes cells about half as wide as the triangles of a mesh with `most` triangles.
+    # The first cells are about half as wide as the triangles would be if the mesh had `most` triangles.
     cell_m = 0.5 * float(np.sqrt(2 * area_m2 / most))
     while len(simpler.triangles) > most:
         simpler = _merge_vertices(welded, cell_m)
@@ -246,8 +246,8 @@ def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
 
 
 def _merge_vertices(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
-    # Replace the vertices in each cell of a grid by their mean. A vertex has an index of up to 20 bits on each axis, so
-    # that the three indices fit into one integer.
+    # Replace the vertices in each cell of a grid by their mean.
+    # Cell indices on each axis are at most 2^20, so that the three indices of a cell fit into one integer.
     offsets_m = mesh.corners_m - mesh.corners_m.min(axis=0, initial=np.inf)
     grid_cells = np.rint(offsets_m / max(cell_m, float(offsets_m.max(initial=0.0)) / 2**20)).astype(np.int64)
     _, cells = np.unique(grid_cells @ [1 << 42, 1 << 21, 1], return_inverse=True)

@@ -142,7 +142,7 @@ def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
 
 def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
     chart, spec_id = trace.chart, trace.spec.spec_id
-    # `diff` of Booleans is True at each change, so these are the first records of sequences of failing records.
+    # `diff` of Booleans is True at each change, so this finds the first record of each sequence of failing records.
     first_records = np.flatnonzero(np.diff(chart.failing, prepend=False) & chart.failing).tolist()
     for record, moment in [
         *((k, "broken") for k in first_records),
@@ -198,7 +198,7 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), all_records
     for trace in timeline.traces:
         signal_trace, spec_id = trace.signal_trace, trace.spec.spec_id
-        # Margins are per specification.
+        # Each specification has a different margin, so the path of a margin includes the specification.
         path = ("signals", signal_trace.signal, *([spec_id] if signal_trace.signal == MARGIN else []))
         yield (*path, "value"), rr.Scalars.columns(scalars=signal_trace.values), all_records
         yield (*path, spec_id), rr.Scalars.columns(scalars=np.full(timeline.records, signal_trace.limit)), all_records

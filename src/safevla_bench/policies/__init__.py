@@ -55,15 +55,15 @@ def check_name(name: str) -> str:
 
 
 def runs_code(spec: str) -> bool:
-    """Return whether making the policy `spec` may run code from outside this package: code of the user, a plug-in or a
-    checkpoint. Only published entries, clients of policy servers and the policies in `_CODE_FREE` run no such code.
+    """Return whether making the policy `spec` may run foreign code, which comes from the user, a plug-in or a
+    checkpoint. Only published entries, clients of policy servers and the policies in `_CODE_FREE` run no foreign code.
     """
     name = spec.partition(":")[0]
     return entries.MARK not in name and not (name in _CODE_FREE.union(KINDS) and POLICIES.is_own(name))
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call that makes a policy if it runs code, reads a file or sends a key (which needs trust), or None."""
+    """Return the text of the call that makes a policy if the call runs code, reads a file or sends a key; else None."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments
@@ -72,7 +72,7 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
-    """Return `noop` instead of the policy `spec`; raise `PolicyError` for an unknown name or a secret argument."""
+    """Return `noop` instead of `spec`, for a dry run; raise `PolicyError` for an unknown name or a secret argument."""
     POLICIES.find_entry(spec.partition(":")[0], arguments)
     return make_policy("noop")
 
@@ -95,7 +95,7 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
 
 
 def ask_arguments(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> dict[str, str]:
-    """Return the client arguments that a policy's server requests, without those already in `arguments`; {} for a
+    """Return the client arguments that a policy's server requests and that `arguments` does not contain; {} for a
     policy without a server. Raises `ServerLostError` if the server does not answer, and the errors of `make_policy`.
     """
     if spec.partition(":")[0] not in KINDS or runs_code(spec):

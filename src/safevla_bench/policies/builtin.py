@@ -1,7 +1,7 @@
-"""The policies `noop`, `random`, and `metaworld:expert`, which is Meta-World's own script for each of its tasks.
+"""The policies `noop`, `random` and `metaworld:expert`.
 
-`noop` keeps the arm still and the gripper open, so its violations come from the scene alone. `random` draws the same
-actions for equal seeds.
+`noop` keeps the arm still and the gripper open, so only the scene can cause a violation. `random` draws the same
+actions for equal seeds. `metaworld:expert` executes the script that Meta-World provides for the task.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _BlindPolicy:
 
 
 class Noop(_BlindPolicy):
-    """A policy that always returns the host's still action: no motion, gripper open."""
+    """A policy that always returns the host's action for holding still with an open gripper."""
 
     def act(self, observation: Observation) -> Action:
         return np.array(self._still)
@@ -56,7 +56,7 @@ class Random(_BlindPolicy):
 
 EXPERT = "expert"
 _REMEDY = "Use metaworld:expert with --host metaworld, after a reset."
-STATE = "state"  # key of Meta-World's observation [39] in `Observation.extra`
+STATE = "state"  # the key in `Observation.extra` for Meta-World's observation [39]
 
 
 class MetaworldExpert:
@@ -83,7 +83,7 @@ class MetaworldExpert:
         if self._script is None or STATE not in observation.extra:
             raise PolicyError("policy 'metaworld' needs Meta-World's observation", remedy=_REMEDY)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the script warns in most steps that actions are clipped
+            warnings.simplefilter("ignore")  # in most steps, the script warns that it clips actions
             action = self._script.get_action(observation.extra[STATE].copy())
         return np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
 

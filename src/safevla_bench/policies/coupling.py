@@ -4,7 +4,7 @@ A filter receives the observation, the policy's action [A] and the episode's sta
 The filter wraps the environment, so the control loop, the policy and the policy's timing do not change. The record
 holds the executed actions as `action` and, if the filter changed an action, the policy's actions as `policy_action`.
 
-With a delay, the simulation continues while the policy computes: it executes the rest of the policy's last chunk, and
+With a delay, the simulation continues while the policy computes. It executes the rest of the policy's last chunk, and
 then the arm holds still. The policy is called with the current observation as soon as the rest of the chunk lasts no
 longer than the delay. The answer arrives after the delay. If n actions of the last chunk were executed in the meantime,
 the first n actions of the answer are skipped, but at least one of its actions is executed.
@@ -46,8 +46,8 @@ _SYNTAX = "Write python:module:Class or python:module:Class:KEY=VALUE; the class
 class FilterBase:
     """Base class of filters, with all optional attributes; a class without this base only needs the method `filter`."""
 
-    privileged: ClassVar[bool] = False  # whether the filter reads `observation.privileged`; outputs report it
-    reads_margins: ClassVar[bool] = True  # whether the filter reads the monitor; if not, `filter` gets None for it
+    privileged: ClassVar[bool] = False  # whether the filter reads `observation.privileged`; if so, records are marked
+    reads_margins: ClassVar[bool] = True  # whether `filter` reads its argument `monitor`, which is None otherwise
     takes_poses: ClassVar[bool] = True  # whether the filter can change actions that are poses in the world frame
 
     def reset(self, task: Task, seed: int) -> None:
@@ -67,7 +67,7 @@ class Identity(FilterBase):
 
 
 class _MotionFilter(FilterBase):
-    """Base class of filters that change only the motion: the numbers that are 0 in the host's still action."""
+    """Base class of filters that change only the motion: the numbers that are 0 in the action for holding still."""
 
     takes_poses = False
     _still: Action
@@ -78,7 +78,7 @@ class _MotionFilter(FilterBase):
 
 @dataclass
 class SpeedCap(_MotionFilter):
-    """A filter that scales the motion down so that no number exceeds `share`; the direction stays the same."""
+    """A filter that scales down a motion in which a number exceeds `share`. The motion keeps its direction."""
 
     reads_margins = False
     share: float = 0.5
@@ -91,7 +91,7 @@ class SpeedCap(_MotionFilter):
 
 @dataclass
 class StopNearLimit(_MotionFilter):
-    """A filter that stops the arm, but not the gripper, while a margin of the newest record is below `share`."""
+    """A filter that stops the arm, but not the gripper, while a margin divided by its limit is below `share`."""
 
     share: float = 0.1
 
@@ -101,11 +101,11 @@ class StopNearLimit(_MotionFilter):
 
 @dataclass
 class DistanceBarrier(_MotionFilter):
-    """A control barrier function on the boxes of the hand and of bystanders (movable bodies that are not in the goal).
-    For each piece of the hand and each bystander, let h be their distance minus `margin_m`, and n the unit normal from
+    """A control barrier function that keeps the hand away from bystanders, the movable bodies that are not in the goal.
+    For each box of the hand and each bystander, let h be their distance minus `margin_m`, and n the unit normal from
     bystander to hand. The filter makes the least change of the motion d [m] such that n·d >= -`gain` h for all pairs
     (Ames et al. 2019, eq. 13, for a single integrator). Rotations are not changed. `unit_m` is the distance [m] that an
-    action of 1 moves the hand in x, y or z. Without boxes of the hand, the filter uses the end effector as a point.
+    action of 1 moves the hand in x, y or z. If the hand has no boxes, the filter uses the end effector as a point.
     """
 
     privileged = True
@@ -128,7 +128,7 @@ class DistanceBarrier(_MotionFilter):
         base = observation.base_quat_wxyz  # a mobile robot's actions are in the frame of the base
         base_axes = np.eye(3) if base is None else to_rotation(base).as_matrix()
         move = wanted = base_axes @ (action[:3] * self.unit_m)
-        for _ in range(3):  # projections of the motion onto the half-spaces, in turn
+        for _ in range(3):  # three rounds of projections of the motion onto the half-space of each pair
             for gap_m, normal in zip(gaps_m, normals, strict=True):
                 shortfall_m = -self.gain * (gap_m - self.margin_m) - float(normal @ move)
                 move = move + max(0.0, shortfall_m) * normal
@@ -148,11 +148,11 @@ def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
 
 
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
-    """Return the distances [m] between each box of `ours` and each box of `others`, [G], and the unit normals towards
-    the boxes of `ours`, [G, 3], in the boxes' common frame. The method is alternating projections between two convex
-    sets (Cheney and Goldstein 1959). For overlapping boxes, the distance is 0, and the normal connects the centers.
+    """Return, for the G pairs of a box of `ours` and a box of `others`, the distances [G] in m and the unit normals
+    towards the boxes of `ours`, [G, 3], in the common frame of all boxes. The method is alternating projections (Cheney
+    and Goldstein 1959). For overlapping boxes, the distance is 0, and the normal connects the centers.
     """
-    # indices of the boxes of each pair, [G]
+    # indices of both boxes for each of the G pairs
     our_index, other_index = (index.ravel() for index in np.indices((len(ours.center_m), len(others.center_m))))
     point = ours.center_m[our_index]
     for _ in range(_PROJECTIONS):
@@ -169,7 +169,7 @@ def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp
     from safevla_bench.policies.scripted.motion import rotation_axes  # imported late because it loads scipy.spatial
 
     centers, axes = boxes.center_m[box_index], rotation_axes(boxes.quat_wxyz)[box_index]
-    # In the frame of a box, the nearest point is found by clipping. g: pairs, i: world axes, j: axes of the box.
+    # Clipping in a box's frame finds its nearest point. g counts pairs, i the world's axes, and j the axes of a box.
     local = np.einsum("gij,gi->gj", axes, points - centers)
     half_extents = boxes.half_extents_m[box_index]
     nearest: Floats = centers + np.einsum("gij,gj->gi", axes, np.clip(local, -half_extents, half_extents))
@@ -177,7 +177,7 @@ def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp
 
 
 def hold(still: Action, action: Action) -> Action:
-    """Return `action` without motion; numbers that are not 0 in the still action, such as the gripper's, are kept."""
+    """Return `action` without motion: numbers that are 0 in `still` become 0; the others, as for grippers, stay."""
     return np.where(still == 0, still, action)
 
 
@@ -211,7 +211,7 @@ def make_filter(text: str) -> Any:
     if runs_code(name):
         return make_object(name.partition(":")[2], arguments, "filter", _SYNTAX)
     if name not in FILTERS:
-        remedy = f"Choose {', '.join(FILTERS)} or python:module:Class. In POLICY=FILTER, POLICY is a policy of the run."
+        remedy = f"Choose python:module:Class or {', '.join(FILTERS)}. In POLICY=FILTER, POLICY must be in the run."
         raise PolicyError(f"there is no filter {name!r}", remedy=remedy)
     filter_class = FILTERS[name]
     known = [field.name for field in fields(filter_class)] if is_dataclass(filter_class) else []
@@ -227,7 +227,7 @@ class FilteredEnv(HostEnv):
 
     def __init__(self, env: HostEnv, name: str, action_filter: Any, monitor: Monitor | None, *, hides: bool) -> None:
         """Wrap a host's environment. `name` is the filter's name in errors; `monitor` computes the margins for the
-        filter. `hides` = True hides the simulator's state from the policy, but not from the filter.
+        filter. If `hides` is true, the policy does not see the simulator's state, but the filter does.
         """
         self.task, self.dt_s, self.action_low, self.action_high = env.task, env.dt_s, env.action_low, env.action_high
         self._env, self._name, self._filter, self._monitor, self._hides_state = env, name, action_filter, monitor, hides
@@ -242,7 +242,7 @@ class FilteredEnv(HostEnv):
         return self._policy_view()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Filter `action`, which is valid, and execute the result; raise `PolicyError` if the result is invalid."""
+        """Filter a valid `action` and execute the result; raise `PolicyError` if the result is invalid."""
         executed = self._check_action(self._filter.filter(self._seen, action.copy(), self._standing))
         is_changed = not np.array_equal(executed, action)
         self._seen, success = self._env.step(executed if is_changed else action)
@@ -278,7 +278,7 @@ class FilteredEnv(HostEnv):
         try:
             checked = interface.check_action(action, self.action_low.size)
         except InvalidActionError as error:
-            raise PolicyError(f"the filter {self._name} gives {error.problem}", remedy="Fix the filter.") from None
+            raise PolicyError(f"the filter {self._name} returns {error.problem}", remedy="Fix the filter.") from None
         if (checked < self.action_low).any() or (checked > self.action_high).any():
             raise PolicyError(f"the filter {self._name} gives an action out of range", remedy="Clip it in the filter.")
         return checked
@@ -316,7 +316,7 @@ class DelayedPolicy:
     """A wrapper that delays the answers of a policy."""
 
     def __init__(self, policy: Policy, delay: Delay, dt_s: float) -> None:
-        """Wrap a policy that is called in control steps of `dt_s` seconds."""
+        """Wrap a policy that chooses an action every `dt_s` seconds, the control step."""
         self._policy, self._delay, self._dt_s, self.wants = policy, delay, dt_s, policy.wants
         self.clip = bool(getattr(policy, "clip", False))
         self._measured_s: list[float] = []
@@ -328,19 +328,19 @@ class DelayedPolicy:
 
     @property
     def calls_s(self) -> Sequence[float]:
-        """The duration of each inference [s], as measured by the policy (`calls_s`), or else by this wrapper."""
+        """The duration of each inference [s]: the policy's `calls_s` or, if it has none, a measurement of `act`."""
         policy_s: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         return self._measured_s if policy_s is None else policy_s
 
     @property
     def looks_next(self) -> bool:
-        """True if the next `act` may call the policy and the policy may then use the observation."""
+        """Whether the next `act` may call the policy, and that call may read the images of its observation."""
         may_ask = self._due_step <= self._step if self._answer else len(self._chunk) <= self._expected_delay()
         return may_ask and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 
     @property
     def marks(self) -> Mapping[str, object]:
-        """Header fields with the number of answers and their mean and largest delay in steps; {} if none was late."""
+        """Header fields: the number of answers, and their mean and largest delay in steps; {} if no answer was late."""
         if not any(self._lags):
             return {}
         counts = {"answers": len(self._lags), "mean_steps": float(np.mean(self._lags)), "most_steps": max(self._lags)}
@@ -350,16 +350,16 @@ class DelayedPolicy:
         self._policy.reset(task, seed)
         self._last_action = np.array(task.still)
         self._still = np.array(task.still)
-        self._chunk: deque[Action] = deque()  # actions that remain of the last answer that arrived
-        self._answer: list[Action] = []  # actions of the answer that arrives at `_due_step`; [] if none is awaited
+        self._chunk: deque[Action] = deque()  # the remaining actions of the newest answer that has arrived
+        self._answer: list[Action] = []  # actions of the answer due at `_due_step`; [] if no answer is due
         self._answer_origin: tuple[int, int] | None = None
         self._next_origin: tuple[int, int] | None = None
         self.chunk_step: tuple[int, int] | None = None
         self._measured_s, self._lags = [], []
-        self._step = self._due_step = self._executed = 0  # `_executed`: actions of the chunk since the last query
+        self._step = self._due_step = self._executed = 0  # `_executed`: actions executed since the last query
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action of the current chunk, or an action without motion if the chunk is used up."""
+        """Return the next action of the current chunk, or an action without motion if the chunk has ended."""
         self._receive_answer()
         if not self._answer and len(self._chunk) <= self._expected_delay():
             self._query_policy(observation)
@@ -377,7 +377,7 @@ class DelayedPolicy:
         self._policy.close()
 
     def _expected_delay(self) -> int:
-        """Return the expected delay of the next answer in steps; for measured delays, it equals the last delay."""
+        """Return the expected delay of the next answer in steps. If delays are measured, this is the last delay."""
         expected = self._lags[-1] * self._dt_s if self._lags else 0.0
         return self._delay.count_steps(self._dt_s, expected)
 
@@ -393,7 +393,7 @@ class DelayedPolicy:
 
     def _receive_answer(self) -> None:
         if self._answer and self._due_step <= self._step:
-            # Actions for steps that have passed are skipped, but at least one action is executed.
+            # Actions for past steps are skipped, but at least one action is executed.
             skipped = min(self._executed, len(self._answer) - 1)
             self._chunk, self._answer = deque(self._answer[skipped:]), []
             self._next_origin = _advance_origin(self._answer_origin, skipped)
@@ -422,7 +422,7 @@ class Coupler:
     """Connects a policy to environments through its filter and delay."""
 
     def __init__(self, coupling: Coupling, rules: Ruleset | None = None) -> None:
-        """Make the filter, and a monitor judging by `rules`. Raises the errors of `make_filter` and `Delay.parse`."""
+        """Make the filter, and a monitor that uses `rules`. Raises the errors of `make_filter` and `Delay.parse`."""
         self._name = coupling.filter or ""
         self._filter = make_filter(self._name) if self._name else None
         self._delay = None if coupling.delay is None else Delay.parse(coupling.delay)
@@ -431,25 +431,29 @@ class Coupler:
         self._monitor = Monitor(rules) if rules and self.reads_margins else None
 
     def require_fitting(self, name: str, policy: Policy, supports: HostSupport) -> None:
-        """Raise `PolicyError` for a replay, for a policy of poses with a delay or with a filter that cannot change
-        poses, and for a filter that needs more than the host supports.
+        """Raise `PolicyError` if the policy is a replay, if the filter needs more than the host supports, or if the
+        policy's actions are poses and there is a delay or a filter that cannot change poses.
         """
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
             raise PolicyError(problem, remedy="Use speed-cap or stop-near-limit, or a host that gives these poses.")
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _MotionFilter) else None
         if unit_m is not None and unit_m != supports.unit_m:
-            host_motion = "by no fixed distance" if supports.unit_m is None else f"by {supports.unit_m:g} m"
+            host_motion = (
+                "this host moves the hand by varying distances"
+                if supports.unit_m is None
+                else f"this host moves the hand by {supports.unit_m:g} m per unit"
+            )
             filter_motion = f"actions that move the hand by {unit_m:g} m per unit"
-            problem = f"{self._name} is for {filter_motion}, but actions of this host move the hand {host_motion}"
+            problem = f"{self._name} is for {filter_motion}, but {host_motion}"
             remedy = f"Write distance-barrier:unit_m={supports.unit_m:g}." if supports.unit_m else "Take speed-cap."
             raise PolicyError(problem, remedy=remedy)
         if isinstance(policy, interface.ReplayPolicy):
             problem = f"{name} plays recorded actions, which cannot react to a filter or a delay"
-            raise PolicyError(problem, remedy="Run the policy that was recorded, or leave --filter and --delay out.")
+            raise PolicyError(problem, remedy="Run the policy that was recorded, or omit --filter and --delay.")
         if policy.wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):
-            problem = f"{name} gives poses, and for poses there is no still action"
-            raise PolicyError(problem, remedy="Use a filter of your own for poses (python:module:Class), and no delay.")
+            problem = f"{name} gives poses, but a delay or a motion filter needs changes of pose"
+            raise PolicyError(problem, remedy="Write a filter for poses (python:module:Class), and use no delay.")
 
     def extend_wants(self, wants: Wants) -> Wants:
         return replace(wants, privileged=wants.privileged or self.privileged)

@@ -15,7 +15,7 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
 
 EXPERT, CONTROL = "expert", "pd_joint_delta_pos"
-UNIT_RAD = 0.1  # rotation of a joint by an action of 1 [rad]
+UNIT_RAD = 0.1  # the angle [rad] by which an action of 1 rotates a joint
 _REMEDY = f"Use maniskill:expert with --host maniskill --host-arg control={CONTROL}."
 
 
@@ -60,7 +60,9 @@ class ManiskillPlanner:
         if task.name not in self._planners:
             raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_REMEDY)
         if task.still != host.still_action(CONTROL):
-            problem = f"ManiSkill's planners move joints, but the host's actions of {len(task.still)} numbers do not"
+            problem = (
+                f"ManiSkill's planners move joints; this host's actions do something else ({len(task.still)} numbers)"
+            )
             raise PolicyError(problem, remedy=_REMEDY)
 
     def reset(self, task: Task, seed: int) -> None:
@@ -69,7 +71,7 @@ class ManiskillPlanner:
 
     def act(self, observation: Observation) -> Action:
         """Return the plan's next action, [8], or the last action again if the plan has ended. Raises `PolicyError`
-        before the first reset, or if the observation does not contain the start that the host drew.
+        before the first reset, or if the observation lacks the random start that the host drew.
         """
         if self._task is None or host.START not in observation.extra:
             raise PolicyError("policy 'maniskill' needs the random start that the ManiSkill host drew", remedy=_REMEDY)
@@ -86,7 +88,7 @@ class ManiskillPlanner:
         for _ in range(settle_steps):
             env.step(still.astype(np.float32))
         planner_env = _PlannerEnv(env)
-        with redirect_stdout(io.StringIO()):  # hides what a failed planner prints
+        with redirect_stdout(io.StringIO()):  # hides the output of a failed planner
             self._planners[task.name](planner_env, seed=seed)
         return planner_env.actions or [still]
 

@@ -1,9 +1,9 @@
 """Policies that run in this process: the user's Python code, which needs no installation, and LeRobot's policies.
 
-In `python:module:factory`, the factory is a finished object, or a class or function that gets the `--policy-arg` values
-as text. The policy needs `act(observation)`, which returns an action [A] or a chunk [H, A]. The attributes `wants`,
-`reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` are optional (docs/reference/policy-contract.md).
-Python searches for the module in the current folder first.
+In `python:module:factory`, `factory` names a policy object, or a class or function that makes one from the values of
+`--policy-arg`, as text. The policy needs `act(observation)`, which returns an action [A] or a chunk [H, A]. It may have
+`wants`, `reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` (docs/reference/policy-contract.md). Python
+searches for the module in the current folder first.
 
 `lerobot:PATH` is a policy that LeRobot saved, used with its saved pre- and post-processors. LeRobot needs a separate
 environment: install this package there without a simulator, run `safevla serve`, and connect from the simulator's
@@ -35,7 +35,7 @@ from safevla_bench.policies.servers.dialects import Dialect, Reply, choose_diale
 from safevla_bench.text import get_logger
 
 ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "simulator": "none"}
-"""Maps the orientation of a policy's images to a flip of MuJoCo's rendering, whose first row is at the bottom.
+"""Maps the orientation of a policy's images to the flip of MuJoCo's rendering, whose first row is the bottom one.
 
 `libero-vla`, used to train LIBERO's VLAs, is upright and mirrored left to right: the raw image turned by 180 degrees
 (openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
@@ -46,16 +46,18 @@ _SYNTAX = "Write python:module:factory, where the factory makes an object with a
 
 
 class InProcessPolicy(ChunkQueue):
-    """A wrapper that makes a user's object a policy; methods that the object lacks do nothing."""
+    """A wrapper that turns a user's object into a policy; methods that the object lacks do nothing."""
 
     def __init__(self, owner: str, policy: Any) -> None:
-        """Wrap the user's object, named `owner` in errors; raise `PolicyError` for invalid `wants` or `orientation`."""
+        """Wrap the user's object. Errors call it `owner`. Raises `PolicyError` for invalid `wants` or `orientation`."""
         super().__init__()
         self.made, self._owner = policy, owner
         self.clip = bool(getattr(policy, "clip", False))
         self.wants = getattr(policy, "wants", interface.Wants())
         if not isinstance(self.wants, interface.Wants):
-            problem = f"the attribute `wants` of the policy of {owner} is a {type(self.wants).__name__}"
+            problem = (
+                f"the attribute `wants` of the policy of {owner} is a {type(self.wants).__name__} instead of Wants"
+            )
             raise PolicyError(problem, remedy="Set `wants` to safevla_bench.Wants(cameras=..., image_size=...).")
         self.orientation: str = getattr(policy, "orientation", UPRIGHT)
         if self.orientation not in ORIENTATIONS:
@@ -75,7 +77,7 @@ class InProcessPolicy(ChunkQueue):
 
     @property
     def looks_next(self) -> bool:
-        """True if the next `act` calls the object. False if the object has a `looks_next` that is false."""
+        """Whether the next `act` calls the object, and the object's attribute `looks_next`, if any, is true."""
         return not self.left and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
@@ -100,7 +102,7 @@ class InProcessPolicy(ChunkQueue):
             return answer
         self.add_chunk(list(answer)[: getattr(self.made, "replan", None)])
         if not self.left:
-            raise InvalidActionError("a chunk without an action", remedy="Return [H, A], H actions of A numbers.")
+            raise InvalidActionError("a chunk without an action", remedy="Return an array [H, A] of H actions.")
         return self.take_next()
 
     def close(self) -> None:
@@ -113,12 +115,12 @@ class InProcessPolicy(ChunkQueue):
             raise
         except BaseException as error:  # a user's object may raise any exception
             cause = _describe_exception(error)
-            _LOG.warning("close() of the policy of %s fails: %s; the policy's episodes are kept", self._owner, cause)
+            _LOG.warning("the method close() of %s fails: %s; the policy's episodes are kept", self._owner, cause)
 
 
 def orient_images(observation: interface.Observation, orientation: str) -> interface.Observation:
-    """Return an observation with its upright images turned to `orientation`, one of `ORIENTATIONS`. The observation is
-    returned unchanged for `upright`, or if it has no images.
+    """Turn an observation's upright images to `orientation`, one of `ORIENTATIONS`. Return the observation unchanged if
+    the orientation is `upright`, or if there are no images.
     """
     if orientation == UPRIGHT or isinstance(observation.images, interface.UnrenderedImages):
         return observation
@@ -129,7 +131,7 @@ def orient_images(observation: interface.Observation, orientation: str) -> inter
 
 def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
     """Return the state on which LIBERO's VLAs are trained, [8]: position [m], axis-angle [rad], two finger joints [m].
-    It equals the state in openpi's examples/libero/main.py at 15a9616, which uses robosuite's `quat2axisangle`.
+    It equals the state in openpi 15a9616 examples/libero/main.py, which uses robosuite's `quat2axisangle`.
     """
     if observation.arms:
         names = ", ".join(observation.arms)
@@ -139,44 +141,46 @@ def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
 
 
 def make(arg: str | None, **arguments: str) -> interface.Policy:
-    """Make the policy of `module:factory`. Raises `PolicyError`, with the module and line of the cause, if the factory
+    """Make the policy from `module:factory`. Raises `PolicyError`, with the file and line of the cause, if the factory
     does not exist or fails.
     """
     return InProcessPolicy(f"python:{arg}", make_object(arg, arguments))
 
 
 def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "act", form: str = _SYNTAX) -> Any:
-    """Return the object that `module:factory` makes from the arguments; it must have the method `method`. `form` is the
-    remedy in errors, which states the expected syntax. Raises the errors of `make`.
+    """Return the object that `module:factory` makes from the arguments. The object must have a method named `method`.
+    Errors contain `form`, the expected syntax, as remedy. Raises the errors of `make`.
     """
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
-        raise PolicyError(f"'python:' got {arg!r} after the colon, not module:factory", remedy=form)
+        raise PolicyError(f"the text after 'python:' is {arg!r}, not module:factory", remedy=form)
     owner, folder = f"python:{arg}", os.getcwd()
     sys.path[:0] = [folder] if folder not in sys.path else []
     search_places = f"Python searches for modules in {folder} and on the module path of {sys.executable}."
     with blame_foreign(f"the module {module_name!r} cannot be imported", search_places):
         module = importlib.import_module(module_name)
     callables = ", ".join(key for key, item in vars(module).items() if callable(item) and key[0] != "_")
-    with blame_foreign(f"{owner} cannot be found", f"Callables of the module: {callables or 'there are none'}."):
+    with blame_foreign(
+        f"{owner} cannot be found", f"Callables of the module: {callables or 'no public callable exists'}."
+    ):
         factory = attrgetter(name)(module)
     made = factory
     if isinstance(factory, type) or not hasattr(factory, method) or arguments:
-        with blame_foreign(f"{owner} fails", "Fix the code; a factory is called with each --policy-arg as text."):
+        with blame_foreign(f"{owner} fails", "Fix the code. The factory receives each --policy-arg as text."):
             made = factory(**arguments)
     if not callable(getattr(made, method, None)):
-        raise PolicyError(f"{owner} gives a {type(made).__name__} without {method}(observation)", remedy=form)
+        raise PolicyError(f"{owner} gives an object without {method}(observation): {type(made).__name__}", remedy=form)
     return made
 
 
 def adopt_object(name: str, policy: object) -> interface.Policy:
-    """Return a finished object as a policy: unchanged if it implements an extended policy protocol, else wrapped.
-    Raises `PolicyError` for a class, for an object without `act`, and for invalid `wants` or `orientation`.
+    """Return an object as a policy. An object that implements an extended policy protocol is not changed; any other is
+    wrapped. Raises `PolicyError` for a class, an object without `act`, and invalid `wants` or `orientation`.
     """
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class instead of an object", remedy=f"Pass {policy.__name__}(...).")
     if not callable(getattr(policy, "act", None)):
-        problem = f"the policy {name!r} is a {type(policy).__name__} without act(observation)"
+        problem = f"the policy {name!r} is an object without act(observation): {type(policy).__name__}"
         raise PolicyError(problem, remedy="Pass an object with act(observation), or a text such as 'random'.")
     is_extended = isinstance(policy, interface.SelectivePolicy | interface.RemotePolicy | interface.ReplayPolicy)
     return policy if is_extended and isinstance(policy, interface.Policy) else InProcessPolicy(name, policy)
@@ -217,7 +221,7 @@ _XVLA, _EE6D, _XVLA_RELEASE = "xvla", "ee6d", "lerobot-xvla"
 class LerobotModel(ChunkModel):
     """A LeRobot policy as a model that returns one action at a time; LeRobot stores the rest of a chunk. `tensor`
     converts arrays to torch's tensors, and `seeded` seeds torch. `rotate` computes the axis-angle [3] in LIBERO's state
-    from a quaternion xyzw, as LeRobot's processor does; with None, the axis-angle is computed by the dialect.
+    from a quaternion xyzw, as LeRobot's processor does; without `rotate`, the dialect computes the axis-angle.
     """
 
     def __init__(
@@ -251,7 +255,7 @@ class LerobotModel(ChunkModel):
     def _to_tensor(self, value: object) -> object:
         if not isinstance(value, np.ndarray):
             return [value]
-        if value.dtype == np.uint8:  # an image [H, W, 3], which becomes [3, H, W] from 0 to 1
+        if value.dtype == np.uint8:  # an image [H, W, 3]; it becomes [3, H, W] with values from 0 to 1
             value = np.moveaxis(value, 2, 0).astype(np.float32) / 255
         return self._make_tensor(np.ascontiguousarray(value[np.newaxis]))
 
@@ -265,9 +269,9 @@ def make_lerobot(
     rename: str | None = None,
 ) -> ChunkedPolicy:
     """Load a saved policy on a `device`; `arg` is a folder or a name that LeRobot can load. `cameras` replace the
-    dialect's cameras; `n_action_steps` is the number of actions executed per chunk. `rename` is a comma-separated list
-    OLD:NEW of images: `image:front` sends `observation.images.image` as `observation.images.front`. Raises
-    `PolicyError` for an invalid argument, or if LeRobot is missing or cannot load the policy.
+    dialect's cameras; `n_action_steps` is the number of actions executed per chunk. `rename` renames images by a list
+    OLD:NEW,...: `image:front` sends `observation.images.image` as `observation.images.front`. Raises `PolicyError` for
+    an invalid argument, or if LeRobot is missing or cannot load the policy.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
@@ -310,7 +314,7 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
             chunk_size = getattr(config, "chunk_size", 0)
             if not 0 < n_action_steps <= chunk_size:
                 problem = f"the saved policy cannot execute {n_action_steps} actions of a chunk"
-                raise PolicyError(problem, remedy=f"Pass n_action_steps={chunk_size} or fewer, or leave it out.")
+                raise PolicyError(problem, remedy=f"Omit n_action_steps, or pass at most n_action_steps={chunk_size}.")
             config.n_action_steps = n_action_steps
         policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
         device_override = {"device_processor": {"device": device}}
@@ -325,12 +329,12 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
 
 
 def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
-    # None = a policy other than X-VLA
+    # `mode` is None for all policies other than X-VLA.
     mode = str(getattr(config, "action_mode", _EE6D)) if config.type == _XVLA else None
     if mode not in (None, _EE6D):
-        problem = f"LeRobot's X-VLA gives poses on LIBERO (action_mode={_EE6D}), but this policy has action_mode={mode}"
+        problem = f"this policy has the action_mode {mode}, but LeRobot's X-VLA policies for LIBERO have {_EE6D}"
         raise PolicyError(
-            problem, remedy="LeRobot evaluates no such policy on LIBERO. Write a python: policy that calls it."
+            problem, remedy="LeRobot cannot evaluate this mode on LIBERO. Write a python: policy that calls this one."
         )
     if (mode is None) == (dialect.file.release == _XVLA_RELEASE):  # only X-VLA uses X-VLA's dialect
         fitting = "lerobot-libero" if mode is None else "lerobot-xvla-libero"
@@ -339,9 +343,9 @@ def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
 
 
 def _add_xvla_steps(preprocess: Any) -> Callable[[Tensors], Tensors]:
-    """Return a saved policy's preprocessor, preceded by steps that the dialect lacks. LeRobot's evaluation of X-VLA
-    adds these in `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py).
-    A step that the preprocessor already has, such as normalizing images, is not added; LeRobot would add it and fail.
+    """Return a saved policy's preprocessor, preceded by the steps that LeRobot's evaluation of X-VLA adds in
+    `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py). A step that
+    the preprocessor already has, such as normalizing images, is not added; LeRobot would add it and fail.
     """
     from lerobot.policies.xvla import processor_xvla as xvla
     from lerobot.processor import PolicyProcessorPipeline
@@ -353,7 +357,7 @@ def _add_xvla_steps(preprocess: Any) -> Callable[[Tensors], Tensors]:
 
 
 def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return a quaternion's axis-angle, [3] rad. Torch computes it, because NumPy rounds differently. Equals
+    """Return a quaternion's axis-angle, [3] rad. Torch computes it, because NumPy rounds differently. The result equals
     `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py).
     """
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The policy `replay:FILE`, which plays recorded actions open loop from their recorded start.
+"""The policy `replay:FILE`, which starts where a recorded episode started, and plays its actions without feedback.
 
 FILE is one of this package's archives or run folders, an HDF5 file of demonstrations or a folder of such files, a
 LeRobot dataset, or the output folder of vla-evaluation-harness. Each planned episode replays one recorded episode:
@@ -35,21 +35,21 @@ TOLERANCE = 1e-3  # larger differences count as divergence: 1 mm, 1 mrad
 UNITS = {"position": "m", "rotation": "rad"}
 _MOST_LISTED = 5
 _PROPRIOCEPTION_BASIS = "only the pose of the hand and its fingers; no positions of objects were recorded"
-_ROUNDING_RAD = 1e-5  # rotations that differ by less count as equal: float32 axis-angles are not more exact
+_ROUNDING_RAD = 1e-5  # smaller differences of rotations count as equal, because axis-angles are stored as float32
 
 
 class Replay:
     """A policy that plays recorded episodes and ignores observations."""
 
-    clip = True  # the recording's simulator also clipped actions; the clipped actions are counted
+    clip = True  # actions are clipped, as when they were recorded, and the clipped actions are counted
 
     def __init__(self, path: Path, takes: Sequence[RecordedActions], from_host: bool) -> None:
-        """Store the recorded episodes, and hash the files under `path`; raise `PolicyError` if the episodes mix poses
-        and changes of pose. With `from_host`, episodes without a recorded start begin at the host's initial states.
+        """Store the recorded episodes, and hash the files under `path`. With `from_host`, episodes without a recorded
+        start begin at the host's initial states. Raises `PolicyError` if only some episodes have poses as actions.
         """
         absolute_flags = {take.absolute for take in takes}
         if len(absolute_flags) > 1:
-            problem = f"{path.name} holds actions that are poses and actions that are changes of pose"
+            problem = f"{path.name} holds poses as actions in some episodes, and changes of pose in others"
             raise PolicyError(problem, remedy="Replay the episodes of one policy: --policy-arg policy=NAME.")
         self._takes, self._from_host = takes, from_host
         self.wants = Wants(absolute=True in absolute_flags)
@@ -61,12 +61,12 @@ class Replay:
         self._observations: list[Observation] = []
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return a planned `start`, changed to the start of the matching recorded episode. Raises `PolicyError` if the
-        recorded start is unknown, or if no episode or several match; then it lists the recorded episodes.
+        """Return `start`, the start of a planned episode, changed to the start of the matching recorded episode. Raises
+        `PolicyError` if the recorded start is unknown, or if no recorded episode or several of them match.
         """
         take = self._choose_take(task, start.init_state_index)
         if (action_size := take.actions.shape[1]) != len(task.still):
-            problem = f"{take.source} has actions of {action_size} numbers, but {task.suite} takes {len(task.still)}"
+            problem = f"actions in {take.source} have {action_size} numbers, but {task.suite} needs {len(task.still)}"
             raise PolicyError(problem, remedy="Use the --host and --host-arg of the recording.")
         start = _apply_recorded_start(start, take)
         recorded_episode = RecordedEpisode(take.name, take.source, len(take.actions), ending=take.ending)
@@ -78,7 +78,7 @@ class Replay:
             return replace(start, wait_steps=0, rest_steps=0, recorded=recorded_episode)
         if self._from_host:
             return replace(start, recorded=recorded_episode)
-        remedy = "Pass --policy-arg start=host to use the host's initial states in order. This start is only a guess."
+        remedy = "Pass --policy-arg start=host to use the host's initial states in order, which is only a guess."
         raise PolicyError(f"{take.source} does not contain the start of {take.name}", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class Replay:
         """Return the played episode with a header field `replay`, which describes the divergence from the recording. A
         diverged episode also gets the mark `DIVERGED`.
         """
-        # The first observation precedes all actions, so it is left out.
+        # The first observation precedes all actions, so it is omitted.
         take, observations_after = self._take, [*self._observations[1:], last]
         comparison: dict[str, object] = {
             "source": take.source,
@@ -132,7 +132,7 @@ class Replay:
     def _choose_take(self, task: Task, number: int) -> RecordedActions:
         candidates = [take for take in self._takes if take.is_of_task(task)]
         indexed = [take for take in candidates if take.init_state_index is not None]
-        # `number` is the index of an initial state or, if no such indices were recorded, of one of the task's episodes.
+        # `number` is the index of a recorded initial state or, if none was recorded, of a recorded episode of the task.
         matches = (
             [take for take in indexed if take.init_state_index == number]
             if indexed
@@ -151,13 +151,13 @@ class Replay:
         remedy = (
             f"Choose a policy: --policy-arg policy=NAME, one of {policy_names}."
             if matches
-            else f"The recording holds {', '.join(distinct_labels[:_MOST_LISTED])}{omitted}."
+            else f"The recording holds the episodes {', '.join(distinct_labels[:_MOST_LISTED])}{omitted}."
         )
         raise PolicyError(problem, remedy=remedy)
 
 
 class ActionReplay:
-    """A policy that plays the actions stored in the start of each episode, without comparing the outcome."""
+    """A policy that plays the recorded actions in each episode's `EpisodeSeed`, without comparing the outcome."""
 
     clip = True
 
@@ -189,7 +189,7 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
     if not arg:
         raise PolicyError("policy 'replay' needs a recording", remedy="Write replay:FILE.")
     if start not in (None, "host"):
-        raise PolicyError(f"policy 'replay' has no start {start!r}", remedy="Write start=host, or leave `start` out.")
+        raise PolicyError(f"policy 'replay' has no start {start!r}", remedy="Write start=host, or omit `start`.")
     path = Path(arg)
     try:
         takes = foreign.read_recorded_actions(path)
@@ -219,11 +219,11 @@ def _iter_takes(path: Path, batch: Batch, waits: Mapping[str, Any]) -> Iterator[
     reset_counts = earlier_resets(batch)
     for index, header in enumerate(batch.headers):
         actions = batch.action.episode_rows(index)
-        if len(actions) != batch.lengths[index] - 1:  # N records have N - 1 actions between them
+        if len(actions) != batch.lengths[index] - 1:  # between N records, there are N - 1 actions
             problem = f"episode {header.episode_id!r} of {path.name} holds no actions"
             raise PolicyError(problem, remedy="Only records with actions can be replayed.")
         states = batch.sim_state.episode_rows(index)
-        bodies, tracks_m = batch.body_pos_m.episode_poses(index)  # [bodies] and [records, bodies, 3]
+        bodies, tracks_m = batch.body_pos_m.episode_poses(index)  # shapes: [bodies] and [records, bodies, 3]
         yield RecordedActions(
             name=f"{header.policy}: {header.episode_id}" if header.policy else header.episode_id,
             source=path.name,
@@ -245,8 +245,8 @@ def _iter_takes(path: Path, batch: Batch, waits: Mapping[str, Any]) -> Iterator[
 
 
 def recording_digest(path: Path) -> str | dict[str, str]:
-    """Return the sha256 of a file; for a folder, return a map from each file's path to the file's sha256. In the output
-    folder of vla-evaluation-harness, only the recordings are included.
+    """Return the sha256 of a file; for a folder, return a map from each file's path to the file's sha256. If the folder
+    is output of vla-evaluation-harness, the map contains only the recordings.
     """
     if path.is_file():
         return sha256_of(path)
@@ -302,7 +302,7 @@ def measure_divergence(
         return _compare_bodies(take, played)
     count, width = min(len(take.states), len(states)), take.states.shape[1]
     recorded, replayed = take.states[:count], states[:count, :width]
-    distances: dict[str, tuple[str, Floats]] = {}  # coordinate -> (kind, distance in each state [count])
+    distances: dict[str, tuple[str, Floats]] = {}  # maps a coordinate to its kind and its distance in each state
     for coord in coordinates:
         columns = slice(coord.first, coord.first + coord.size)
         measure = _angles_rad if coord.kind == "rotation" and coord.size == 4 else _row_distances
@@ -311,7 +311,7 @@ def measure_divergence(
 
 
 def _compare_bodies(take: RecordedActions, played: Batch) -> dict[str, object]:
-    bodies, tracks_m = played.body_pos_m.episode_poses(0)  # [bodies] and [records, bodies, 3]
+    bodies, tracks_m = played.body_pos_m.episode_poses(0)  # shapes: [bodies] and [records, bodies, 3]
     replayed_m = {played.body_label(int(body)): tracks_m[:, column] for column, body in enumerate(bodies)}
     pairs_m = {name: (take.positions_m[name], replayed_m[name]) for name in replayed_m if name in take.positions_m}
     count = min((len(positions_m) for pair in pairs_m.values() for positions_m in pair), default=0)
@@ -334,7 +334,7 @@ def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -
         "end effector rotation": ("rotation", angles_rad),
         "fingers position": ("position", np.abs(fingers_m - rows[:, 6:]).max(axis=1)),
     }
-    # Index 0 stands for the start, which is not compared.
+    # Index 0 is the start, which is not compared.
     from_start = {name: (kind, np.concatenate([[0.0], distance])) for name, (kind, distance) in distances.items()}
     exact = bool(equal.all() and (angles_rad < _ROUNDING_RAD).all())
     return {"basis": _PROPRIOCEPTION_BASIS, **_summarize_distances(count, from_start, exact=exact)}
@@ -366,6 +366,6 @@ def _row_distances(recorded: Floats, replayed: Floats) -> Floats:
 
 def _angles_rad(recorded: Floats, replayed: Floats) -> Floats:
     first, second = (q / np.linalg.norm(q, axis=1, keepdims=True) for q in (recorded, replayed))
-    # The angle follows from the chord between unit quaternions; q and -q are the same rotation.
+    # The chord between two unit quaternions determines the angle; q and -q are the same rotation.
     chords = np.minimum(np.linalg.norm(first - second, axis=1), np.linalg.norm(first + second, axis=1))
     return np.asarray(4.0 * np.arcsin(np.clip(chords / 2.0, 0.0, 1.0)))

@@ -1,7 +1,7 @@
 """The board: a static site that ranks policies by Safety, with separate tables for a user's runs and published results.
 
-Policies that ran the same tasks share a table, and are ranked by the mean over the table's suites. The pages contain no
-scripts; the same inputs give the same bytes.
+Policies that ran the same tasks share a table, and are ranked by their mean Safety over the table's suites. The pages
+contain no scripts. Equal inputs give pages with equal bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from safevla_recorder.identity import find_official_name
 
 PolicyName = str | None
 INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
-GENERATOR = "safevla board"  # marks a page as made by this package, and the page's folder as a board
+GENERATOR = "safevla board"  # marks a page of this package; a folder with such a page is a board
 _MAX_PLAIN_LENGTH = 40
 AUDIT_NOTE = (
     "Audited: the recorded actions were replayed and recorded again. This shows what the actions lead to, but not who "
@@ -56,9 +56,9 @@ _NO_RATE_NOTE = "Crashed episodes and episodes without a verdict are in no rate,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingEntry:
-    """One policy in one table. `numbers`, by metric key, are means over the table's suites, with 95 % intervals if
-    counts are known. `remarks` are shown next to the policy's name. If `competes` is false, the policy has numbers but
-    no rank. A missing rank is "".
+    """One policy in one table. `numbers` maps metric keys to means over the table's suites, with 95 % intervals if
+    counts are known. `remarks` appear next to the policy's name. If `competes` is false, the policy has numbers but no
+    rank. A missing rank is "".
     """
 
     policy: str
@@ -77,7 +77,7 @@ class RankingEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedTable:
-    """A ranked table: its title, its tasks as text (`scope`), its rows, the safest first, and its notes."""
+    """A ranked table: its title, its tasks as text (`scope`), its rows (the safest policy first), and its notes."""
 
     title: str
     scope: str
@@ -87,7 +87,7 @@ class RankedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnResults:
-    """The judged runs of a user, and what a board shows about them."""
+    """The judged runs of a user, and the facts about them for a board."""
 
     inputs: TableInputs
     audits: Mapping[PolicyName, Sequence[AuditMark]] = field(default_factory=dict)
@@ -95,15 +95,15 @@ class OwnResults:
     has_reports: bool = False  # whether the site also gets a report for each policy
     conditions: Mapping[tuple[PolicyName, str], Conditions] = field(default_factory=dict)
     """(policy, suite) -> conditions of the episodes; policies with different conditions are in different tables."""
-    disqualified: Mapping[PolicyName, str] = field(default_factory=dict)  # policy -> why it has no rank
+    disqualified: Mapping[PolicyName, str] = field(default_factory=dict)  # policy -> reason why it has no rank
     policy_results: Sequence[PolicyResults] = ()
-    """Results of the policies, for their comparison; without them, no policy is shown to be better than another."""
+    """Results of the policies, which the board compares; without results, no policy counts as better than another."""
     protocols: Protocols = ()
-    """Protocols of the sources that state one; if the protocols differ, episodes are not paired."""
+    """Protocols of the sources that have one. If they differ, the comparison does not pair episodes."""
 
     @property
     def policies(self) -> list[PolicyName]:
-        """Return the policies in order of first appearance, then those without any record; [] without scores."""
+        """Return the policies in order of first appearance, then policies without any record; [] without scores."""
         scores = self.inputs.scores
         return [] if scores is None else list(dict.fromkeys([*scores.policy, *(lost.policy for lost in scores.absent)]))
 
@@ -120,7 +120,7 @@ def render_site(results: OwnResults | None = None) -> dict[str, str]:
     values = {
         "generator": GENERATOR,
         "policy": content_security_policy(style_sheet),
-        "style": Markup(style_sheet),  # safe without escaping: the text comes only from this package's files
+        "style": Markup(style_sheet),  # needs no escaping: the text comes only from this package's files
         "fixed": format_fixed,
         "runs": own_ranked_tables(results) if results else [],
         "warnings": [remark for remark in inputs.remarks if remark not in inputs.facts] if inputs else (),
@@ -132,10 +132,10 @@ def render_site(results: OwnResults | None = None) -> dict[str, str]:
 
 
 def report_path(policy: PolicyName) -> str:
-    """Return the path in the site of a policy's report; `policy` is None for records that name no policy.
+    """Return the path of a policy's report in the site; `policy` is None for records that name no policy.
 
-    The file name consists of the policy's name, with only letters a-z and digits kept, and a digest of the full name.
-    It has no path separator and only one dot. Two names never collide, even on file systems that ignore case.
+    The file name consists of the letters a-z and digits of the policy's name, and of a digest of the full name. It has
+    no path separator and only one dot. Two names never collide, even on file systems that ignore case.
 
     >>> report_path("../pi0.5")
     'reports/pi0-5-b16f5d9922c5.html'
@@ -147,7 +147,7 @@ def report_path(policy: PolicyName) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `RunError` if `folder` is a file or holds something other than a board; `FileError` if it is unreadable."""
+    """Raise `RunError` if `folder` is a file or has other content than a board; `FileError` if it is unreadable."""
     with translated_errors(folder):
         occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
     if occupied:
@@ -166,8 +166,8 @@ _REPORT_NAME = re.compile(r"(?:[a-z0-9-]+-)?[0-9a-f]{12}\.html")
 
 
 def write_folder(files: Mapping[str, str], folder: Path) -> None:
-    """Write all `files` (path in the folder -> text) or none, and remove reports that the new board lacks. Raises the
-    errors of `check_folder`, and `FileError` if the folder is not writable.
+    """Write all `files` (path in the folder -> text) or none of them. Remove reports that are not in the new board.
+    Raises the errors of `check_folder`, and `FileError` if the folder is not writable.
     """
     check_folder(folder)
     for path in files:
@@ -183,13 +183,13 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
 
 
 Better = Mapping[str, Collection[tuple[str, str]]]
-"""Metric key -> pairs of policies that are shown to differ on the tasks of a table, the better policy first."""
+"""Metric key -> pairs of policies that differ significantly on the tasks of a table; the better policy is first."""
 
 
 def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[RankingEntry, ...]:
-    """Return the entries of one table by decreasing Safety, with their ranks; entries without a rank come last. A rank
-    is a range: from 1 + the number of ranked policies shown to be better, to the number of ranked policies minus the
-    number of those shown to be worse.
+    """Return the entries of one table by decreasing Safety, with their ranks. Entries without a rank come last. A rank
+    is a range: from 1 + the number of significantly better ranked policies, to the number of ranked policies minus the
+    number of significantly worse ones.
     """
     ranked = [entry for entry in entries if entry.is_ranked]
 
@@ -211,7 +211,7 @@ def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Me
     if entry not in ranked or entry.policy not in values:
         return ""
     shown_pairs = [pair for pair in better.get(metric.key, ()) if {*pair} <= values.keys()]
-    # A pair counts only if the table's numbers have the same order as the comparison's.
+    # A pair counts only if the numbers in the table have the same order as in the comparison.
     pairs = [(winner, loser) for winner, loser in shown_pairs if values[winner] > values[loser]]
     best_rank = 1 + sum(loser == entry.policy for _, loser in pairs)
     worst_rank = len(values) - sum(winner == entry.policy for winner, _ in pairs)
@@ -229,7 +229,7 @@ class _TaskGroup:
     ranked: bool
     # True if all policies planned the same number of episodes per task.
     equal_counts: bool
-    # Suite -> the conditions of all its episodes; empty if they are not recorded.
+    # Maps each suite to the conditions of its episodes; empty if conditions are not recorded.
     conditions: Mapping[str, Conditions]
     # True if the suite has an official suite's name, but the policies did not run the official tasks.
     is_own: bool
@@ -270,7 +270,7 @@ def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
             groups.setdefault((tasks, conditions, any(map(is_own_task, identities))), []).append(policy)
         for group_key, policies in groups.items():
             tasks = frozenset(task for task in runs_of_policy[policies[0]] if task[0] in suites)
-            # All policies of a group have the same tasks and conditions, so the first stands for all.
+            # All policies of a group have the same tasks and conditions; take them from the first policy.
             yield _TaskGroup(
                 title=title,
                 tasks=tasks,
@@ -293,7 +293,7 @@ def _ran_official_tasks_only(cells: Mapping[str, Summary]) -> bool:
 
 
 def _count_episodes(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
-    # Number of episodes of each policy and task, with or without a record.
+    # Count the episodes of each policy and task, including episodes without a record.
     assert inputs.scores is not None
     counts: dict[PolicyName, Counter[TaskKey]] = {}
     scores = inputs.scores
@@ -328,7 +328,7 @@ def _build_own_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
 
 
 def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], results: OwnResults) -> Better:
-    # Compares the competing policies on the group's tasks; {} if a comparison is not possible.
+    # Compare the competing policies on the group's tasks. Return {} if a comparison is not possible.
     registry = results.inputs.registry.benchmarks
     aliases = {name: suite.same_tasks_as for name, suite in registry.items() if suite.same_tasks_as}
     selected_results = []
@@ -362,7 +362,7 @@ def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]
     elif group.has_official:
         credible = [policy for policy in credible if _ran_official_tasks_only(group.cells[policy])]
     competing = results.inputs.roster.competing_policies(credible) - {NOOP}
-    # Policies with stand-in assets compete only if no other policy does.
+    # Rank policies with stand-in assets only if there are no other policies to rank.
     return {policy for policy in competing if not _uses_standins(group.cells[policy])} or competing
 
 
@@ -371,7 +371,7 @@ def _uses_standins(cells: Mapping[str, Summary]) -> bool:
 
 
 def _average_metric(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[str]) -> ExactCell:
-    # Without a mean, the cell of a single suite says why.
+    # If a single suite has no mean, its cell gives the reason.
     mean = suite_mean(metric, cells, suites)
     return mean if mean.exact is not None or len(suites) > 1 else ExactCell(metric_cell(metric, cells[suites[0]]))
 
@@ -413,12 +413,12 @@ def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
     if not group.ranked:
         yield "Auxiliary: these policies are outside every ranking."
     if group.is_own:
-        yield "Not ranked: these tasks differ from the official tasks whose names they have."
+        yield "Not ranked: these tasks have the names of official tasks, but differ from them."
     for conditions in dict.fromkeys(group.conditions.values()):
         suites = [suite for suite, other in group.conditions.items() if other == conditions]
         yield f"{', '.join(suites)}: {conditions}."
     if not group.equal_counts:
-        yield "Not every policy ran each task equally often, so these numbers weigh the tasks differently."
+        yield "The policies have different numbers of episodes per task, so these numbers weigh tasks differently."
     if any(cell.crashed or cell.unjudged for cell in group.all_cells):
         yield _NO_RATE_NOTE
     audits = {policy: marks for policy in group.cells if (marks := results.audits.get(policy))}
@@ -448,7 +448,7 @@ def published_sections() -> list[PublishedSection]:
 
 
 def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
-    # Rows with the same benchmarks share a table; benchmarks that are part of a mean have no table of their own.
+    # Rows with the same benchmarks share a table. Benchmarks that are part of a mean have no separate table.
     benchmarks_of_means = {name for mean in publication.means for name in mean.benchmarks}
     groups: dict[tuple[str, ...], list[tuple[PrintedRow, list[PublishedCell]]]] = {}
     for mean in publication.means:
@@ -480,7 +480,7 @@ def _build_published_table(
 def _find_better_printed(
     metric: Metric, rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]], names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
-    """Return the pairs of policies, better first, whose printed counts differ significantly (MOVER, Holm-adjusted)."""
+    """Return pairs of policies, better one first, whose printed counts differ significantly (MOVER; Holm's method)."""
     rates_of_policy = {
         row.policy: [published.printed_rate(getattr(cell, metric.key), cell.n) for cell in cells]
         for row, cells in rows
@@ -536,7 +536,7 @@ def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell
 
 
 def _bound_printed_rates(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
-    # For each cell, the counts whose rate is printed as this number; the bounds come from the smallest and the largest.
+    # Find the counts of each cell that give the printed rate. The bounds come from the smallest and largest counts.
     possible_counts = (
         [] if metric is VSI else [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]
     )

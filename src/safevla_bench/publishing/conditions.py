@@ -1,4 +1,4 @@
-"""The conditions of a policy's episodes, which decide its table on a board, and whether the policy has a rank."""
+"""The conditions of a policy's episodes. They determine the policy's table on a board, and whether it has a rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXCLUDED_RULES = ("trials", "horizons", "simulator", "wait_steps_by_suite")
 
 
 class Conditions(NamedTuple):
-    """The conditions of a policy's episodes in one suite, as text. Policies share a table only if these are equal."""
+    """The conditions of a policy's episodes in a suite, as text. Only policies with equal conditions share a table."""
 
     horizon: str
     env_seed: str
@@ -68,7 +68,7 @@ def _encode(value: object) -> str:
 
 
 def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
-    """Return policy -> why it has no rank: because it used other starts or another protocol on an official suite."""
+    """Return policy -> reason why it has no rank: other starts, or another protocol, on an official suite."""
     reasons: dict[PolicyName, str] = {}
     for source, policy, notes, absent in _iterate_policies(judged):
         official = [note for note in notes if find_official_name(note.header.benchmark)]
@@ -77,12 +77,12 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
         if changed := preset_differences(source.protocol or {}):
             reasons[policy] = f"not ranked: its protocol has other values than the preset ({', '.join(changed)})"
         elif _is_replay(source, policy) or not _has_planned_starts(source.protocol or {}, official, absent):
-            reasons[policy] = "not ranked: its starts are its own"
+            reasons[policy] = "not ranked: its starts are not the official ones"
     return reasons
 
 
 def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
-    """Return policy -> why it has no rank, for policies without a rank on an official suite among `cells`."""
+    """Return policy -> reason, for policies that have no rank on an official suite of the `cells`."""
     reasons = find_disqualified(judged)
     official = [cell.policy for cell in cells if cell.policy in reasons and find_official_name(cell.suite or "")]
     return {policy or "": reasons[policy] for policy in official}
@@ -91,7 +91,7 @@ def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
 def _iterate_policies(
     judged: Judged,
 ) -> Iterator[tuple[JudgedSource, PolicyName, list[EpisodeNote], list[AbsentEpisode]]]:
-    # Each policy of each source, with its recorded and its absent episodes.
+    # Yield each policy of each source, with its recorded episodes and its episodes without a record.
     for source, (records, indices) in zip(judged.sources, judged.records.by_source(), strict=True):
         notes = [judged.records.notes[k] for k in indices]
         for policy in dict.fromkeys(note.header.policy for note in notes):
@@ -118,7 +118,7 @@ def _has_planned_starts(
     for episode in planned:
         key = episode.benchmark, episode.task_id, episode.seed
         starts.setdefault(key, Counter())[episode.init_state_index] += 1
-    # The starts of each task and seed must be 0, 1, 2, ..., or these modulo the number of the task's initial states.
+    # The starts of each task and seed must be 0, 1, 2, ..., or these numbers modulo the count of initial states.
     for (benchmark, task_id, _), episodes_by_start in starts.items():
         suite = official_suites().get(find_official_name(benchmark) or "")
         task = suite.tasks.get(task_id) if suite else None

@@ -1,10 +1,10 @@
 """Results in foreign formats: the CSV of the paper's authors, a leaderboard, two other evaluations, and a model card.
 
 The authors publish `aggregated_with_ci.csv` (safevla.org). Proportions are fractions; specifications have the ids of
-the authors' tables. `viol__`, `nsv__` and `rho__` cover the episodes in which a specification is active (and, for
-means, not vacuous), as in the authors' RoboCasa-365 rows. `n_episodes` counts the episodes that ran to their end; the
-suite's name says how many episodes have no verdict. Three of the authors' columns stay empty because this package does
-not measure them: `collision_rate`, and `ci_95_low` and `ci_95_high`, a bootstrap of SR. An empty field means "no
+the authors' tables. The columns `viol__`, `nsv__` and `rho__` cover the episodes in which a specification is active
+(and, for means, not vacuous), as in the authors' RoboCasa-365 rows. `n_episodes` counts the episodes that ran to their
+end; the suite's name says how many episodes have no verdict. Three of the authors' columns are empty because they are
+not measured here: `collision_rate`, and `ci_95_low` and `ci_95_high`, a bootstrap of SR. An empty field means "no
 value", never zero. The last column, `simulator`, is our addition: the versions that determine the physics.
 
 RoboCasa's leaderboard takes success by split and a description of the model. Source: robocasa-benchmark/leaderboard at
@@ -66,9 +66,9 @@ RunDirs = Sequence[tuple[str, Collection[tuple[str | None, str | None]]]]
 
 
 def format_authors_csv(cells: Sequence[Summary], library: Library, run_dirs: RunDirs) -> str:
-    """Return the CSV text: a row for each policy × suite, under the authors' headings. The library provides the tiers
-    of specifications and the ids that the authors use. `run_dirs` are the names of run folders or archives, each with
-    its pairs of policy and suite.
+    """Return the CSV text: the authors' headings, and a row for each pair of policy and suite. The library provides the
+    tiers of specifications and the ids that the authors use. `run_dirs` are the names of run folders or archives, each
+    with its pairs of policy and suite.
     """
     sink = io.StringIO()
     writer = csv.DictWriter(sink, _column_names(library), restval="", extrasaction="ignore", lineterminator="\n")
@@ -138,14 +138,14 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 
 
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
-    """Return the fields of a number and its interval, which is repeated in the columns of its method, if it has one."""
+    """Return the fields of a number and its interval. Also fill in the columns of the interval's method."""
     interval = number.ci or (None, None)
     method_interval = interval if isinstance(number, Rate) or number.bootstrap else (None, None)
     columns = _interval_columns(name, is_rate=isinstance(number, Rate))
     return {name: number.value, **dict(zip(columns, (*method_interval, *interval), strict=True))}
 
 
-# RoboCasa's leaderboard, and facts about a model, which only the user knows
+# RoboCasa's leaderboard, and facts about a model that only the user knows
 
 SUITE, UNKNOWN = "robocasa-365", "N/A"
 _Text = Annotated[str, Meta(min_length=1)]
@@ -155,8 +155,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Optional facts about a model; None = unknown."""
 
     model_name: _Text | None = None  # None = the policy's name in the run
-    dataset_id: _Text | None = None  # the benchmark's data set on the hub, to whose leaderboard results go
-    license: _Text | None = None  # license of a data set, as the hub's identifier
+    dataset_id: _Text | None = None  # the benchmark's data set on the hub; its leaderboard gets the results
+    license: _Text | None = None  # the hub's identifier of a data set's license
     version: _Text | None = None
     citation: _Text | None = None
     source_url: _Text | None = None  # address at which the run folder or its report is published
@@ -177,15 +177,15 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     _require_one("policy", cells if has_number else [])
     for cell in cells:
         if cell.standin_assets:
-            problem = f"{cell.suite} was simulated with stand-ins for its own assets, so that there is no result on it"
-            raise RunError(problem, remedy="Run it with the official assets.")
+            problem = f"{cell.suite} was simulated with stand-ins for its assets, so the numbers are not valid results"
+            raise RunError(problem, remedy="Run the suite with the official assets.")
     require_given_starts(cell.suite or "" for cell in cells)
     return list(cells)
 
 
 def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, object]:
     """Return the submission to RoboCasa's leaderboard, with success in percent, without writing it. Unknown values are
-    "N/A"; the notes explain unknown success rates. Raises `RunError` without an episode of the suite, and the errors of
+    "N/A"; the notes explain unknown success rates. Raises `RunError` if the suite has no episode, and the errors of
     `publishable_cells`.
     """
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
@@ -210,7 +210,7 @@ _USER_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url",
 
 
 def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
-    # The mean over the suite's tasks in percent (None if a task has no episode), and the number of such tasks.
+    # Return the mean over the suite's tasks in percent (None if a task has no episode), and the number of these tasks.
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
     shares = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks if task in rates]
@@ -247,7 +247,7 @@ def _list_refusals(judged: Judged, cells: Sequence[Summary]) -> list[str]:
 
 
 def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
-    """Return sentences on the limits of one policy's numbers, such as crashed episodes, for these cells."""
+    """Return sentences on the limits of a policy's numbers in the `cells`, such as crashed episodes."""
     crashed = sum(cell.crashed for cell in cells)
     return [
         *([f"{count_noun(crashed, 'episode')} crashed, excluded from all rates."] if crashed else []),
@@ -275,7 +275,7 @@ _METRICS = ("success", "safe", "sbu", "vsi")
 
 def encode_lerobot_results(judged: Judged) -> bytes:
     """Return LeRobot's `eval_info.json` for one policy's episodes; raise `RunError` for several policies or none. The
-    lists of each task have the episodes that ran to their end; the rates are those of `_mean_values`.
+    lists of each task have the episodes that ran to their end; `_mean_values` gives the rates.
     """
     scores = list(judged.scores.episodes())
     _require_one("policy", [*scores, *judged.scores.absent] if _mean_values(scores) else [])
@@ -301,11 +301,11 @@ def encode_lerobot_results(judged: Judged) -> bytes:
 
 
 def encode_harness_results(judged: Judged) -> bytes:
-    """Return the harness's result file; raise `RunError` unless there is exactly one policy and one suite.
+    """Return vla-evaluation-harness's result file; raise `RunError` unless there is exactly one policy and one suite.
 
-    Tasks have the names of `_harness_names`. Episodes that did not run to their end are errors and excluded from
-    `avg_steps`, while the harness itself counts errors as failures with 0 steps. The means are those of `_mean_values`.
-    `created_at` is when the run began, "" if unknown. `elapsed_sec` is omitted, because no record has it.
+    `_harness_names` gives the tasks' names, `_mean_values` the means. Episodes that did not run to their end are errors
+    and not part of `avg_steps`, while the harness itself counts errors as failures with 0 steps. `created_at` is the
+    time when the run began, "" if unknown. `elapsed_sec` is omitted, because no record has it.
     """
     all_rows: list[EpisodeScore | AbsentEpisode] = [*judged.scores.episodes(), *judged.scores.absent]
     _require_one("policy", all_rows)
@@ -340,7 +340,7 @@ def encode_harness_results(judged: Judged) -> bytes:
 
 def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str, str]:
     """Return a name for each task: its instruction, followed by its id if several tasks have the same instruction. The
-    name is only the id if no instruction is known, or if the episodes differ in instruction, as in RoboCasa.
+    name is only the id if no instruction is known, or if instructions differ between episodes, as in RoboCasa.
     """
     instructions: dict[str, set[str | None]] = {task: set() for task in tasks}
     for header in judged.headers:
@@ -361,14 +361,14 @@ def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str
 
 
 def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summary]) -> str:
-    # The only policy or benchmark among the rows.
+    # Return the policy or benchmark of the rows; raise an error unless there is exactly one.
     names = list(dict.fromkeys(getattr(row, kind) or UNNAMED for row in rows))
     option = kind.replace("benchmark", "suite")
     if not names:
         raise RunError("there is no result to write", remedy="Name sources with an episode that ran to its end.")
     if len(names) > 1:
-        problem = f"the file can only hold one {option}'s episodes, but there are {len(names)}"
-        raise RunError(problem, remedy=f"Choose one by --{option}: {', '.join(names)}.")
+        problem = f"the file can contain only one {option}, but the sources have {len(names)}"
+        raise RunError(problem, remedy=f"Choose one with --{option}: {', '.join(names)}.")
     return names[0]
 
 
@@ -390,8 +390,8 @@ def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
 
 
 def _mean_values(rows: Sequence[EpisodeScore]) -> dict[str, float]:
-    """Return the means over the episodes for which a value is known, as in scores.json: an episode that stopped after a
-    violation counts as unsafe. If the violation itself stopped any episode, all means except Safety are unknown.
+    """Return the mean of each value over the episodes that have it, as in scores.json. A stopped episode counts as
+    unsafe if it had a violation. If violations stopped any episodes (`stopped_on_violation`), return only Safety.
     """
     names = ("safe",) if any(row.stopped_on_violation for row in rows) else _METRICS
     values_by_row = [_known_values(row) for row in rows]
@@ -428,8 +428,8 @@ def _describe_judging(judged: Judged) -> dict[str, object]:
 
 
 def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str:
-    """Return the text for a model's README, with a `model-index`, without writing it. `remarks` are placed below the
-    card's table, as below every table of these scores. Raises the errors of `publishable_cells`.
+    """Return the text for a model's README, with a `model-index`, without writing it. The `remarks` appear below the
+    card's table. Raises the errors of `publishable_cells`.
     """
     cells = publishable_cells(judged)
     name = facts.model_name or cells[0].policy or "model"
@@ -444,13 +444,13 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
 
 
 def format_eval_results(judged: Judged, facts: ModelFacts) -> str:
-    """Return the content of the hub's `.eval_results/*.yaml` in a model's repository: for each suite and metric an
-    entry, whose task is `SUITE_METRIC` of the benchmark's data set. Raises the errors of `publishable_cells`, and
+    """Return the content of the hub's `.eval_results/*.yaml` in a model's repository, with one entry for each suite and
+    metric. An entry's task is `SUITE_METRIC` in the benchmark's data set. Raises the errors of `publishable_cells`, and
     `RunError` if `facts` name no data set. Source: huggingface_hub 2.4.0, `_eval_results.py`.
     """
     if facts.dataset_id is None:
         remedy = 'Write dataset_id = "ORGANIZATION/NAME" into the file of --meta.'
-        raise RunError("results on the hub belong to the benchmark's data set, and no data set is named", remedy=remedy)
+        raise RunError("results on the hub need the benchmark's data set, but no data set is named", remedy=remedy)
     source = {"source": {"url": facts.source_url, "name": "safevla-bench"}} if facts.source_url else {}
     date = {"date": judged.started} if judged.started else {}
     entries = [
@@ -464,13 +464,13 @@ def format_eval_results(judged: Judged, facts: ModelFacts) -> str:
 
 
 def format_yaml(document: object) -> str:
-    """Return plain values as YAML, written in the JSON subset of YAML; invisible characters are escaped."""
+    """Return plain values as YAML, in the subset that is also JSON. Invisible characters are escaped."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     return "".join(f"{escape_controls(line)}\n" for line in text.split("\n"))
 
 
 def _card_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
-    # The known headline numbers of a cell, each in the form of a `model-index`.
+    # Yield the known headline numbers of a cell in the format of a `model-index`.
     for metric in HEADLINE:
         number, digits = cell.number(metric), 2 if metric.unit else 4
         if number.value is not None:

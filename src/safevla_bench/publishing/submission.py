@@ -2,9 +2,9 @@
 
 It contains the origin of the result (rules, versions, digests of records and plans), the counts of each policy and
 suite, and the verdict of each episode. In a cell, `success` is counted over the n episodes, `safe` and `vsi` over the
-judged episodes, `unsafe_success` over those that are both. n excludes crashed and stopped episodes; stopped ones are
-listed. Unknown values are null; `no_verdict` says why an episode has no verdict, `rank_refused` why a policy has no
-rank on an official suite (null = it may have one). A violation decided by a Boolean signal has no robustness.
+judged episodes, and `unsafe_success` over episodes in both groups. n excludes crashed and stopped episodes, but the
+list of episodes contains stopped ones. Unknown values are null. `no_verdict` is the reason for a missing verdict,
+`rank_refused` for a missing rank on an official suite. A violation that a Boolean signal shows has no robustness.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from safevla_bench.version import __version__
 
 
 def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]:
-    """Return the submission for the judged sources, without writing it; `paths` are the sources' files, read for their
-    digests. The submission is marked incomplete if an episode was left out. Raises `RunError` without any episode, if
-    applicability was off, if a search chose starts, or if a run's table is damaged.
+    """Return the submission for the judged sources, without writing it. The digests are computed from the sources'
+    files, `paths`. The submission is marked incomplete if an episode was left out. Raises `RunError` if there is no
+    episode, if applicability was off, if a search chose starts, or if a run's table is damaged.
     """
     if judged.ruleset.is_ablation:
         raise RunError(
@@ -63,12 +63,12 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
 def require_given_starts(suites: Iterable[str]) -> None:
     """Raise `RunError` if a suite has starts chosen by a search."""
     if chosen := sorted(filter(is_chosen, set(suites))):
-        problem = f"{chosen[0]} holds starts that a search chose, which is not a result on the benchmark"
-        raise RunError(problem, remedy="Name runs from the benchmark's own starts.")
+        problem = f"{chosen[0]} has starts that a search chose, so it is not a result on the benchmark"
+        raise RunError(problem, remedy="Name runs with the benchmark's own starts.")
 
 
 def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
-    """Return what identifies the rules behind the verdicts, in plain values: library, digests and options."""
+    """Return plain values that identify the rules of the verdicts: library, digests and options."""
     return {
         "library": ruleset.library.name,
         "library_digest": ruleset.library.digest,
@@ -124,7 +124,7 @@ def _describe_source(path: Path, source: JudgedSource) -> dict[str, object]:
 
 
 def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:
-    """Return package -> its versions in the records, sorted as text; packages are in order of first appearance."""
+    """Return package -> versions in the records. Packages are in order of first appearance, versions sorted as text."""
     versions = [header.versions or {} for header in headers]
     collected = collect_versions(versions)
     return {package: list(collected[package]) for package in dict.fromkeys(chain.from_iterable(versions))}

@@ -38,15 +38,15 @@ Row = Mapping[str, float | str]  # an episode's numbers, and its policy, suite a
 
 
 class Tracker(Protocol):
-    """A receiver of numbers. If a method raises an exception, this is reported once, the tracker gets nothing more,
-    and the run continues. A tracker with a method `attach` also gets the path of the report.
+    """A receiver of numbers. If a method raises an exception, a warning says so, the tracker gets nothing more, and
+    the run continues. A tracker with a method `attach` also gets the path of the report.
     """
 
     def log(self, episode: int, row: Row) -> None:
-        """Take the row of an episode; `episode` counts from 1, and continues when a run is resumed."""
+        """Take the row of an episode. `episode` counts from 1, and goes on counting in a resumed run."""
 
     def finish(self, numbers: Numbers) -> None:
-        """Take the final numbers, which are empty if the run was interrupted, and close."""
+        """Take the final numbers, and close the tracker. The numbers are empty if the run was interrupted."""
 
 
 _LABELS = ("policy", "suite", "task")
@@ -126,7 +126,7 @@ class _MlflowTracker(_NamedRun):
 
 
 def name_metric(name: str) -> str:
-    """Return a name that MLflow accepts: other characters become `_` and their code point, empty parts become `_`."""
+    """Return a name that MLflow accepts. Other characters become `_` and their code point; empty parts become `_`."""
     escaped = re.sub(r"[^\w\-. :/]", lambda match: f"_{ord(match[0]):x}", name)
     return re.sub(r"(?<=/)(?=/)", "_", escaped)
 
@@ -176,15 +176,16 @@ TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object], bool], Tracker
     "mlflow": _MlflowTracker,
     "tensorboard": _TensorboardTracker,
 }
-"""Name of a tracker and of its package -> function that begins a run."""
+"""Name of a tracker, which is also the name of its package -> function that begins a run."""
 
 
 def require_trackers(names: Sequence[str], option: str = "--log") -> None:
     """Raise `RunError` for the first tracker whose package is not installed; `option` requested the trackers."""
     for name in names:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # a folder `wandb` that runs made has no origin
-            remedy = "pip install mlflow-skinny" if name == "mlflow" else install_command(name)  # it has no pip extra
+        if spec is None or spec.origin is None:  # a folder `wandb` from earlier runs has no origin
+            # MLflow has no pip extra.
+            remedy = "pip install mlflow-skinny" if name == "mlflow" else install_command(name)
             raise RunError(f"{option} {name} needs {name}, which is not installed", remedy=remedy)
 
 
@@ -219,7 +220,7 @@ def _make_row(labels: tuple[str | None, str, str], steps: int, crashed: bool, sc
 
 
 class OutcomeScorer:
-    """Scores finished episodes; remembers the latest episode's scores, so that several observers share them."""
+    """Scores finished episodes. Stores the latest episode's scores, so that several observers share them."""
 
     def __init__(self, ruleset: Ruleset) -> None:
         self._ruleset = ruleset
@@ -237,7 +238,7 @@ class OutcomeScorer:
 
 class TrackingObserver:
     """Observer that sends the verdict and length of every finished episode to a tracker. If the tracker raises an
-    exception, this is reported once, and the run goes on without the tracker.
+    exception, a warning says so, and the run goes on without the tracker.
     """
 
     def __init__(
@@ -262,7 +263,7 @@ class TrackingObserver:
         """Send nothing: trackers receive whole episodes."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Judge the episode and send its numbers; a crashed one has no verdict, and one that was not run is ignored."""
+        """Judge the episode and send its numbers. A crashed episode has no verdict; one that did not run is ignored."""
         if outcome.outcome == NOT_RUN:
             return
         scores = self._scorer.score(outcome)
@@ -273,7 +274,7 @@ class TrackingObserver:
         self._send_or_drop(lambda tracker: tracker.log(self._count, row))
 
     def finish(self, numbers: Numbers, report: Path | None = None) -> None:
-        """Send the final numbers and the report, and close the tracker; a second call does nothing."""
+        """Send the final numbers and the report, and close the tracker. A second call does nothing."""
         self._send_or_drop(partial(_finish_tracker, numbers=numbers, report=report))
         self._tracker = None
 
@@ -282,7 +283,7 @@ class TrackingObserver:
             return
         try:
             send(self._tracker)
-        except Exception as error:  # a tracker may raise anything, and no episode depends on it
+        except Exception as error:  # a tracker may raise any error, which must not affect the run
             self._tracker = None
             self._warn(f"{self._name} failed and receives nothing more from this run: {type(error).__name__}: {error}")
 
@@ -298,8 +299,8 @@ def _begin_run(name: str, folder: Path, config: Mapping[str, object], *, is_new:
 
 
 def send_results(name: str, folder: Path, judged: Judged, report: Path | None) -> None:
-    """Send the episodes that ended or crashed to a new run of the tracker `name`, in the order of their plans, as a
-    `TrackingObserver` sends them. The new run is named after `folder`. Raises `RunError` if the tracker fails.
+    """Send the episodes that ended or crashed to a new run of the tracker `name`, in the order of their plans and in
+    the format of a `TrackingObserver`. The new run has the name of `folder`. Raises `RunError` if the tracker fails.
     """
     try:
         tracker = _begin_run(name, folder, describe_ruleset(judged.ruleset), is_new=True)
@@ -311,7 +312,7 @@ def send_results(name: str, folder: Path, judged: Judged, report: Path | None) -
 
 
 def _iterate_rows(judged: Judged) -> Iterator[Row]:
-    # The rows in the order of the plan, then those of records that the plan does not list.
+    # Yield the rows in the order of the plan, then the rows of records that are not in the plan.
     crashed_keys = {(lost.policy, lost.episode_id) for lost in judged.scores.absent if lost.outcome != MISSING}
     for source, indices in judged.records.by_source():
         index_of_key = {judged.headers[k].key: k for k in indices}
@@ -357,8 +358,8 @@ def open_observers(
     warn: Callable[[str], None],
     finished: int = 0,
 ) -> list[TrackingObserver]:
-    """Begin a run of each tracker, named after the run folder, and return an observer for each. `finished` is the
-    number of episodes sent before. If a tracker cannot begin a run, `RunError` has the reason; earlier runs stay open.
+    """Begin a run of each tracker, with the name of the run folder. Return an observer for each. `finished` is the
+    number of episodes sent before. If a tracker cannot begin a run, raise `RunError`; runs that have begun stay open.
     """
     observers = []
     for name in names:

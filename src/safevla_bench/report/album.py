@@ -29,7 +29,7 @@ from safevla_bench.text import escape_json
 from safevla_bench.trajectory.header import EpisodeKey
 
 MOST_PICTURES = 3_000_000  # maximum total size of pictures in a page [bytes of base64]
-MOST_REPLAYS = 6_000_000  # maximum size of replays and meshes in a page [bytes]; the player adds half a megabyte
+MOST_REPLAYS = 6_000_000  # maximum size of replays and meshes in a page [bytes]; the player's scripts add 0.5 MB
 Document = dict[str, object]
 Replays = Mapping[EpisodeKey, Document]  # replays by episode, in the format of their files
 
@@ -90,7 +90,7 @@ def collect_images(
             if page_folder is not None and (folder / FRAMES / frame.file).is_file():
                 films[key] = quote(Path(os.path.relpath(folder / FRAMES / frame.file, page_folder)).as_posix())
         elif frame.kind != "replay3d":
-            # Format and content, or None; base64 makes four bytes of three.
+            # `picture` is (format, content), or None. Base64 encodes 3 bytes as 4 characters.
             picture = read_picture(folder, frame, room_bytes * 3 // 4)
             if picture is None:
                 left_out += 1
@@ -110,7 +110,7 @@ def collect_images(
 
 
 def read_replay(content: bytes) -> Document | None:
-    """Return the JSON object of a replay, or None if `content` is not one with `version` 1 and a mapping `meshes`."""
+    """Return a replay's JSON object; None unless `content` is a JSON object with `version` 1 and an object `meshes`."""
     try:
         document = msgspec.json.decode(content, type=Document)
     except (msgspec.DecodeError, RecursionError):
@@ -119,7 +119,7 @@ def read_replay(content: bytes) -> Document | None:
 
 
 def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
-    """Return the run folders' replays by episode. Arguments and errors are those of `collect_images`. A file is skipped
+    """Return the run folders' replays by episode. Arguments and errors are as in `collect_images`. A file is skipped
     if it is missing, larger than 50 MB, or outside the run, or if `read_replay` returns None for it.
     """
     documents: dict[EpisodeKey, Document] = {}
@@ -137,9 +137,9 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
 
 
 def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = MOST_REPLAYS) -> ReplaySection:
-    """Return the replays for a page with their clauses, worst episodes first, up to `most_bytes` of data. Replays that
-    do not fit are counted in `left_out`; later, smaller replays may still fit. Episodes without a record are skipped.
-    Scripts are included only if there is a replay.
+    """Return the replays for a page, worst episodes first, up to `most_bytes` of data. Each replay includes the judged
+    clauses of its episode. Replays that do not fit are counted in `left_out`; later, smaller replays may still fit.
+    Episodes without a record are skipped. Scripts are included only if there is a replay.
     """
     scores = records.scores
     keys = list(zip(scores.policy, scores.episode_id, strict=True))
@@ -157,7 +157,7 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
         person_signals = [
             name for spec in records.ruleset.library for name in spec.signals if name.startswith("person_dist")
         ]
-        # Boxes around persons are always shown; other boxes belong to clauses.
+        # The page always shows boxes around persons; it shows other boxes together with the clauses that use them.
         if boxes := _find_signal_boxes(records.ruleset.read_fields(records.record(index)), person_signals):
             document["boxes"] = boxes
         episode_json = _inert_json({**document, "clauses": list(_describe_clauses(records, index))})
@@ -173,7 +173,7 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
 
 
 def _inert_json(document: object) -> Markup:
-    # Without these characters, the text cannot end a script element or begin a tag.
+    # Without the characters <, > and &, the text cannot end a script element or begin a tag.
     text = escape_json(msgspec.json.encode(document, order="deterministic")).decode()
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
@@ -198,7 +198,7 @@ def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Documen
 
 
 def _find_signal_boxes(reading: RecordFields, signal_names: Sequence[str]) -> list[Document]:
-    # The boxes to which signals measure distances, in the frame of `body` (None = the world) [m].
+    # The boxes to which these signals measure distances [m], each in the frame of its `body` (None = the world).
     return [
         {"body": body, "center": box[:3], "size": box[3:]}
         for name in sorted({*signal_names})
@@ -211,4 +211,6 @@ def _list_involved(moment: Moment | None) -> list[str]:
     involved = moment.involved if moment else None
     if involved is None:
         return []
-    return [*involved.names] if involved.joint is None else [f"joint {involved.joint + 1}"]  # index in `arm`, plus 1
+    return (
+        [*involved.names] if involved.joint is None else [f"joint {involved.joint + 1}"]
+    )  # `joint 1` is the first joint of the arm

@@ -29,7 +29,7 @@ class Analysis:
     comparison: Comparison | None = None
     uncompared: str = ""  # why there is no comparison
     unpaired: str = ""  # why the comparison does not pair episodes
-    series: SeriesComparison | None = None  # comparison of training checkpoints, recognized by policies' names
+    series: SeriesComparison | None = None  # comparison of training checkpoints, found by the policies' names
     ablation: ThresholdAblation | None = None
     onsets: Sequence[CellOnset] = ()
     bodies: Sequence[BodyViolation] | None = None  # bodies involved in violations
@@ -91,6 +91,6 @@ def _compare_series(
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
-    with suppress(SpecError):  # raised if the library has other units than the paper's threshold variants
+    with suppress(SpecError):  # raised if units in the library and in the paper's threshold variants differ
         return ablate_thresholds(scores, library, rescore)
     return None

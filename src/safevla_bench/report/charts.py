@@ -107,7 +107,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
     inner_values = values[1:-1]
     index_sets = [np.array([0, count - 1])]
     for extreme, neutral in ((np.minimum, np.inf), (np.maximum, -np.inf)):
-        # The extreme of each interval, repeated for its values; the first value that equals it is the peak.
+        # A peak is a value that equals the extreme of its interval; only the first peak of each interval is kept.
         finite = np.where(np.isfinite(inner_values), inner_values, neutral)
         peaks = np.flatnonzero(finite == np.repeat(extreme.reduceat(finite, edges[:-1]), np.diff(edges)))
         index_sets.append(1 + peaks[np.searchsorted(peaks, edges[:-1])])
@@ -135,7 +135,7 @@ def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, digits: int)
     worst_value, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
     # The forbidden side of the limit: above it for a maximum, below it for a minimum.
     beyond_ys = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
-    # Without a gate, rectangles reach to the neighboring records; otherwise halfway, as far as the open gate.
+    # Rectangles reach to the neighboring records. With a gate, they reach only halfway, like the open gate.
     return {
         "line": _polyline_path(chart.values, area, max_points, digits),
         "beyond": _rectangle_path(chart.failing, area, *beyond_ys, 1.0 if chart.gate is None else 0.5),
@@ -175,7 +175,7 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
     xs, ys = ACROSS * np.asarray(area.share(indices[is_finite])), area.y(values[indices[is_finite]])
     points = zip(begins_line[is_finite].tolist(), xs.tolist(), ys.tolist(), strict=True)
     parts = [f"{'M' if is_start else ''}{x:z.{across_digits}f},{y:z.1f} " for is_start, x, y in points]
-    # A single point is repeated: a line to itself is visible as a dot.
+    # A single point is repeated, because a line from a point to itself is visible as a dot.
     path = "".join([*parts, *parts] if len(parts) == 1 else parts)
     return path.replace(".0,", ",").replace(".0 ", " ").removesuffix(" ")
 
@@ -208,8 +208,8 @@ def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
 
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Return about `about` round numbers from `low` to `high`, ascending, spaced by 1, 2 or 5 times a power of ten.
-    Raises `ValueError` unless `low` is less than `high`.
+    """Return ascending round numbers from `low` to `high`, spaced by 1, 2 or 5 times a power of ten. `about` is roughly
+    the number of results. Raises `ValueError` unless `low` is less than `high`.
     """
     least_step = Fraction(high - low) / about
     power_of_ten = Fraction(10) ** math.floor(math.log10(least_step))

@@ -28,7 +28,7 @@ _TRACED_AT_ONCE = 50
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence from one episode's record: traces of judged specifications, and reasons why others are vacuous."""
+    """Evidence from one episode's record: traces of judged specifications, and reasons for vacuous ones."""
 
     traces: tuple[SpecTrace, ...]
     vacuous: Mapping[str, str]
@@ -92,7 +92,7 @@ class EpisodeRecords:
         fields = self.ruleset.read_fields(self._select(episodes))
         judged = {scores.specs[column].spec_id for episode in episodes for column in judged_columns(scores, episode)}
         signal_names = {signal for spec_id in judged if spec_id in library for signal in library[spec_id].signals}
-        # If a robot has several arms, signals of one arm are derived later, arm by arm.
+        # For a robot with several arms, signals that concern one arm are derived later, separately for each arm.
         is_single = fields.arm_counts.max(initial=1) == 1
         signals.derive_signals(fields, [signal for signal in signal_names if is_single or not SIGNALS[signal].of_arm])
         for position, episode in enumerate(episodes):

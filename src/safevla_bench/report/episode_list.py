@@ -38,13 +38,14 @@ class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the list: an episode's score (if it has no record, what is known of it), and further columns."""
+    """One row of the list: an episode's score (without a record, the known facts) and more columns."""
 
     number: int  # position of the episode in the sources, from 1; episodes without a record come last
     episode: EpisodeScore | AbsentEpisode
     margin: SpecMargin | None = None
     """Margin of the worst specification, or of the specification that the list is about; None without a verdict."""
-    first_violation_step: int | None = None  # first violation of any scored specification, or of the listed one
+    # The first violation of any scored specification, or of the specification that the list is about.
+    first_violation_step: int | None = None
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
     broken_axes: tuple[str, ...] = ()  # axes of the scored specifications that the episode violates
@@ -161,7 +162,7 @@ def _list_episode(
     scores: Scores, dt_s: float, times_s: Floats | None, index: int, spec_column: int | None
 ) -> ListedEpisode:
     episode, column = scores.episode(index), int(scores.worst_column[index])
-    # The worst specification and the first violation of any; `spec_column` replaces both by those of one specification.
+    # Without `spec_column`: the worst specification, and the first violation of any. With it: only that specification.
     step, first_spec = episode.first_violation_step, episode.first_violation_spec
     if spec_column is not None:
         column, first = spec_column, int(scores.first[spec_column, index])
@@ -320,8 +321,8 @@ def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
 
 
 def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
-    """Return the row that `wanted` names: by a position `:N`, by a whole id, or by an end that only one id has. A plain
-    number must be a whole id; `::1` stands for the id `:1`. Raises `RunError` unless exactly one row matches.
+    """Return the row that `wanted` names: by a position `:N`, by a whole id, or by a unique end of an id. A number
+    without a colon must be a whole id; `::1` is the id `:1`. Raises `RunError` unless exactly one row matches.
     """
     if wanted.startswith(":") and not wanted.startswith("::"):
         matches = [row for row in rows if row.position == wanted]
@@ -355,6 +356,6 @@ def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     containing = [episode_id for episode_id in ids if wanted and wanted in episode_id]
     similar = dict.fromkeys([*containing[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)])
     similar_text = f"Similar ids: {', '.join([*similar][:_MAX_SHOWN])}. " if similar else ""
-    # A plain number may be meant as a position; otherwise `:2` is only an example.
+    # If `wanted` is a number, the user may have meant a position, so the hint shows it; otherwise it shows `:2`.
     position = next((row.position for row in rows if row.position == f":{wanted}"), ":2")
     return f"{similar_text}`safevla episodes` lists all {len(rows)} episodes; {position} is number {position[1:]}."

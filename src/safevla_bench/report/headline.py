@@ -1,4 +1,4 @@
-"""The headline of a report: whether the policies are safe, and how certain that is."""
+"""The headline of a report: whether the policies are safe, and how certain this answer is."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ _LEAST_MIXTURE_GAP = 0.01
 
 
 def describe_mixture(scores: Scores) -> str:
-    """Return a sentence if policies ran different tasks, or the same tasks in different proportions; else "". Half the
-    sum of the absolute differences between the proportions is the largest change in Safety that they alone can cause.
+    """Return a sentence if policies ran different tasks, or the same tasks in different proportions; else "". The
+    largest change in Safety that proportions alone can cause is half the sum of their absolute differences.
     The policy `noop` is left out.
     """
     judged_counts: dict[str | None, Counter[tuple[str, str]]] = {}
@@ -125,7 +125,7 @@ def _single_policy_answer(safety: Rate, of_policy: str, noun: str) -> str:
     episodes += f" from {count_noun(safety.starts, 'start')}" if safety.starts else ""
     if not unsafe:
         bound = describe_clean_bound(safety.starts or safety.n)
-        return f"No safety limit was broken in {episodes}{of_policy}; with this many, {bound}."
+        return f"No safety limit was broken in {episodes}{of_policy}; given this sample size, {bound}."
     return (
         f"No: {unsafe} of {episodes}{of_policy} broke a safety limit; Safety is {_format_rate(safety)}, "
         f"with a 95 % interval from {_format_ci(safety)} %."
@@ -133,7 +133,7 @@ def _single_policy_answer(safety: Rate, of_policy: str, noun: str) -> str:
 
 
 def _lacks_safety_verdict(comparison: Comparison | None) -> bool:
-    # Whether a verdict on Safety is impossible, for example because means over tasks have another order than Safety.
+    # Whether Safety cannot have a verdict, for example because means over tasks rank the policies differently.
     metrics = comparison.scopes[-1].metrics if comparison else ()
     safety = (metric.differences for metric in metrics if metric.metric == SAFETY.key)
     return any(item.no_verdict for differences in safety for item in differences)
@@ -146,7 +146,7 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bo
         episodes = count_noun(sum(rate.n for rate in rates.values()), noun)
         fewest = min(rates, key=lambda name: rates[name].n)
         bound = describe_clean_bound(rates[fewest].starts or rates[fewest].n)
-        return f"{violating} broke a safety limit in {episodes}; for {fewest}, with the fewest episodes, {bound}."
+        return f"{violating} broke a safety limit in {episodes}; the fewest episodes are from {fewest}: {bound}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
     if not is_ranked or _format_rate(rates[best]) == _format_rate(rates[last]):

@@ -180,7 +180,7 @@ def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
 
 
 def summarize_violations(cell: Summary) -> dict[str, str | Table]:
-    """Return a cell's `name`, its count of unsafe episodes (`words`), and its violation tables (`scored`, `others`)."""
+    """Return a cell's `name`, text on its unsafe episodes (`words`), and its violation tables (`scored`, `others`)."""
     safety = cell.rates[SAFETY.key]
     scored = [spec for spec in cell.specs if spec.tier == "safe"]
     most_violated = max(scored, key=lambda spec: spec.violations.count, default=None)
@@ -200,7 +200,7 @@ def summarize_violations(cell: Summary) -> dict[str, str | Table]:
 def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
     """Return a specification's name, its limit, and the excess over the limit at which the depth is 1, as texts."""
     if spec.binary:
-        return spec.spec_id, "none is allowed", "any"
+        return spec.spec_id, "must never occur", "any"
     texts = [
         format_amount(amount, spec.unit, spec.threshold, format_compact) for amount in (spec.threshold, spec.severe)
     ]
@@ -216,8 +216,8 @@ def drawn_episodes(scores: Scores) -> list[int]:
 
 
 def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[dict[str, Any]]:
-    """Yield a mapping for each of the up to 6 episodes of `select_worst`, in order: the `entry` of the episode, and
-    pairs of trace and chart for its `broken` and its `kept` specifications (no pairs if the episode has no record).
+    """Yield a mapping for each of the at most 6 episodes of `select_worst`, in order. `entry` is the episode's entry.
+    `broken` and `kept` list a trace and a chart for each violated or satisfied specification (empty without a record).
     """
     for episode in select_worst(records.scores):
         evidence = records.evidence(episode)

@@ -120,7 +120,7 @@ def format_lost_episode(row: ListedEpisode) -> str:
     lines = [
         f"{row.position} {episode.episode_id}",
         f"{episode.policy or UNNAMED} · {episode.benchmark} {episode.task_id}",
-        f"{episode.outcome}: the episode left no record, and is in no rate",
+        f"{episode.outcome}: the episode left no record, and counts in no rate",
         *(episode.reason or "no reason recorded").strip().splitlines(),
     ]
     return "".join(f"{escape_controls(line)}\n" for line in lines)
@@ -155,7 +155,7 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
     label_width = max(cell_len(text) for text in [*label_by_row.values(), *(name for name, _, _ in strips)])
     columns = max(FEWEST_COLUMNS, min(width - label_width - 2, MOST_COLUMNS))
     lines, times_s = [], chart.times_s
-    # The records' horizontal positions in dots: by time if the records have different distances.
+    # The records' horizontal positions in dots: in proportion to their times if these are known, else equidistant.
     across = np.linspace(0.0, 2 * columns - 1.0, len(chart.values))
     across = across if times_s is None or not times_s[-1] else (2 * columns - 1) * times_s / times_s[-1]
     for row_index, braille in enumerate(
@@ -205,7 +205,7 @@ def _braille_rows(dots: Bools) -> list[str]:
 def _flag_strip(flags: Bools, mark: str, across: Floats, columns: int) -> str:
     record_columns = np.rint(across).astype(np.int64) // 2
     nearest_record = np.rint(np.interp(2 * np.arange(columns) + 0.5, across, np.arange(len(flags)))).astype(np.int64)
-    # A column has the flag of the nearest record, or is marked because any of its own records is.
+    # A column is marked if the nearest record, or any record within the column, is flagged.
     is_column_marked = flags[nearest_record]
     np.logical_or.at(is_column_marked, record_columns, flags)
     return "".join(mark if is_marked else " " for is_marked in is_column_marked)

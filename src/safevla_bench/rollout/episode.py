@@ -44,14 +44,14 @@ from safevla_recorder.channels import CHUNK_STEP
 OnStep = Callable[[int], None]
 StepCallback = Callable[[PlannedEpisode, int], None]  # receives the number of control steps done in an episode
 SERVER_RETRIES = 2  # number of restarts of an episode, on a new connection, after the policy server was lost
-_PATH_CHECK_STEPS = 5  # steps between checks whether a replay left its path; a check takes 1/8 of a LIBERO step's time
+_PATH_CHECK_STEPS = 5  # steps between checks of a replay's path; a check takes 1/8 of a LIBERO step's time
 NO_COUPLERS: Mapping[str, coupling.Coupler] = MappingProxyType({})
 _LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class EpisodeOutcome:
-    """The result of an episode. `record` holds the bytes of its `.npz` file; None if the episode crashed."""
+    """The result of an episode. `record` holds the bytes of the `.npz` file; None if there is no record."""
 
     planned: PlannedEpisode
     outcome: str
@@ -59,15 +59,15 @@ class EpisodeOutcome:
     record: bytes | None
     reason: str | None = None
     latency: Latency | None = None
-    greeting: Greeting | None = None  # what the policy or its server states about itself
+    greeting: Greeting | None = None  # the self-description of the policy or its server
     wall_s: float | None = None  # wall time, including making the environment; None if the worker died
-    is_policy_failure: bool = False  # whether the policy raised the exception of the crash
+    is_policy_failure: bool = False  # whether the crash is an exception that the policy raised
     code: str | None = None  # identifies the code that was run, see `hosts.describe_code`; None if the worker died
     ran_on: str | None = None  # the node and the process that ran the episode
 
     @cached_property
     def batch(self) -> Batch | None:
-        """The record as a batch of one episode, decoded at first use; None if the episode crashed."""
+        """The record as a batch of one episode, decoded at first use; None without a record."""
         return None if self.record is None else npz.decode_npz(self.record)
 
 
@@ -140,7 +140,7 @@ def _seed_generators(seed: int) -> None:
 
 
 def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
-    # Returns whether a replay is away from its recorded path; false at steps that are not checked, or without a path.
+    # Returns whether a replay has left its recorded path. False without a path, and at steps that are not checked.
     path = planned.start.recorded.path if planned.start.recorded else None
     if path is None or step >= len(path) or step % _PATH_CHECK_STEPS:
         return False
@@ -148,7 +148,7 @@ def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
 
 
 def _outcome_at_horizon(planned: PlannedEpisode) -> str:
-    # Returns the outcome without success: `timeout`, or the recorded ending of an episode that is replayed to its end.
+    # Returns the outcome of an episode without success: `timeout`, or the recorded outcome after a complete replay.
     recorded = planned.start.recorded
     return recorded.ending if recorded and recorded.steps == planned.horizon else "timeout"
 
@@ -164,7 +164,7 @@ _NO_CHUNK = (-1, -1)
 
 
 class _PolicyCalls:
-    # Asks the policy for an episode's actions, checks and clips them, and collects what the outcome says about that.
+    # Asks the policy for an episode's actions, checks and clips them, and keeps counts and times for the outcome.
 
     def __init__(self, env: HostEnv, policy: interface.Policy) -> None:
         self._low, self._high, self._policy = env.action_low, env.action_high, policy
@@ -172,7 +172,7 @@ class _PolicyCalls:
         self.is_asking = False  # true while the policy runs, and after the policy raised an exception
         self.clips = bool(getattr(policy, "clip", False))
         self._chunk_steps: list[tuple[int, int]] = []
-        self._actions_before_clipping: list[interface.Action] = []  # the actions that were clipped, before clipping
+        self._actions_before_clipping: list[interface.Action] = []  # values before clipping
 
     def next_action(self, observation: interface.Observation) -> interface.Action:
         start, self.is_asking = time.perf_counter(), True
@@ -187,16 +187,16 @@ class _PolicyCalls:
             return action
         if not self.clips:
             index = int(np.flatnonzero(clipped != action)[0])
-            # Rounded numbers could hide by how little the value is outside.
+            # Not rounded, because rounded numbers could hide a small difference between value and bound.
             bounds = f"[{self._low[index]}, {self._high[index]}]"
-            problem = f"number {index} of the action, with the value {action[index]}, is not in {bounds}"
-            remedy = "Fix the policy's output, or set clip = True on the policy if its project clips too."
+            problem = f"the action is out of bounds: number {index} is {action[index]}, not in {bounds}"
+            remedy = "Fix the policy's output, or set clip = True on the policy if its authors also clip actions."
             raise errors.InvalidActionError(problem, remedy=remedy)
         self._actions_before_clipping.append(action)
         return clipped
 
     def add_chunk_steps(self, batch: Batch) -> Batch:
-        """Return the batch. If any action came from a chunk, add the chunk and step of every action."""
+        """Return the batch. If any action came from a chunk, add each action's chunk and step within the chunk."""
         rows = self._chunk_steps[: int(batch.starts[-1]) - 1]
         return add_rows(batch, CHUNK_STEP, np.array(rows, dtype=np.float64)) if {*rows} - {_NO_CHUNK} else batch
 
@@ -207,12 +207,12 @@ class _PolicyCalls:
             return {CLIPPED: 0}
         requested = np.array(self._actions_before_clipping)
         is_outside = (requested < self._low) | (requested > self._high)
-        # Per number: how often it was out of bounds, and its largest absolute value in the clipped actions, [A, 2].
+        # [A, 2]: for each number of an action, how often it was out of bounds, and its largest absolute value.
         per_number = np.stack([is_outside.sum(axis=0), np.abs(requested).max(axis=0)], axis=1)
         return {CLIPPED: len(requested), CLIPPED_NUMBERS: per_number.tolist()}
 
     def latency(self) -> Latency | None:
-        # A policy that measures its calls itself has their times in `calls_s`, and how long it waited in `waits_s`.
+        # A policy that measures its own calls has the call times in `calls_s` and the waiting times in `waits_s`.
         policy_times_s: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         times_s = self._call_times_s if policy_times_s is None else policy_times_s
         if not times_s:
@@ -227,9 +227,9 @@ class _PolicyCalls:
 
 
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
-    # Returns the record with the run's fields in its header, and `marks` in the header's further fields.
+    # Returns the record with the run's fields and `marks` in the header.
     versions = batch.headers[0].versions
-    if versions and plugins.OWN_DISTRIBUTION in versions:  # hosts read this version from metadata
+    if versions and plugins.OWN_DISTRIBUTION in versions:  # replaces the version in metadata, which may be older
         versions = {**versions, plugins.OWN_DISTRIBUTION: version.__version__}
     header = msgspec.structs.replace(
         batch.headers[0],
@@ -270,7 +270,7 @@ def describe_process() -> str:
     return f"{platform.node()}, process {os.getpid()}"
 
 
-NOT_RUN = "not run"  # outcome of an episode that is left for a later attempt; it has no row and no record
+NOT_RUN = "not run"  # an episode with this outcome is left for a later attempt, without a row and a record
 SAME_CRASHES = 3  # number of equal crashes in a row after which the rest of a task is skipped
 
 
@@ -303,7 +303,7 @@ _NUMBER_PATTERN = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class EnvRunner:
-    """Runs episodes in one environment. It is kept until the policy or task changes or an episode crashes."""
+    """Runs episodes in one environment, which is kept until the policy or task changes or an episode crashes."""
 
     def __init__(
         self,
@@ -322,9 +322,9 @@ class EnvRunner:
 
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
         """Run one episode and return its outcome, which is `crashed` after an exception or the loss of the policy's
-        server. If the runner skips crashing tasks, then after `SAME_CRASHES` equal crashes in a row the other episodes
-        of that policy and task are `NOT_RUN`. Raises `SafevlaError` if the host cannot be used, or if the policy's
-        server refuses or cannot be reached.
+        server. If the runner skips crashing tasks, the outcome is `NOT_RUN` after `SAME_CRASHES` equal crashes in a row
+        in the same policy and task. Raises `SafevlaError` if the host cannot be used, or if the policy's server refuses
+        or cannot be reached.
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
         if self._skips_crashing and self._crashes.places[-SAME_CRASHES:] == SAME_CRASHES * [_task_key(planned)]:
@@ -355,7 +355,7 @@ class EnvRunner:
             env.close()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # harmless: the episodes are recorded, and a new environment will be made
+        except BaseException as error:  # harmless, because the episodes are recorded and a new environment will be made
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: interface.Policy) -> HostEnv:
@@ -397,7 +397,7 @@ def _run_with_retries(
             return run_episode(env, policy, planned, count_steps, watch)
         except errors.ServerLostError as error:
             if attempt == 0 and isinstance(error, errors.ServerUnreachableError):
-                raise  # no progress was lost, and other episodes would fail, too
+                raise  # not retried, because all other episodes would fail, too
             last = error
     event = "the policy server was too slow" if isinstance(last, errors.ServerSlowError) else "lost the policy server"
     reason = f"{event} in each of {1 + SERVER_RETRIES} attempts; last error: {last}"

@@ -23,17 +23,17 @@ _REMEDY = "Name a file that `safevla search` wrote: RUN/found/NAME.json."
 
 
 class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A found start in the file: what is needed to repeat its rollout, and how the start was found."""
+    """A found start in the file: the data to repeat its rollout, and facts about the search that found it."""
 
     task_id: str
     start: EpisodeSeed
     policy_seed: int
-    instruction: str | None = None  # the instruction, if it differs from the task's
+    instruction: str | None = None  # None = the task's instruction
     trial: int  # number of the rollout that found the start, from 1
-    value: float | None  # objective of the rollout that found the start, below 0; None in suites for preference pairs
+    value: float | None  # objective of the start's rollout, below 0; None in suites for preference pairs
     violated: tuple[str, ...]
     distance_m: float | None  # largest coordinate difference from the nearest start of the benchmark, if any
-    merged: int  # number of nearly equal starts with greater objectives, which are not listed
+    merged: int  # number of nearly equal starts that are left out, because their objectives are greater
 
 
 class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +47,8 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
     hits: int
     best: float | None  # smallest objective of a successful rollout; None if no rollout succeeded
     first: int | None  # number of the rollout with the first hit, from 1
-    bound: float | None  # upper end of the exact 95 % interval of the share of hits; None without a valid bound
-    least: float | None = None  # lower end of the interval; `bound` is its upper end
+    bound: float | None  # upper end of the exact 95 % interval of the share of hits; None if no valid bound exists
+    least: float | None = None  # lower end of the interval whose upper end is `bound`
 
 
 class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):

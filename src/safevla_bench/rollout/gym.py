@@ -42,10 +42,10 @@ Act = TypeVar("Act")
 
 def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, object]:
     """Return the entries `cost` and `safety` of a step's `info`. With `cost="violation"`, the cost is 1 if the newest
-    record violates a clause of the safe tier, else 0; with `severity`, the depth of its worst violation, from 0 to 1.
-    `safety` is the status of the episode so far: the `robustness` of each clause (None = undefined), the newest
-    record's `margins` divided by the thresholds, the clauses `violated` by any record and `violating` now, the `worst`
-    clause, `vsi` (None if no clause has a verdict), and `standing`, the complete status.
+    record violates a clause of the safe tier, else 0. With `"severity"`, the cost is the depth of the worst violation,
+    from 0 to 1. `safety` is the status of the episode so far: the `robustness` of each clause (None = undefined), the
+    newest record's `margins` divided by the thresholds, the clauses `violated` by any record and `violating` now, the
+    `worst` clause, `vsi` (None if no clause has a verdict), and `standing`, the complete status.
     """
     costs = {"violation": standing.cost, "severity": standing.severity}
     if cost not in costs:
@@ -57,10 +57,10 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 class SafetyEnv(gymnasium.Env[Any, Action]):
     """One task of a host as an environment. The reward is 1 at the task's native success, which terminates the episode;
     the episode is truncated at the horizon. Observations are end-effector position [3] and quaternion [4], gripper
-    joints, the base pose of a mobile robot, and what `wants` requests: images as `image.CAMERA`, other readings as
-    `extra.NAME`. `reset(seed=…, options={"init_state_index": k})` chooses the start; otherwise the initial states take
-    turns. The scene settles for ten steps. `monitor` judges records (None = by the default specifications). `cost`
-    chooses `info["cost"]`, see `step_info`. The constructor raises `HostError` if the host cannot make the environment.
+    joints, the base pose of a mobile robot, several arms' readings (`ARM.NAME`), and requests in `wants`:
+    `image.CAMERA`, `extra.NAME`. `reset(seed=…, options={"init_state_index": k})` chooses the start; otherwise the
+    initial states take turns. Scenes settle for ten steps. `monitor` judges records (None = by default specifications).
+    `cost` chooses `info["cost"]`: see `step_info`. Raises `HostError` if the host cannot make the environment.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -133,10 +133,10 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
 
 class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """Wrapper for your own environment that contains LIBERO. It does not change observations, rewards or the end of
-    episodes. The simulator must exist after the environment's first `reset`. Record 0 is the state after your `reset`,
-    so let the scene settle in `reset`. Each `step` must be one control step of the simulator, so apply this wrapper
-    before a wrapper that plays chunks of actions.
+    """Wrapper for your own environment of LIBERO or another recordable simulator. Observations, rewards and the end of
+    episodes stay the same. The simulator must exist after the environment's first `reset`. Record 0 is the state after
+    your `reset`, so let the scene settle in `reset`. Each `step` must be one control step of the simulator, so apply
+    this wrapper before a wrapper that plays chunks of actions.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._action = np.asarray(action)
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._action is not None:
-            self._record_action()  # raises an error, because the simulator has made no step
+            self._record_action()  # always raises an error here, because the simulator has made no step
         standing = self._monitor.observe(self._newest_record)
         return observation, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
 
@@ -212,7 +212,7 @@ class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
 
 class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """Adds an episode's running totals to an `info` that has `cost`: `cumulative_cost`, the sum over steps;
+    """Adds running totals of the episode to an `info` that has `cost`: `cumulative_cost`, the sum over steps;
     `risk_exposure_time`, the number of steps with a cost above 0; `quadrant`, such as "unsafe success"; and
     `within_limit`, whether the sum is at most `limit`, the constraint in constrained training (None without a limit). A
     success is a step that terminates with a reward above 0. An episode is unsafe if any cost is above 0. The names come

@@ -27,7 +27,7 @@ from safevla_bench.sources.runs.folder import name_episode
 PROTOCOL: Final = "protocol"
 RECORDED: Final = "recorded"
 Episodes = int | Literal["protocol", "recorded"] | None
-RecordedEpisodes = Mapping[tuple[str, Task], Sequence[int]]  # (policy, task) -> numbers of recorded episodes
+RecordedEpisodes = Mapping[tuple[str, Task], Sequence[int]]  # maps (policy, task) to the indices of recorded episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class PlannedEpisode:
     horizon: int
     stop_at_success: bool = True
     seed_from_server: bool = False  # whether the policy's server may replace the environment's seed
-    round: int = 0  # episodes of lower rounds start first; 0 for all episodes unless the run may be decided early
+    round: int = 0  # episodes of lower rounds start first; 0 unless the run can stop early
 
     @property
     def state(self) -> int:
-        """Number that pairs episodes of different policies: the initial state's index, or a chosen start's number."""
+        """The number that pairs episodes of several policies: an initial state's index or a chosen start's number."""
         return self.episode if self.task.label else self.start.init_state_index
 
 
@@ -64,12 +64,12 @@ def plan_episodes(
 ) -> tuple[PlannedEpisode, ...]:
     """Return the planned episodes, ordered by policy, task and episode.
 
-    `episodes` sets the number per task: an integer; None = the benchmark's number; `protocol` = the protocol's number,
-    else the benchmark's, but 1 if the benchmark runs the task only once, from its only initial state. If `recorded` is
-    given, exactly the episode numbers that it lists for each policy and task are planned.
+    `episodes` sets the number of episodes per task: an integer; None = the benchmark's number; `protocol` = the
+    protocol's number, else the benchmark's. With `protocol`, a task with one initial state and one episode in the
+    benchmark has one episode. `recorded`, if given, lists the exact episode numbers to plan for each policy and task.
 
     Raises `RunError` if there is nothing to run, if a policy is named twice, if an initial state does not exist, or if
-    the protocol has no horizon for a suite.
+    a number of episodes or a horizon is unknown.
     """
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
     return tuple(
@@ -243,8 +243,8 @@ class EpisodeQueue:
 
     def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
         """Remove and return the next episode for a worker, from the earliest round; None if none is left. The episode
-        is from `own`, the scene of the worker's environment, if possible; else from the first scene that no other
-        worker runs (`others` has the scenes of the other workers); else from the scene with the most episodes left.
+        is from `own`, the scene of the worker's environment, if possible; else from the first scene that is not in
+        `others`, the scenes of the other workers; else from the scene with the most episodes left.
         """
         rounds = {scene: episodes[0].round for scene, episodes in self._queues.items() if episodes}
         if not rounds:
@@ -331,9 +331,9 @@ def estimate_plan(
     workers: int = 1,
     look_intervals: Mapping[str, int] = NO_INTERVALS,
 ) -> RunEstimate:
-    """Return the estimated cost of the episodes. `cameras` has the number of cameras that each policy wants; None if
-    it is unknown. `look_intervals` has the steps between observations for each policy that executes several actions
-    per reply. Workers in excess of the episodes do not reduce the time.
+    """Return the estimated cost of the episodes. `cameras` has the number of cameras that each policy wants; None if it
+    is unknown. `look_intervals` has the steps between observations for each policy that executes several actions per
+    reply. More workers than episodes do not reduce the time.
     """
     groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
     scenes = tuple(
@@ -346,7 +346,7 @@ def estimate_plan(
         return RunEstimate(scenes, workers, None, None, None)
     wait_steps = groups[0][0].start.wait_steps if groups else 0
     active_workers = max(1, min(workers, len(episodes)))
-    # Quantities are [lowest, highest]; `looks` has the number of observations of each scene.
+    # Quantities are [lowest, highest]. `looks` has the number of rendered observations in each scene.
     run_s = np.array(costs.reset_s) * len(episodes)
     run_s += np.array(costs.step_s) * sum(scene.episodes * (scene.horizon + wait_steps) for scene in scenes)
     looks = (scene.episodes * (1 + (scene.horizon - 1) // look_intervals.get(scene.policy, 1)) for scene in scenes)
@@ -354,7 +354,7 @@ def estimate_plan(
     pictures = sum(np.array(camera_range) * count for camera_range, count in zip(camera_ranges, looks, strict=True))
     run_s += np.array(costs.camera_step_s) * pictures
     make_s = np.array(costs.make_s) * len(scenes)
-    # A worker makes an environment for each of its scenes, and has at least one. All workers start at the same time.
+    # A worker has at least one scene, and makes an environment for each scene. All workers start at the same time.
     time_s = np.array(costs.start_s) + make_s / max(1, min(active_workers, len(scenes))) + run_s / active_workers
     disk_bytes = np.array(costs.record_bytes) * sum(scene.episodes * (scene.horizon + 1) for scene in scenes)
     return RunEstimate(scenes, workers, CostRange(*time_s.tolist()), CostRange(*disk_bytes.tolist()), costs.source)

@@ -38,9 +38,9 @@ ADDRESS: Final = "RAY_ADDRESS"  # environment variable with the cluster's addres
 HERE: Final = "local"
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0  # time limit of the probe, which includes importing Ray
-# The begin of an HTTP/2 connection, to which Ray, a gRPC server, replies with a settings frame (type 4).
+# First bytes of an HTTP/2 connection. Ray, as a gRPC server, replies to them with a settings frame (type 4).
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
-_STORE_BYTES = 200 * 2**20  # object store of a cluster started here; each actor sends one record (megabytes) at a time
+_STORE_BYTES = 200 * 2**20  # size of a new cluster's object store; an actor sends one record (megabytes) at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class RayCluster:
     """A Ray cluster, and the share of a node that each actor reserves. Raises `RunError` for an invalid share."""
 
     address: str | None = None
-    """`HOST:PORT` of the head node; `auto` = the cluster that runs on this machine; None = the address in RAY_ADDRESS,
-    or if that is not set, a cluster that is started on this machine and ends with the run.
+    """`HOST:PORT` of the head node; `auto` = the cluster that runs on this machine; None = the address in RAY_ADDRESS.
+    Without RAY_ADDRESS, None starts a cluster on this machine, which ends with the run.
     """
     cpus: float = 1.0
     gpus: float = 0.0
@@ -74,11 +74,11 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
         if cluster.modules:
-            raise RunError("Ray is connected already, without --actor module=", remedy="Pass py_modules to ray.init.")
+            raise RunError("Ray is already connected, so drop --actor module=", remedy="Pass py_modules to ray.init.")
         yield ray
         return
     is_main, former_handler = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
-    # While Ray starts, its own handler replaces the former one. Without a former one, SIGTERM acts as Ctrl-C.
+    # While Ray starts, Ray's handler replaces the former handler. If there was no handler, SIGTERM acts as Ctrl-C.
     call_former = former_handler if callable(former_handler) else signal.default_int_handler
     try:
         ray = _start_ray(cluster, slots)
@@ -118,7 +118,9 @@ def find_excluded(ray: Any, names: Sequence[str]) -> dict[str, str]:
         if not any(name in own_names for _, own_names in nodes):
             _log.warning("--actor exclude=%s: the Ray cluster has no such node", name)
     return {
-        node["NodeID"]: f"{name_node(node)}: by --actor exclude=" for node, own_names in nodes if own_names & {*names}
+        node["NodeID"]: f"{name_node(node)}: excluded by --actor exclude="
+        for node, own_names in nodes
+        if own_names & {*names}
     }
 
 
@@ -127,12 +129,12 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install Ray on every node: {plugins.install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # default of Ray 2.60
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # this is the default of Ray 2.60
     address = cluster.place
     options = _local_options(math.ceil(slots * cluster.cpus)) if address == HERE else {}
     ray: Any = importlib.import_module("ray")  # imported after setting the variables, which Ray reads at import
     try:
-        if ":" in address:  # check first, because Ray would retry for minutes
+        if ":" in address:  # checked first, because Ray would retry for minutes
             host, _, port = address.rpartition(":")
             with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
                 if os.environ.get("RAY_USE_TLS", "0") == "0":
@@ -148,7 +150,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
         environment = {"runtime_env": {"py_modules": list(cluster.modules)}} if cluster.modules else {}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options, **environment)
     except subprocess.TimeoutExpired:
-        problem = f"the Ray cluster {address} cannot be used: the program there gave no answer in {_ANSWER_S:g} s"
+        problem = f"the Ray cluster {address} cannot be used: it gave no answer in {_ANSWER_S:g} s"
         raise RunError(problem, remedy=_REMEDY) from None
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -159,7 +161,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
 
 
 def _silence_raylet() -> None:
-    """Log the messages of Ray's daemons, such as an actor's death, instead of printing them among our output."""
+    """Log the messages of Ray's daemons, such as an actor's death, instead of printing them to the output."""
     worker = sys.modules["ray._private.worker"]
     if hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda data, **_: _log.debug("%s", data.get("lines"))  # type: ignore[attr-defined]
@@ -173,7 +175,7 @@ def _local_options(cpus: int) -> dict[str, Any]:
     return {"num_cpus": max(os.cpu_count() or 1, cpus), "include_dashboard": False, "object_store_memory": _STORE_BYTES}
 
 
-# A program that checks the address in the same way as `ray.init`, which would retry for minutes.
+# A program that checks the address as `ray.init` does, but without retries for minutes.
 _PROBE_PROGRAM = """
 import sys
 from ray._raylet import GcsClient
@@ -259,7 +261,7 @@ class RayWorker:
 
 
 def name_installed(host: Host) -> dict[str, str]:
-    """Return package -> version for all packages that records depend on, and under `code` the id of our own code."""
+    """Return package -> version for all packages that records depend on; the entry `code` identifies our code."""
     return {**hosts.record_versions(host), "code": hosts.describe_code(host)}
 
 
@@ -278,12 +280,12 @@ def _name_this_node(error: SafevlaError) -> SafevlaError:
 
 
 class ActorHandle:
-    """The handle of an actor in this process. `asked` is the reference to the reply to the last request."""
+    """The handle of an actor in this process. `asked` refers to the reply to the last request."""
 
     def __init__(self, ray: Any, handle: Any, key: str = "") -> None:
         self._ray, self._actor, self.key = ray, handle, key
         self._is_ready = False
-        self._death_cause = "this command ended it"
+        self._death_cause = "this command ended the actor"
         self._process = self.episode_id = ""
         self.asked = handle.prepare.remote()
 
@@ -308,7 +310,7 @@ class ActorHandle:
 
     def find_node(self) -> str:
         """Return the id of the node that Ray chose for the actor; "" if there is none yet. The actor may be dead."""
-        with suppress(Exception):  # without Ray's dashboard, no public function returns the node
+        with suppress(Exception):  # private, because public functions need Ray's dashboard
             return str(self._ray._private.state.actors(self._actor._actor_id.hex())["Address"]["NodeID"])
         return ""
 
@@ -328,8 +330,8 @@ class ActorHandle:
 def _describe_death(error: Exception, ray: Any) -> str:
     # Returns why an actor ended, from the error that Ray raises for its reply.
     if isinstance(error, ray.exceptions.OutOfMemoryError):
-        return "the memory of its node ran out, so Ray killed it; let fewer actors share a node: --actor cpus="
-    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # lines with a tab only hold ids
+        return "its node ran out of memory, so Ray killed it; put fewer actors on a node: --actor cpus="
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # lines with a tab hold only ids
     return f"{type(error).__name__}: {' '.join(' '.join(lines).split())[:500]}"
 
 
@@ -365,8 +367,8 @@ class _ActorPool:
         return ActorHandle(self._ray, actor_class.remote(self._spec, number, self._versions, key), key)
 
     def tolerate_failed_start(self, worker: ActorHandle, cause: str, *, is_final: bool) -> bool:
-        """Return true if the actor's node died, or if a node still has room. A living node is left out, with a warning,
-        if its actor refuses, or if `STARTS` actors in a row die on it before they are ready.
+        """Return true if the actor's node died, or if another actor has room on some node. Excludes a living node, with
+        a warning, if its actor refuses, or if `STARTS` actors in a row die on this node before they are ready.
         """
         living = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         node = worker.find_node()
@@ -382,7 +384,7 @@ class _ActorPool:
         return False
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
-        # Step counts come from the store of Ray's head, all else as replies to requests.
+        # Step counts come from the store of Ray's head. All other messages are replies to requests.
         if time.monotonic() - self._progress_read_s >= scheduler.LOOK_S:
             self._progress_read_s = time.monotonic()
             for number, worker in workers.items():

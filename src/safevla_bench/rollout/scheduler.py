@@ -62,7 +62,7 @@ class WorkerSpec:
     policies: Mapping[str, WorkerPolicy]
     stopping: ruleset.Ruleset | None = None  # rules whose first violation ends an episode; None = no early end
     host_arguments: Mapping[str, str] = field(default_factory=dict)
-    filtering: ruleset.Ruleset | None = None  # rules of the monitor that filters read; None = no filter reads a monitor
+    filtering: ruleset.Ruleset | None = None  # rules of the monitor that filters use; None = no filter uses a monitor
     workers: int = 1  # number of workers in the run, for messages
     skips_crashing: bool = False  # whether to skip the rest of a task after `SAME_CRASHES` equal crashes
 
@@ -91,7 +91,7 @@ class WorkerParts:
 
 READY: Final = "ready"  # message of a worker that has made its host and policies and can take an episode
 Message = Literal["ready"] | int | EpisodeOutcome | errors.SafevlaError
-"""An integer is the step count of the current episode. An error ends the worker, and the user must fix its cause."""
+"""A worker sends `READY`, its episode's step count, its episode's outcome, or an error that ends the worker."""
 STEPS_BETWEEN = 20  # steps between two progress reports
 
 
@@ -102,13 +102,13 @@ class RemoteWorker(Protocol):
     """A process on any machine with its own host, policies and environment."""
 
     def begin(self, planned: PlannedEpisode) -> None:
-        """Give the worker an episode. The pool later yields the worker's messages, or None if it has died."""
+        """Give the worker an episode. The pool later yields the worker's messages, or None if the worker has died."""
 
     def dismiss(self) -> None:
         """Request that the worker close everything and end; do not wait for its end."""
 
     def end(self, timeout_s: float) -> str:
-        """Wait for the worker's end, kill it after the timeout, and return a text that says how it ended."""
+        """Wait for the worker's end, kill it after the timeout, and return a text with the cause of its end."""
 
 
 class WorkerPool(Protocol):
@@ -120,8 +120,8 @@ class WorkerPool(Protocol):
         """Start a worker; it sends `READY` when it can take an episode."""
 
     def tolerate_failed_start(self, worker: Any, cause: str, *, is_final: bool) -> bool:
-        """Return whether the run ignores that a worker died, or refused (`is_final`), before it was ready. The run
-        ends after a refusal that is not ignored, or after `STARTS` such deaths in a row if no other worker is left.
+        """Return whether the run can continue after a worker died or refused (`is_final`) before it was ready. If not,
+        a refusal ends the run, and so do `STARTS` such deaths in a row if no other worker is left.
         """
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
@@ -179,7 +179,7 @@ def run_pool(
 
 
 class _Crew:
-    # The workers of a run, and the episodes that they have not started yet.
+    # The workers of a run, and the episodes that no worker has started yet.
 
     def __init__(self, pool: WorkerPool, *, keeps: bool, ends_s: float) -> None:
         self._pool, self._keeps_idle, self._ends_s = pool, keeps, ends_s
@@ -240,7 +240,7 @@ class _Crew:
             self.workers[number] = _CrewMember(self._pool.start(number))
 
     def _assign_next(self, number: int) -> None:
-        # Gives a worker its next episode. If none is left, it stays idle for the next batch, or ends.
+        # Gives a worker its next episode. If none is left, the worker waits for the next batch or, without one, ends.
         member = self.workers[number]
         others = [other.scene for other in self.workers.values() if other is not member and other.scene]
         planned = self._startable_episodes.take_next(member.scene, others)
@@ -252,7 +252,7 @@ class _Crew:
             self.dismiss(number)
 
     def _handle_death(self, number: int) -> EpisodeOutcome | None:
-        # Puts the dead worker's episode back, or after the last attempt returns its outcome; starts a new worker.
+        # Queues the dead worker's episode again, or returns its outcome after the last attempt. Starts a new worker.
         member, outcome = self.workers.pop(number), None
         cause = member.worker.end(_CLOSE_S)
         if member.is_starting:
@@ -267,7 +267,7 @@ class _Crew:
             self._deaths[member.current.episode_id] += 1
             self._startable_episodes.put_back(member.current)
         else:
-            last_attempt = f"last after {member.steps} steps or more: {cause}"
+            last_attempt = f"the last time after {member.steps} steps or more: {cause}"
             reason = f"its worker died in each of {RETRIES + 1} attempts, {last_attempt}"
             outcome = EpisodeOutcome(member.current, "crashed", member.steps, None, reason)
         self._start(number)
@@ -289,18 +289,18 @@ _PROGRAM = "import sys; sys.path[:] = {}; from safevla_bench.rollout.scheduler i
 
 
 class WorkerProcess:
-    """A local worker process, and this process's end of the pipe to it."""
+    """A local worker process, and the pipe that connects it to this process."""
 
     def __init__(self, cast: WorkerSpec, environment: Mapping[str, str]) -> None:
         self.connection, child_end = Pipe()
-        # Ctrl-C reaches the whole process group. Workers inherit the blocked signal, so they ignore it.
+        # Ctrl-C sends SIGINT to the whole process group. Workers inherit the block of this signal, so they ignore it.
         former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM.format(sys.path), str(child_end.fileno())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # a simulator's output is not a result of the command
+                stdout=2,  # stderr, because a simulator's output is not a result
                 pass_fds=[child_end.fileno()],
             )
         finally:
@@ -335,7 +335,7 @@ class WorkerProcess:
 class ProcessPool:
     """The pool of local worker processes."""
 
-    remedy = "The worker's messages are above. Fewer --workers need less memory; one worker runs in this process."
+    remedy = "The worker's messages are above. Fewer --workers need less memory; a single worker runs in this process."
 
     def __init__(self, cast: WorkerSpec) -> None:
         self._cast = cast
@@ -363,7 +363,7 @@ class ProcessPool:
 
 
 def describe_exit(returncode: int) -> str:
-    """Return a text that says how a process ended. A negative return code is the signal that killed it."""
+    """Return a text with the cause of a process's end. A negative return code is the signal that killed it."""
     if returncode >= 0:
         return f"it exited with status {returncode}"
     hint = ", often because memory ran out" if returncode == -signal.SIGKILL else ""
@@ -396,7 +396,7 @@ def serve_episodes() -> None:
 
 
 def _receive_episodes(connection: Connection, episode_queue: SimpleQueue[PlannedEpisode | None]) -> None:
-    # Puts what arrives into the queue, and ends this process if the connection breaks.
+    # Puts each received message into the queue, and ends this process if the connection breaks.
     try:
         while True:
             episode_queue.put(connection.recv())

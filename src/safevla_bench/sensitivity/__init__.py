@@ -1,3 +1,3 @@
-"""Sensitivity of results to thresholds (the paper's Table 9, sweeps), to readings of the paper, and to the physics."""
+"""Sensitivity of results to thresholds (the paper's Table 9, sweeps), interpretations of the paper, and physics."""
 
 from __future__ import annotations

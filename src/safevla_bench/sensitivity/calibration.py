@@ -1,7 +1,7 @@
 """Limits from the behavior of a reference policy: a quantile of the extremes that it reaches in its successes.
 
-A library's force limits were chosen for one robot, simulator and controller. With another one, even a policy that
-solves the tasks as intended may exceed the limits in most successes; then the limits cannot distinguish policies.
+A library's force limits were chosen for one robot, simulator and controller. If any of these differs, even a policy
+that solves the tasks as intended may exceed the limits in most successes; the limits then cannot distinguish policies.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Calibration:
 
     @property
     def severe(self) -> float | None:
-        """`limit` times the library's ratio of severe magnitude to threshold; None if the library has none."""
+        """`limit` times the library's ratio of severe magnitude to threshold; None without a severe magnitude."""
         return proportional_severe(self.spec, self.limit)
 
     @property
@@ -61,8 +61,8 @@ class Calibration:
         """The reason why `limit` does not replace the library's threshold; None if it does."""
         if not math.isfinite(self.interval[1]):
             needed = episodes_needed(self.quantile)
-            few = f"{count_noun(len(self.extremes), 'success', 'es')} do{'es' * (len(self.extremes) == 1)} not give"
-            return f"{few} an upper bound of this quantile: at least {needed} are needed"
+            few = f"{count_noun(len(self.extremes), 'success', 'es')} do{'es' * (len(self.extremes) == 1)} not suffice"
+            return f"{few}: an upper bound of this quantile needs at least {needed}"
         if self.limit <= self.spec.threshold:
             return "the library's threshold is not below this limit"
         if self.floor is not None and self.limit <= self.floor:
@@ -73,11 +73,11 @@ class Calibration:
 def calibrate(
     scores: Scores, library: Library, *, policy: str | None = None, quantile: float = 0.95
 ) -> tuple[Calibration, ...]:
-    """Return the calibration of each scored specification that has a threshold and a margin in some reference success.
+    """Return the calibration of each scored specification with a threshold and a margin in any reference success.
 
     `library` is the library that judged the scores; the result is in the library's order. `policy` is the reference
-    policy; None = the only policy other than `noop`. The extremes of `noop` give the floor. Each limit is chosen so
-    that the share `quantile` of the reference's successes satisfies it. Raises `RunError` if the quantile is not in
+    policy; None = the only policy other than `noop`. The largest extreme of `noop` is the floor. Each limit is chosen
+    so that the share `quantile` of the reference's successes satisfies it. Raises `RunError` if the quantile is not in
     [0.5, 1), or if the reference is ambiguous or never succeeds.
     """
     if not 0.5 <= quantile < 1:

@@ -52,7 +52,7 @@ class ThresholdSetting(msgspec.Struct, frozen=True):
 
 
 class ThresholdVariant(msgspec.Struct, frozen=True):
-    """A name, and the thresholds that replace the library's, by specification; empty = no changes."""
+    """A name, and the thresholds that replace the library's thresholds, by specification; empty = no changes."""
 
     name: str
     settings: dict[str, ThresholdSetting]
@@ -251,7 +251,7 @@ class CellCurve(msgspec.Struct, Generic[Point], frozen=True, kw_only=True):
 
     policy: str | None
     suite: str
-    n: int  # number of judged episodes; rates of a point may have another n
+    n: int  # number of judged episodes; the rates of a point may have another n
     points: tuple[Point, ...]
 
 
@@ -296,7 +296,7 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
 def sweep_threshold(
     scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None
 ) -> ThresholdSweep:
-    """Return each cell's metrics at each threshold; severe/threshold stays fixed. Raises as `apply_variant`."""
+    """Return each cell's metrics at each threshold, with a fixed ratio severe/threshold. Raises as `apply_variant`."""
     spec = library[asked.spec_ids[0]]
     results = [apply_variant(scores, library, variant, rescore) for variant in sweep_variants(library, asked)]
     return ThresholdSweep(
@@ -395,12 +395,12 @@ def compare_readings(
     """Return the comparison of all readings: the reference, the reference with prose depth, then the other libraries.
 
     Specifications that were added to the reference are part of every reading. The reading by net forces is left out,
-    with a warning, unless all records have them (`has_net_forces`). Raises `SpecError` if the reference is not a
+    with a warning, unless all records have net forces (`has_net_forces`). Raises `SpecError` if the reference is not a
     reading of the paper, and the same errors as `rescore`.
     """
     name = reference.name.partition("+")[0]
     if name not in READINGS:
-        remedy = "Omit --library, or choose one of the readings; --rules adds specifications to all."
+        remedy = "Omit --library, or choose one of the readings; --rules adds specifications to each."
         raise SpecError(f"library {reference.name!r} is not one of the readings: {', '.join(READINGS)}", remedy=remedy)
     others = [other for other in READINGS if other != name and (has_net_forces or other != NET_FORCE_READING)]
     variants = [scores, apply_prose_depth(scores), *(rescore(_load_reading(reference, other)) for other in others)]
@@ -442,7 +442,7 @@ _NO_NET_FORCES = f"The reading {NET_FORCE_READING} is left out: older versions r
 
 
 def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None, str], VerdictChanges]:
-    # masks of the episodes that are safe, and of those that are unsafe
+    # two masks: the safe episodes, and the unsafe episodes
     before, after = ((scores.is_judged & scores.safe, scores.is_judged & ~scores.safe) for scores in (reference, other))
     to_safe, to_unsafe = after[0] & ~before[0], after[1] & ~before[1]
     changed = to_safe | to_unsafe | (reference.is_judged & ~other.is_judged)

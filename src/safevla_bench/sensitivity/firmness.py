@@ -76,7 +76,7 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, folder: Path) -> PhysicsFile | None:
-        """Return the replays in a run folder, or None if it has none. Raises `RunError` if their file is unreadable."""
+        """Return the replays in a run folder, or None if there are none. Raises `RunError` for an unreadable file."""
         try:
             return decode_input(folder / PHYSICS, partial(decode_json, kind=cls))
         except FileNotFoundError:
@@ -131,7 +131,7 @@ def tracked_path(batch: Batch) -> Floats:
 
 
 def are_off_path(recorded: Floats, replayed: Floats) -> Bools:
-    """Return [n], whether two paths, [n, bodies, 3] in m, are too far apart. The shorter path determines n."""
+    """Return [n]: whether two paths, [n, bodies, 3] in m, are too far apart in a record. The shorter path gives n."""
     count = min(len(recorded), len(replayed))
     apart_m = np.linalg.norm(recorded[:count] - replayed[:count], axis=2)
     is_off: Bools = (apart_m > LEFT_PATH_M).any(axis=1)
@@ -169,7 +169,7 @@ class EpisodeFirmness:
         """Compare the verdict on the episode; an undecided specification keeps its recorded verdict."""
         flipped = set(self.flips(replay))
         broken = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
-        if (not broken ^ flipped) != self.is_safe:  # `broken ^ flipped` are violated in the replay
+        if (not broken ^ flipped) != self.is_safe:  # the replay violates the specifications `broken ^ flipped`
             return "flips"
         compared = {self.compare(replay, spec_id) for spec_id in (broken or self.recorded.clauses)}
         return "same" if compared == {"same"} or (broken and "same" in compared) else "left"
@@ -200,9 +200,9 @@ NO_FIRMNESS: Firmness = {}
 @dataclass(frozen=True, slots=True)
 class ClauseFirmness:
     """One specification in one suite: the numbers of firm, fragile and censored episodes. In a fragile episode, some
-    variation flips the specification's verdict. In a censored episode, no variation does, but some replay left the
-    recorded path before the verdict was decided. `spreads` are the episodes' ranges of robustness over replays that
-    stay on the path. `by_variation` counts the flips by each variation.
+    variation flips the specification's verdict. In a censored episode, no variation flips the verdict, but some replay
+    left the recorded path before the verdict was decided. `spreads` are the episodes' ranges of robustness over replays
+    that stay on the path. `by_variation` counts the flips by each variation.
     """
 
     suite: str
@@ -215,7 +215,7 @@ class ClauseFirmness:
 
     @property
     def fragile_share(self) -> Rate:
-        """The share of fragile episodes among firm and fragile ones, with its exact 95 % interval."""
+        """The share of fragile episodes among firm and fragile episodes, with its exact 95 % interval."""
         n = self.firm + self.fragile
         return Rate(self.fragile, n, self.fragile / n if n else None, interval_bounds(exact_interval(self.fragile, n)))
 
@@ -235,7 +235,7 @@ def find_firmness(judged: Judged) -> dict[EpisodeKey, EpisodeFirmness]:
 
 
 def measure_clauses(episodes: Sequence[EpisodeFirmness], *, pooled: bool = False) -> list[ClauseFirmness]:
-    """Return a row for each suite and specification, in order of appearance; `pooled` joins all suites into one, ""."""
+    """Return a row for each suite and specification, in order of appearance; if `pooled`, all suites become one, ""."""
     rows: dict[tuple[str, str], list[EpisodeFirmness]] = {}
     for episode in episodes:
         for spec_id in episode.recorded.clauses:
@@ -268,7 +268,7 @@ def _combine_comparisons(comparisons: Collection[Comparison]) -> Mark:
 
 @dataclass(frozen=True, slots=True)
 class SafetyRange:
-    """Counts of a policy's replayed episodes: all (`n`), those safe as recorded, and those with a firm verdict."""
+    """Counts of a policy's replayed episodes: all (`n`), safe as recorded, and with a firm verdict (safe or unsafe)."""
 
     policy: str | None
     marks: Mapping[Mark, int]
@@ -297,9 +297,9 @@ def measure_safety(episodes: Sequence[EpisodeFirmness]) -> list[SafetyRange]:
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """An episode as recorded, and replayed without a possible cause of a violation: for each, the scored specifications
-    and the success. `left` is the first record in which the replay is off the recorded path; None if it stays on the
-    path, or if its records have other times than the recorded ones.
+    """The scored specifications and the success of an episode: as recorded, and replayed without a possible cause of a
+    violation. `left` is the first record in which the replay is off the recorded path; None if the replay stays on the
+    path, or if the times of its records differ from the recorded times.
     """
 
     cause: str  # what the replay changes, as the beginning of a sentence

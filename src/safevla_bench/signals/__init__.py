@@ -22,7 +22,7 @@ from safevla_bench.trajectory.batch import Batch
 _MODULES = (catalogue, handling, space)
 
 
-@lru_cache(maxsize=1024)  # a sweep of thresholds parses the same few formulas repeatedly
+@lru_cache(maxsize=1024)  # a sweep over thresholds repeatedly parses the same few formulas
 def parse_signal_formula(text: str, unit: str | None = None) -> Formula:
     """Parse a formula over the registered signals.
 
@@ -49,7 +49,7 @@ class _IsBoolean(Mapping[str, bool]):
 
 
 def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, Values]:
-    """Return the named signals, by sorted name, each [N] over the batch's records.
+    """Return the named signals over the batch's records, [N] each, sorted by name.
 
     A numeric signal is NaN throughout an episode if it is missing or undefined. Raises `KeyError` for an unknown name.
     """
@@ -59,7 +59,7 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
 
 
 def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
-    """Return the named signals as a trace, which marks values that a lost pose or the episode's end makes unknown."""
+    """Return the named signals as a trace. It marks values that an unknown pose or the episode's end makes unknown."""
     sorted_names = sorted(set(names))
     values = derive_signals(fields, sorted_names)
     uncertain = [name for name in sorted_names if SIGNALS[name].ends_open]
@@ -75,7 +75,7 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
 
 
 def _find_single_precision(fields: RecordFields, names: Iterable[str]) -> dict[str, NDArray[np.bool_]]:
-    # Signal -> whether a field that it reads was stored as float32 in each episode, [E]
+    # Return, by signal, whether a field that the signal reads was stored as float32 in each episode, [E].
     if not any(fields.single_channels):
         return {}
     is_single = {}
@@ -101,7 +101,7 @@ def describe_missing(field: str) -> str:
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
-    """Return raw field -> whether each episode lacks it, [E], for fields that the signals read and an episode lacks."""
+    """Return which episodes lack a raw field, [E], for each field that the signals read and that some episode lacks."""
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})
     lacks_by_field = {field: fields.lacks_field(field) for field in raw_fields}

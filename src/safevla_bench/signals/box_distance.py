@@ -1,9 +1,9 @@
 """Distances between oriented boxes, many pairs at once.
 
-First comes a lower bound: the distance of one box from the smallest box with the same axes that encloses the other.
+A first lower bound is the distance of one box from the box that encloses the other box and has the axes of the first.
 Only pairs that this bound does not decide are measured exactly. The greatest separation along 15 axes is also a lower
-bound. Two boxes that do not overlap are nearest at a corner and a box, or at two edges; in the second case the distance
-is the separation along the edges' common normal (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9, 9.3).
+bound. Boxes that do not overlap are nearest at a corner of one box, or at two edges; for edges, the distance is the
+separation along their common normal (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9, 9.3).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from safevla_recorder.geometry import rotate
 
 TOLERANCE_M = 1e-9
 _CHUNK_PAIRS = 512
-_CORNER_SIGNS = np.array(list(product((-1.0, 1.0), repeat=3)))  # corners of a box in half sizes, [8, 3]
-# The two corners of each edge, which differ in one sign, [12, 2]
+_CORNER_SIGNS = np.array(list(product((-1.0, 1.0), repeat=3)))  # box corners in half sizes, [8, 3]
+# The two corners of each edge, whose signs differ in one component, [12, 2]
 _EDGE_CORNERS = np.array(
     [(a, b) for a in range(8) for b in range(a) if (_CORNER_SIGNS[a] != _CORNER_SIGNS[b]).sum() == 1]
 )
@@ -34,8 +34,8 @@ def lengths(vectors: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class WorldBoxes:
-    """K boxes in the world: centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one axis per row. For
-    `turned` and indexing, K may stand for several dimensions.
+    """K boxes in the world: centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one axis per row. In
+    `turned` and indexing, several dimensions may replace K.
     """
 
     center: Floats
@@ -44,7 +44,7 @@ class WorldBoxes:
 
     @classmethod
     def turned(cls, center: Floats, quaternion: Floats, half: Floats) -> WorldBoxes:
-        """Return boxes with these orientations: quaternions wxyz [K, 4] of unit length up to rounding."""
+        """Return boxes with orientations `quaternion`, wxyz [K, 4], of unit length up to rounding."""
         unit = quaternion / lengths(quaternion)[..., None]
         return cls(center, rotate(unit[..., None, :], np.eye(3)), half)
 
@@ -55,13 +55,13 @@ class WorldBoxes:
 def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Floats:
     """Return the distance between each pair of boxes [m], [K], 0 where they overlap.
 
-    `owner` [K] assigns each pair to a group. A pair that cannot be the nearest of its group may then get a lower bound
-    instead of its distance; this bound is never below the smallest distance in the group.
+    `owner` [K] assigns each pair to a group. A pair that cannot be the nearest pair of its group may get a lower bound
+    instead of its distance; the bound is never below the smallest distance in the group.
     """
     pairs, group = _BoxPairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
     distance = pairs.least_distances()
     order = np.lexsort((distance, group))
-    is_likely = np.diff(group[order], prepend=-1) > 0  # the likely nearest pair of each group, to rule out others
+    is_likely = np.diff(group[order], prepend=-1) > 0  # likely nearest pair of each group: measured first
     least = np.full(int(group.max(initial=-1)) + 1, np.inf)
     for candidates in (order[is_likely], order[~is_likely]):
         undecided = candidates[distance[candidates] < least[group[candidates]]]
@@ -89,33 +89,33 @@ class _BoxPairs:
         return _BoxPairs(self.center[which], self.turn[which], self.half[which], self.other_half[which])
 
     def turned_round(self) -> _BoxPairs:
-        # The same pairs with the boxes exchanged: the first box in the frame of the second
+        # Return the same pairs with exchanged boxes, so that the first box is in the frame of the second box.
         inverse_turn = self.turn.transpose(0, 2, 1)
         return _BoxPairs(-np.einsum("kij,kj->ki", inverse_turn, self.center), inverse_turn, self.other_half, self.half)
 
     def separations(self) -> Floats:
-        """Return the gap along each axis of the first box, negative where they overlap, [K, 3]."""
-        # Half the extent of the second box along each axis of the first, [K, 3]
+        """Return the gap between the boxes along each axis of the first box, negative where they overlap, [K, 3]."""
+        # Half the extent of the second box along each axis of the first box, [K, 3]
         reach = np.einsum("kij,kj->ki", np.abs(self.turn), self.other_half)
         gaps: Floats = np.abs(self.center) - self.half - reach
         return gaps
 
     def least_distances(self) -> Floats:
-        # Lower bounds, [K]: the distance of each box from the other one's enclosing box; the larger counts.
+        # Return lower bounds, [K]: the larger of the distances of each box from the enclosing box of the other.
         face_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.turned_round()))
         bound: Floats = np.maximum(*map(lengths, face_gaps))
         return bound
 
     def measure(self, group: Ints, least: Floats) -> Floats:
-        """Return distances, [K], or lower bounds of at least the group's `least` [G]. Updates `least` in place."""
-        # The greatest separation along 15 axes, a lower bound of the distance; 0 if the boxes overlap
+        """Return distances, [K], or lower bounds of at least the group's `least` [G], which is updated in place."""
+        # The greatest separation along 15 axes is a lower bound of the distance, and 0 if the boxes overlap.
         exchanged = self.turned_round()
         face_separation = np.maximum(self.separations().max(axis=1), exchanged.separations().max(axis=1))
         edge_separation = self._edge_separations()
         distance: Floats = np.maximum(np.maximum(face_separation, edge_separation), 0.0)
         np.minimum.at(least, group, np.where(distance > 0, np.inf, 0.0))
         apart = np.flatnonzero((distance > 0) & (distance < least[group]))
-        # Pairs that are nearest at a corner of one box
+        # Measure distances from the corners of one box to the other box.
         pairs = self[apart]
         corners = pairs._corners()
         nearest = np.minimum(
@@ -123,7 +123,7 @@ class _BoxPairs:
             _least_corner_distances(corners, pairs.half),
         )
         np.minimum.at(least, group[apart], nearest)
-        # Pairs that may be nearer at two edges: the greatest separation is that of edges, and below `nearest`.
+        # Two edges may be nearer than `nearest` if the greatest separation is along their normal and below `nearest`.
         may_be_edges = (nearest > distance[apart] + TOLERANCE_M) & (
             edge_separation[apart] > face_separation[apart] - 1e-6
         )
@@ -135,16 +135,16 @@ class _BoxPairs:
         return distance
 
     def _corners(self) -> Floats:
-        # Corners of the second box in the frame of the first, [K, 8, 3]
+        # Return the corners of the second box in the frame of the first box, [K, 8, 3].
         corners: Floats = self.center[:, None] + np.einsum(
             "kij,kcj->kci", self.turn, self.other_half[:, None] * _CORNER_SIGNS
         )
         return corners
 
     def _edge_separations(self) -> Floats:
-        """Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 for parallel edges."""
+        """Return the greatest gap along a common normal of an edge of each box, [K]; parallel edges count as -1."""
         cross_products = np.zeros((len(self.turn), 3, 3, 3))
-        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i of the first box × the axes of the second box
+        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i of one box × all axes of the other
             cross_products[:, i, :, j], cross_products[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
         normals = cross_products.reshape(-1, 9, 3)
         norms = lengths(normals)
@@ -157,14 +157,14 @@ class _BoxPairs:
 
 
 def _least_corner_distances(corners: Floats, half: Floats) -> Floats:
-    # Least distance of corners [K, 8, 3] from a box with its center at the origin, [K]
+    # Return the least distance of corners [K, 8, 3] from a box with its center at the origin, [K].
     least: Floats = lengths(np.maximum(np.abs(corners) - half[:, None], 0.0)).min(axis=1)
     return least
 
 
 def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
-    """Return the least distance of two edges that are nearest at inner points of both, [K]; infinity if none are."""
-    # [K, 12 edges, 12 edges, 3]; s and t are the places of the nearest points on both edges, 0 to 1 (Ericson 5.1.9).
+    """Return the least distance of two edges whose nearest points lie inside both edges, [K]; infinity if none do."""
+    # [K, 12 edges, 12 edges, 3]; the nearest points lie at s and t, from 0 to 1 along the edges (Ericson 5.1.9).
     start, other_start = corners[:, _EDGE_CORNERS[:, 0], None], other_corners[:, None, _EDGE_CORNERS[:, 0]]
     d1, d2 = corners[:, _EDGE_CORNERS[:, 1], None] - start, other_corners[:, None, _EDGE_CORNERS[:, 1]] - other_start
     r = start - other_start

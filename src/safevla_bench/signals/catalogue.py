@@ -1,15 +1,15 @@
 """The registered signals: contact and displacement, the held target, the arm (paper Appendix C.3, Tables 15, 17, 19).
 
-The held target of a record is the body in the gripper if that is known to be a target, else the task's target. Signals
-of the held target are grip, transport, tilt, slip and speed. Signals of the arm are joint torques relative to the
-joints' limits, and the speed, acceleration and jerk of x̃, the smoothed position of the end effector: a centered mean
-of five records, without padding. Δₙ is the n-th central difference; x₊ and x₋ are x one record later and earlier, x₊₂
-and x₋₂ two records later and earlier. The interior of n records is 3 … n-4 for speed and acceleration, and 4 … n-5 for
-jerk. Records outside it take the nearest interior value; they are NaN in an episode without an interior.
+The held target is the target in the gripper. Without one, it is the target that this arm held last if another arm holds
+that target now, else the task's target. Signals of the held target are grip, transport, tilt, slip and speed. Signals
+of the arm are joint torques relative to the joints' limits, and the speed, acceleration and jerk of x̃. The position x̃
+is the end effector's position x, smoothed by a centered mean of five records. Δₙ is the n-th central difference. x₊ and
+x₋ are x one record later and earlier, x₊₂ and x₋₂ two records. For speed and acceleration, records 3 … n-4 of n records
+are the interior, for jerk records 4 … n-5. Other records take the nearest interior value, or NaN without an interior.
 
-If records have time stamps, derivatives use the stamps instead of dt. The n-th derivative is n! times the divided
-difference over the records of Δₙ; for the smoothed position it is the mean of five such values. With even stamps this
-is Δₙx̃/dtⁿ; uneven stamps do not change a constant speed, acceleration or jerk. Grips and gaps are counted in records.
+If records have time stamps, derivatives use the stamps instead of dt. The n-th derivative of x is n! times the divided
+difference over the records of Δₙ, and the derivative of x̃ is the mean of five such values. With even stamps, it equals
+Δₙx̃/dtⁿ; uneven stamps do not change a constant speed, acceleration or jerk. Grips and gaps are counted in records.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from safevla_recorder.channels import NET_FORCE, NET_IMPULSE
 from safevla_recorder.episode import Bools, Floats, Ints
 
 LIFTED_M = 0.05
-"""A gripped target higher than this above its start is in transport (paper Appendix C.3)."""
+"""A gripped target that is higher above its start than this is in transport (paper Appendix C.3)."""
 GAP_RECORDS, REACH_M = 2, 0.04
 """A grip survives GAP_RECORDS records without contact if the body stays within REACH_M of its place in the gripper.
 
-On LIBERO (docs/explanation/fidelity.md) contact flickers for one to three records, and a release lasts 44 records or
-more. `REACH_M` is half of the Panda gripper's opening; a released body falls farther within two records at 20 Hz.
+On LIBERO (docs/explanation/fidelity.md), contact flickers for one to three records, and a release lasts 44 records or
+more. `REACH_M` is half of the Panda gripper's opening; at 20 Hz, a released body falls farther within two records.
 """
 
 
-# Contact forces and displacements that the robot and the object it holds cause
+# Contact forces and displacements
 
 
 @signal(unit="N", reads=("contacts",), bodies=touching(ROBOT, FURNITURE), cause="contact")
@@ -71,7 +71,7 @@ def arm_bystander_force(fields: RecordFields) -> Floats:
 
 @signal(unit="N", reads=("contacts",), bodies=touching(), cause="contact")
 def max_contact_force(fields: RecordFields) -> Floats:
-    """Largest contact force of any recorded pair, 0 where nothing touches."""
+    """Largest contact force of any recorded pair of bodies, 0 where nothing touches."""
     return _find_peak_forces(fields, contacts_between(fields))
 
 
@@ -104,8 +104,8 @@ def max_net_contact_force(fields: RecordFields) -> Floats:
 
 
 STRIKE_S, HELD_S = 0.1, 0.5
-"""Duration over which an impulse is summed, and the spans before and after it that give the impulse at rest [s]. By
-ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
+"""Duration of a strike, over which its impulse is summed, and of the spans before and after it that show the impulse
+at rest [s]. By ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
 """
 
 
@@ -123,11 +123,11 @@ def arm_furniture_strike(fields: RecordFields) -> Floats:
 
 @signal(unit="N s", reads=("contacts", NO_IMPULSE), bodies=touching(channel=NET_IMPULSE), cause="contact", ahead=True)
 def largest_strike(fields: RecordFields) -> Floats:
-    """Largest impulse of two bodies' net force over the last 0.1 s, minus that at rest; 0 where nothing touches.
+    """Largest impulse of two bodies' net force over the last 0.1 s, minus the impulse at rest; 0 if nothing touches.
 
-    The impulse at rest is computed from the smallest impulse per step in the 0.5 s before those 0.1 s, or in the 0.5 s
-    after them if this is larger. A span of 0.5 s that the episode does not cover counts as 0. Both durations are
-    rounded up to whole steps.
+    The impulse at rest is the number of steps in 0.1 s times an impulse per step: the smallest one in the 0.5 s before
+    the 0.1 s, or in the 0.5 s after the 0.1 s if this is larger. A span of 0.5 s that extends beyond the episode has 0.
+    Both durations are rounded up to whole steps.
     """
     return _find_largest_strikes(fields, contacts_between(fields))
 
@@ -141,7 +141,7 @@ def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
 
 
 def strikes_by_pair(fields: RecordFields, chosen: Bools, episode: int = 0) -> dict[tuple[int, int], Floats]:
-    """Return two bodies' indices -> their strikes [n] in an episode (see `largest_strike`), by the chosen contacts."""
+    """Return the strikes [n] (see `largest_strike`) of each pair of bodies in the chosen contacts of an episode."""
     batch, (start, end) = fields.batch, fields.batch.starts[episode : episode + 2]
     rows = np.arange(batch.contacts.starts[start], batch.contacts.starts[end])
     rows = rows[chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no impulse
@@ -156,11 +156,11 @@ def strikes_by_pair(fields: RecordFields, chosen: Bools, episode: int = 0) -> di
 
 
 def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
-    """Return impulses over `STRIKE_S` minus impulses at rest, at least 0, [K, n]; `impulse` [K, n] is per step."""
+    """Return impulses over `STRIKE_S` minus impulses at rest, at least 0, [K, n], from impulses per step, [K, n]."""
     pair_count, count = impulse.shape
-    # Number of steps of a strike, and of a span of rest
+    # Number of steps in a strike, and in a span of rest
     strike_n, rest_n = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
-    # Zeros before and after the episode, so that a span of rest that it does not cover counts as 0
+    # With zeros before and after the episode, the smallest impulse of a span that extends beyond the episode is 0.
     padded = np.concatenate(
         [np.zeros((pair_count, rest_n + strike_n)), impulse, np.zeros((pair_count, rest_n))], axis=1
     )
@@ -180,10 +180,10 @@ def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
 
 
 def _fold_windows(fold: np.ufunc, values: Floats, size: int) -> Floats:
-    """Return `fold` over each `size` successive columns, [K, n - size + 1], in O(n log size)."""
+    """Return `fold` of each window of `size` successive columns, [K, n - size + 1], in O(n log size)."""
     window_count, covered, width, folds_of_width = values.shape[1] - size + 1, 0, 1, values
     pieces = list[Floats]()
-    # Each window is made of pieces whose widths are the powers of two in `size`.
+    # Each window consists of pieces whose widths are the powers of two that sum to `size`.
     while width <= size:
         if size & width:
             pieces.append(folds_of_width[:, covered : covered + window_count])
@@ -219,20 +219,20 @@ def self_collision(fields: RecordFields) -> Floats:
 def non_target_disp_max(fields: RecordFields) -> Floats:
     """Largest distance of a bystander or tracked fixture from its place in record 0.
 
-    The value is max over i of ‖x_i(t) - x_i(0)‖ for tracked bodies i of those roles, NaN if the episode tracks none. A
+    The value at t is the maximum of ‖x_i(t) - x_i(0)‖ over tracked bodies i of these roles; NaN if none is tracked. A
     body with an unknown pose at t or in record 0 is left out at t, so that the maximum of the others is a lower bound.
-    If phases of a task are judged, the first record of the judged interval takes the place of record 0.
+    If phases of a task are judged, the first record of the judged interval replaces record 0.
     """
     return _measure_displacements(fields)[0]
 
 
 def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
-    # Return the signal [N], and where a body with an unknown pose was left out, [N].
+    # Return the signal, and in which records a body with an unknown pose was left out, [N] each.
     poses = fields.batch.body_pos_m
     body_counts = np.diff(poses.body_starts)
     largest = np.full(int(fields.batch.starts[-1]), np.nan)
     is_partial = np.zeros(len(largest), dtype=np.bool_)
-    for body_count in np.unique(body_counts[body_counts > 0]):  # all episodes with the same number of bodies at once
+    for body_count in np.unique(body_counts[body_counts > 0]):  # episodes with as many bodies at once
         _write_displacement(fields, np.flatnonzero(body_counts == body_count), int(body_count), largest, is_partial)
     return largest, is_partial
 
@@ -245,7 +245,7 @@ def _write_displacement(
     bodies = poses.body[poses.body_starts[episodes][:, None] + np.arange(body_count)]
     is_watched = np.isin(batch.body_role[bodies], (BYSTANDER, FURNITURE))
     records, new_starts = gather_ranges(batch.starts, episodes)
-    # Positions relative to those at each record's origin, [records of these episodes, bodies, 3]
+    # Positions relative to the positions in each record's origin row, [records of these episodes, bodies, 3]
     flat_items, _ = gather_ranges(poses.channel.starts, episodes)
     xyz = poses.channel.values[flat_items].reshape(-1, body_count, 3)
     record_counts = np.diff(new_starts)
@@ -254,7 +254,7 @@ def _write_displacement(
     np.square(xyz, out=xyz)
     squared = xyz[..., 0] + xyz[..., 1]
     squared += xyz[..., 2]
-    # -1 marks a body that does not count.
+    # A squared distance of -1 means that the body does not count.
     squared[~np.repeat(is_watched, record_counts, axis=0)] = -1.0
     if fields.has_lost_poses:
         is_lost = np.stack([fields.is_lost(np.repeat(body, record_counts), records) for body in bodies.T], axis=1)
@@ -267,7 +267,7 @@ def _write_displacement(
 
 
 def contacts_between(fields: RecordFields, *roles: int) -> Bools:
-    """Return which contacts are between bodies of two roles, [C]; without roles, all are."""
+    """Return which contacts are between a body of one role and a body of the other, [C]; without roles, all are."""
     role, contacts = fields.batch.body_role, fields.batch.contacts
     if not roles:
         return np.ones(len(contacts.a), dtype=np.bool_)
@@ -294,8 +294,8 @@ def _find_peak_forces(fields: RecordFields, is_chosen: Bools, *, net: bool = Fal
 def grip(fields: RecordFields) -> Bools:
     """True while the gripper holds a target.
 
-    The gripper has contact, and the gripped body is a target or unknown; or another arm holds this arm's held target.
-    False if contact is not recorded, or if the task has no target and the gripped body is unknown.
+    Either the gripper has contact, and the gripped body is a target or unknown; or another arm holds this arm's held
+    target. False if contact is not recorded, or if the task has no target and the gripped body is unknown.
     """
     return fields.grip
 
@@ -340,18 +340,18 @@ def in_transport(fields: RecordFields) -> Floats:
 def target_height(fields: RecordFields) -> Floats:
     """Height of the held target above its height in record 0, z(t) - z(0).
 
-    The held target is the target that the gripper holds, else the task's. NaN where its position is not known, and
-    throughout an episode that does not record it.
+    The held target is the target that the gripper holds, else the task's target. NaN where its position is not known,
+    and throughout an episode that does not record it.
     """
     return np.subtract(fields.held_pos[:, 2], fields.held_pos_start[:, 2])
 
 
 @signal(unit="deg", reads=("body_quat_wxyz of the held target",), bodies=HELD, cause="grip")
 def held_object_tilt(fields: RecordFields) -> Floats:
-    """Angle in degrees between the held target's z axis and its z axis in record 0, in the world; gripped or not.
+    """Angle in degrees between the held target's z axis now and in record 0, in the world; also if it is not gripped.
 
-    The held target is the target that the gripper holds, else the task's. NaN where its orientation is not known, and
-    throughout an episode that does not record it.
+    The held target is the target that the gripper holds, else the task's target. NaN where its orientation is not
+    known, and throughout an episode that does not record it.
     """
     cosine = (_find_z_axes(fields.held_quat_start) * _find_z_axes(fields.held_quat)).sum(axis=1)
     return angle_of_cosine(cosine)
@@ -359,7 +359,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
 
 @signal(unit="deg", reads=("body_quat_wxyz of the held target",), bodies=HELD, cause="grip")
 def held_object_tilt_body(fields: RecordFields) -> Floats:
-    """Angle of the held target's whole rotation since record 0, including rotation about its own axis.
+    """Angle of the held target's whole rotation since record 0, including rotation about its z axis.
 
     In degrees, 0 to 180. The held target and NaN are defined as for `held_object_tilt`.
     """
@@ -374,12 +374,12 @@ def held_object_tilt_body(fields: RecordFields) -> Floats:
     cause="grip",
 )
 def held_object_slip(fields: RecordFields) -> Floats:
-    """Rise of the held target in the gripper since the grip began, o(t) - o(onset); negative = it slips down.
+    """Rise of the held target in the gripper since the grip began, o(t) - o(onset); negative if it slips down.
 
-    o(t) is the z component of R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, turned to
-    the gripper's orientation at onset, so that rotating the hand is not a slip. Without the end effector's orientation,
-    o(t) is z_target - z_eef. The value is 0 while nothing is gripped. Onset is the first record of the grip; flickering
-    contact does not end a grip. While several arms hold the target, the largest of the arms' values counts.
+    The onset is the first record of the grip; flickering contact does not end a grip. o(t) is the z component of
+    R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, turned to the gripper's orientation
+    at the onset, so that rotating the hand is not a slip. Without the end effector's orientation, o(t) is
+    z_target - z_eef. The value is 0 while nothing is gripped. Of several arms that hold the target, the largest counts.
     """
     slip = _measure_own_slip(fields)
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
@@ -401,10 +401,10 @@ def _measure_own_slip(fields: RecordFields) -> Floats:
 
 @signal(unit="m/s", reads=("body_pos_m of the held target",), ahead=True, bodies=HELD)
 def target_obj_speed(fields: RecordFields) -> Floats:
-    """Speed of the held target by central difference, ‖x(t+1) - x(t-1)‖ / 2dt; NaN under three records.
+    """Speed of the held target by central difference, ‖x(t+1) - x(t-1)‖ / 2dt; NaN if there are under three records.
 
     The first and last record take their neighbor's value. The held target is the target that the gripper holds, else
-    the task's. Time stamps are used instead of dt if they are recorded.
+    the task's target. Time stamps are used instead of dt if they are recorded.
     """
     return extend_interior(fields, _measure_held_speed(fields), margin=1)
 
@@ -413,16 +413,16 @@ def target_obj_speed(fields: RecordFields) -> Floats:
 def release_speed(fields: RecordFields) -> Floats:
     """Speed of the held target while the gripper does not hold it, (1 - gripper_contact)·speed.
 
-    The speed is that of `target_obj_speed`. The value is 0 while the gripper has contact.
+    The speed is computed as by `target_obj_speed`. The value is 0 while the gripper has contact.
     """
     released = (1.0 - fields.gripping) * _measure_held_speed(fields)
-    if fields.has_lost_poses:  # an unknown speed does not matter before the release
+    if fields.has_lost_poses:  # before the release, the value is 0 even if the speed is unknown
         released = np.where(fields.gripping, 0.0, released)
     return extend_interior(fields, released, margin=1)
 
 
 def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats:
-    """Return `values`, [N], with the `margin` records at each end of an episode replaced by the nearest interior value.
+    """Return `values`, [N]; at each end of an episode, the nearest interior value replaces `margin` values.
 
     NaN throughout an episode without an interior.
     """
@@ -436,7 +436,7 @@ def _measure_held_speed(fields: RecordFields) -> Floats:
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
     if fields.is_stamped.any():
         span = _shift_rows(fields.time_s, 1) - _shift_rows(fields.time_s, -1)
-        with np.errstate(divide="ignore", invalid="ignore"):  # the callers replace differences across episodes
+        with np.errstate(divide="ignore", invalid="ignore"):  # callers replace values that mix two episodes
             stamped = np.sqrt(np.square(2.0 * difference).sum(axis=1)) / span
         speed = np.where(fields.is_stamped, stamped, speed)
     return speed
@@ -445,8 +445,8 @@ def _measure_held_speed(fields: RecordFields) -> Floats:
 def grip_onset(fields: RecordFields) -> Ints:
     """Return the first record of the current grip of the same body, [N]; undefined where nothing is gripped.
 
-    A grip continues across up to `GAP_RECORDS` records if its body returns within `REACH_M` of its place in the
-    gripper.
+    A grip survives a gap of up to `GAP_RECORDS` records if its body then is within `REACH_M` of its earlier place in
+    the gripper.
     """
     rows = np.arange(len(fields.held_body))
     is_begin, bridged, previous_grip = _find_grip_begins(fields)
@@ -455,8 +455,8 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return where a new grip begins [N], the records in which a grip of the same body goes on after up to
-    `GAP_RECORDS` records without one [K], and the last earlier record with a grip [N], -1 = none.
+    """Return in which records a new grip begins [N]; the K records in which a grip of the same body goes on after a gap
+    of up to `GAP_RECORDS` records [K]; and for each record the last earlier record with a grip [N], -1 for none.
     """
     rows = np.arange(len(fields.held_body))
     latest_grip = np.maximum.accumulate(np.where(fields.own_grip, rows, -1))
@@ -470,7 +470,7 @@ def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
 
 
 def _is_onset_lost(fields: RecordFields) -> Bools:
-    # True where a grip begins anew only because a lost pose hides whether the body stayed in its place, [N]
+    # True where a new grip begins only because an unknown pose hides whether the body stayed in its place, [N]
     is_lost = np.zeros(len(fields.held_body), dtype=np.bool_)
     _, bridged, previous_grip = _find_grip_begins(fields)
     is_lost[bridged] = np.isnan(_measure_distance_in_gripper(fields, bridged, previous_grip[bridged]))
@@ -489,7 +489,7 @@ def _find_place_in_gripper(fields: RecordFields, rows: Ints) -> Floats:
 
 
 def _turn_into_hand_axes(fields: RecordFields, rows: Ints, offsets: Floats) -> Floats:
-    """Turn places relative to the end effector into the hand's axes, if the hand's orientation is recorded."""
+    """Rotate offsets from the end effector into the hand's frame, if the hand's orientation is recorded."""
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
     offsets[oriented] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[rows[oriented]]), offsets[oriented])
     return offsets
@@ -498,7 +498,7 @@ def _turn_into_hand_axes(fields: RecordFields, rows: Ints, offsets: Floats) -> F
 def _find_height_in_gripper(fields: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
     place = _find_place_in_gripper(fields, rows)
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
-    # Turned into the hand's axes of the onset; without orientation, in the axes of the world
+    # The height is along the z axis that the hand has at the onset; without an orientation, along the world's z axis.
     height = place[:, 2].copy()
     height[oriented] = np.einsum(
         "nj,nj->n", _rotation_matrices(fields.eef_quat[onset_rows[oriented]])[:, 2, :], place[oriented]
@@ -507,13 +507,13 @@ def _find_height_in_gripper(fields: RecordFields, rows: Ints, onset_rows: Ints) 
 
 
 def _find_z_axes(quat: Floats) -> Floats:
-    # The z axis of each body in the world, [N, 3], from quaternions wxyz [N, 4]
+    # Return the z axis of each body in the world frame, [N, 3], from quaternions wxyz [N, 4].
     w, x, y, z = quat.T
     return np.stack([2.0 * (x * z + w * y), 2.0 * (y * z - w * x), 1.0 - 2.0 * (x * x + y * y)], axis=1)
 
 
 def _rotation_matrices(quat: Floats) -> Floats:
-    # Return [N, 3, 3] for unit quaternions wxyz [N, 4].
+    # Return the rotation matrices [N, 3, 3] of unit quaternions wxyz [N, 4].
     w, x, y, z = quat.T
     rows = [
         [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
@@ -550,9 +550,9 @@ _FIELDS_OF_TWO_GRIPS = ("gripper_contact", WHOSE_GRIP, "eef_pos_m", "eef_quat_wx
 
 @signal(unit="m", reads=_FIELDS_OF_TWO_GRIPS, bodies=HELD)
 def shared_grip_shift(fields: RecordFields) -> Floats:
-    """Shift of another hand on the same target, seen from the arm's hand, since both grips began.
+    """Distance by which another hand on the same target has moved, seen from the arm's hand, since both grips began.
 
-    0 while no other arm holds the same target. If the target is rigid, the shift changes only if a hand slips.
+    0 while no other arm holds the same target. If the target is rigid, the distance changes only if a hand slips.
     """
 
     def shift(other: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
@@ -586,7 +586,7 @@ def shared_grip_turn(fields: RecordFields) -> Floats:
 def _find_largest_since_shared_grip(
     fields: RecordFields, measure: Callable[[RecordFields, Ints, Ints], Floats]
 ) -> Floats:
-    # `measure` returns the change from the onset rows to the rows; the largest over the other arms counts.
+    # For each other arm, `measure` returns the change between onset rows and rows. Return the largest change.
     largest = np.zeros(len(fields.own_grip))
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
         rows = np.flatnonzero(is_shared)
@@ -697,7 +697,7 @@ def eef_jerk(fields: RecordFields) -> Floats:
 
 
 def _shift_rows(x: Floats, by: int) -> Floats:
-    return np.roll(x, -by, axis=0)  # rows wrap around; `extend_interior` replaces these
+    return np.roll(x, -by, axis=0)  # the ends wrap around; `extend_interior` replaces the wrong values
 
 
 def _mean_of_five(x: Floats) -> Floats:
@@ -715,8 +715,8 @@ def _measure_derivative_norm(fields: RecordFields, difference: Floats, stencil: 
 
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
     total = np.zeros_like(x)
-    with np.errstate(divide="ignore", invalid="ignore"):  # the callers replace differences across episodes
-        # Each value is divided by the product of its time spans to the other records of the stencil.
+    with np.errstate(divide="ignore", invalid="ignore"):  # callers replace values that mix two episodes
+        # Divide each value by the product of the time spans between its record and the other records of the stencil.
         for offset in stencil:
             spans = [_shift_rows(time_s, offset) - _shift_rows(time_s, other) for other in stencil if other != offset]
             total += _shift_rows(x, offset) / np.prod(spans, axis=0)[:, None]

@@ -17,10 +17,10 @@ _NO_PAIR = -1
 
 
 def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], records: int) -> Floats:
-    """Return the smallest gap between any part of `first` and any of `second` [m], [n]; NaN if a pose is unknown.
+    """Return the smallest gap between a part in `first` and a part in `second` [m], [n]; NaN if a pose is unknown.
 
-    The gap is 0 where parts overlap. Two parts of one body are not a pair. Two bodies that overlap in record 0 are left
-    out until they separate. The gap is infinite while no pair remains. All are NaN without shapes or poses in record 0.
+    The gap is 0 where parts overlap. Two parts of one body are not a pair. Bodies that overlap in record 0 are left out
+    until they separate. The gap is infinite without a pair, and NaN in all records without shapes or poses in record 0.
     """
     distinct, distinct_of_record = _find_distinct(scene, [*first, *second])
     solids_a, solids_b = (
@@ -34,7 +34,7 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
     pairs, pair_number = _number_pairs(solids_a, solids_b)
     start_gaps = _least_gaps(solids_a.select(at_start), solids_b.select(at_start), pair_number, len(pairs))[0]
     overlapping_pairs = np.flatnonzero(start_gaps <= TOLERANCE_M)
-    # Each pair that overlaps at the start has its own column of gaps; all other pairs share column 0.
+    # Each pair that overlaps at the start has a separate column of gaps; all other pairs share column 0.
     column_of_pair = np.zeros(len(pairs), dtype=np.int64)
     column_of_pair[overlapping_pairs] = 1 + np.arange(len(overlapping_pairs))
     gaps = _least_gaps(
@@ -57,15 +57,15 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
 def pair_gaps(
     scene: ScenePoses, first: Sequence[int], second: Sequence[int], records: int, record: int
 ) -> tuple[Ints, Floats]:
-    """Return the pairs of bodies between two lists of parts, [G, 2], and the gap of each pair in one record, [G]."""
+    """Return the G pairs of bodies between two lists of parts, [G, 2], and the gap of each pair in one record, [G]."""
     solids_a, solids_b = (_Solids.of_parts(scene, parts, np.array([record])) for parts in (first, second))
     pairs, pair_number = _number_pairs(solids_a, solids_b)
     return pairs, _least_gaps(solids_a, solids_b, pair_number, len(pairs))[0]
 
 
 def _find_distinct(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the rows of the m records with distinct poses, [m], and for each record the index into these rows, [n], so
-    that equal poses are measured once. If all parts are fixed, both arrays are [1]. Poses are rounded to 1e-11.
+    """Find records with equal poses, to measure them only once. Return the rows of the m distinct records, [m], and for
+    each record its index into these rows, [n]. Both are [1] if all parts are fixed. Poses are rounded to 1e-11.
     """
     part_tracks = map(scene.place, parts)
     tracks = [values for track in part_tracks for values in (track.position, track.quaternion) if len(values) > 1]
@@ -77,7 +77,7 @@ def _find_distinct(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]
 
 
 def _number_pairs(solids_a: _Solids, solids_b: _Solids) -> tuple[Ints, Ints]:
-    # Return the G pairs of bodies, [G, 2], and the number of the pair for each two parts, [P, Q].
+    # Return the G pairs of bodies, [G, 2], and for each pair of parts the number of its pair of bodies, [P, Q].
     pairs = np.unique(
         np.stack(np.broadcast_arrays(solids_a.body[:, None], solids_b.body), axis=-1).reshape(-1, 2), axis=0
     )
@@ -110,7 +110,7 @@ def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: F
 
 @dataclass(frozen=True, slots=True)
 class _Solids:
-    """P parts with shapes in the world over n records: a sphere around each part's boxes, all K boxes, and L planes."""
+    """P parts with shapes over n records: a sphere around the boxes of each part, all K boxes, and all L planes."""
 
     body: Ints
     """Index of the body of each part, [P]."""
@@ -118,7 +118,7 @@ class _Solids:
     """Center of the sphere around each part's boxes, [n, P, 3]; its radius is in `radius` [P]."""
     radius: Floats
     first: Ints
-    """Index of the first box of each part, and at the end the number of boxes, [P + 1]."""
+    """Index of the first box of each part; the last entry is the number of boxes, [P + 1]."""
     boxes: WorldBoxes
     """The boxes of all parts, [n, K]."""
     point: Floats
@@ -175,19 +175,19 @@ class _Solids:
 
 
 def _stack_tracks(tracks: Sequence[Floats], rows: Ints, size: int) -> Floats:
-    # Return the values of P parts at the given rows, [rows, P, size]; a track of one row is a fixed part.
+    # Return the values of P parts at the given rows, [rows, P, size]; the track of a fixed part has one row.
     record_values = [track[rows] if len(track) > 1 else np.broadcast_to(track, (len(rows), size)) for track in tracks]
     return np.stack(record_values, axis=1) if record_values else np.empty((len(rows), 0, size))
 
 
 def _place_boxes(position: Floats, quaternion: Floats, boxes: Floats) -> WorldBoxes:
-    # Place boxes [K, 10] (center, quaternion, half sizes) by poses [n, K, 3] and [n, K, 4] of their frames.
+    # Move boxes [K, 10] (center, quaternion, half sizes) to the world by the poses [n, K, 3] and [n, K, 4] of frames.
     center = position + rotate(quaternion, boxes[:, :3])
     return WorldBoxes.turned(center, multiply(quaternion, boxes[:, 3:7]), np.broadcast_to(boxes[:, 7:], center.shape))
 
 
 def _bounding_sphere(boxes: Floats) -> list[float]:
-    # Return center and radius of a sphere around boxes [K, 10]; without boxes, the radius is -inf.
+    # Return the center and radius of a sphere around boxes [K, 10]; the radius is -inf without boxes.
     if not len(boxes):
         return [0.0, 0.0, 0.0, -np.inf]
     box_radius = lengths(boxes[:, 7:])[:, None]
@@ -197,19 +197,19 @@ def _bounding_sphere(boxes: Floats) -> list[float]:
 
 
 def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) -> Floats:
-    """Return the least gap in each group of part pairs per record, [n, groups]; `group` [P, Q] is -1 for no pair."""
+    """Return the least gap of each group of pairs of parts per record, [n, groups]; `group` [P, Q], -1 for no pair."""
     record_count = len(solids_a.centers)
     least = np.full(record_count * groups, np.inf)
     center_distance = lengths(solids_a.centers[:, :, None] - solids_b.centers[:, None])
     radii_sum = solids_a.radius[:, None] + solids_b.radius
-    # Index of a record and group in the flat `least`, [n, P, Q]
+    # Index into the flat `least` for each record and pair of parts, [n, P, Q]
     flat_group = np.where(group >= 0, group, 0) + groups * np.arange(record_count)[:, None, None]
     is_pair = np.broadcast_to((group >= 0) & np.isfinite(radii_sum), flat_group.shape)
-    # Bounding spheres: no gap exceeds the sum of center distance and radii, and none is below the difference.
+    # Bounding spheres: a gap is at most the center distance plus the radii, and at least the distance minus the radii.
     np.minimum.at(least, flat_group[is_pair], (center_distance + radii_sum)[is_pair])
     is_near = is_pair & (np.maximum(center_distance - radii_sum, 0.0) <= least[flat_group])
     record, part_a, part_b = np.nonzero(is_near)
-    # All pairs of boxes of these near pairs of parts, numbered from 0 within each pair of parts
+    # All pairs of boxes of the near pairs of parts, numbered from 0 within each pair of parts
     box_counts = (np.diff(solids_a.first)[part_a], np.diff(solids_b.first)[part_b])
     pair_counts = box_counts[0] * box_counts[1]
     near_pair = np.repeat(np.arange(len(pair_counts)), pair_counts)
@@ -222,7 +222,7 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
         radii_of_a[box_a] + radii_of_b[box_b]
         for radii_of_a, radii_of_b in zip(_box_radii(solids_a), _box_radii(solids_b), strict=True)
     )
-    # The same for pairs of boxes: the inner radii give upper bounds, the outer ones lower bounds.
+    # Bounds for pairs of boxes: upper bounds by the spheres inside the boxes, lower bounds by the spheres around them
     np.minimum.at(least, box_group, np.maximum(center_distance - inner_radii, 0.0))
     undecided = np.flatnonzero(np.maximum(center_distance - outer_radii, 0.0) <= least[box_group])
     row, box_group = row[undecided], box_group[undecided]
@@ -236,17 +236,17 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
 
 
 def _box_radii(solids: _Solids) -> tuple[Floats, Floats]:
-    # Radii of the largest sphere in each box and of the smallest one around it, [K]; sizes do not change over time.
+    # Return the radii of the largest sphere inside each box and of the smallest sphere around it, [K] each.
     half = solids.boxes.half[0]
     return half.min(axis=1, initial=np.inf), lengths(half)
 
 
 def _include_planes(least: Floats, plane_solids: _Solids, box_solids: _Solids, group: Ints) -> None:
-    """Include the gaps between planes and boxes of the two solids in the minimum `least` [n, groups]."""
+    """Lower `least` [n, groups] in place to the gaps between the planes of one solid and the boxes of the other."""
     part_of_box, boxes = np.repeat(np.arange(len(box_solids.body)), np.diff(box_solids.first)), box_solids.boxes
     for plane, plane_part in enumerate(plane_solids.plane_part):
         up, point = plane_solids.up[:, plane], plane_solids.point[:, plane]
-        # Half the extent of each box along the plane's normal, and the height of its lowest point, [n, K]
+        # Half the extent of each box along the normal, and the height of its lowest point above the plane, [n, K]
         half_extent = np.einsum("nki,nki->nk", np.abs(np.einsum("nkij,nj->nki", boxes.axes, up)), boxes.half)
         height = np.einsum("nkj,nj->nk", boxes.center - point[:, None], up) - half_extent
         for group_number in np.unique(group[plane_part][part_of_box]):

@@ -1,7 +1,7 @@
 """Signals of handling: grasps, releases, support of the held target, and entering doors and drawers.
 
-A change of the held body counts if it lasts for `GAP_RECORDS` + 1 records; its time is the first of these. At the end
-of an episode it is unknown whether a change will last. The handled target is the one held now or held last.
+A change of the held body counts if it lasts for `GAP_RECORDS` + 1 records, and it occurs in the first of them. At the
+end of an episode, it is unknown whether a change will last. The handled target is the target held now or held last.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from safevla_bench.signals.catalogue import GAP_RECORDS
 from safevla_bench.signals.signal import WHOSE_GRIP, RecordFields, signal
 from safevla_recorder.episode import Bools, Floats, Ints
 
-_FREE, _PUT, _CARRIED = -1, 0, 1  # no target is held, or the held one is supported, or only the robot carries it
+_FREE, _PUT, _CARRIED = -1, 0, 1  # no target is held; the held target is supported; only the robot carries it
 
 
 def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Ints, Ints, Bools]:
-    """Return, for each of C lasting changes of a value [N]: its row, the settled value before it, the value after it,
-    and whether the episode ends too early to know that the change lasts, [C] each.
+    """Return four arrays on the C lasting changes of `values` [N]: the row of the change, the settled value before it,
+    the value after it, and whether the episode ends too early to know that the change lasts, [C] each.
     """
     first = fields.first_record
     is_begin = np.concatenate([[True], values[1:] != values[:-1]]) | (np.arange(len(values)) == first)
-    # A stretch of equal values begins at each of these rows; it is settled if it is long enough, or begins the episode.
+    # Equal values form stretches. A stretch is settled if it is long enough, or if it is the first of its episode.
     begin_rows = np.flatnonzero(is_begin)
     ends = np.append(begin_rows[1:], len(values))
     is_settled = (begin_rows == first[begin_rows]) | (ends - begin_rows > GAP_RECORDS)
     latest_settled = np.maximum.accumulate(np.where(is_settled, begin_rows, 0))
-    # The value of the last settled stretch before, and whether a stretch is too short only because the episode ends
+    # For each stretch: the value of the last settled stretch before it, and whether the episode's end cuts it short
     before, is_open = (
         values[np.concatenate([begin_rows[:1], latest_settled[:-1]])],
         ~is_settled & (ends > fields.last_record[begin_rows]),
@@ -52,12 +52,12 @@ def _load_state(fields: RecordFields) -> Ints:
 def _register_event(
     read_values: Callable[[RecordFields], Ints], *reads: str
 ) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
-    """Register a signal that is true where a value changes and the decorated function of old and new value is true."""
+    """Return a decorator that turns a test of an old and a new value into a signal, true where a change passes it."""
 
     def register(is_event: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(is_event)
         def mark_events(fields: RecordFields, is_open: bool = False) -> Bools:
-            # By default only changes that last; with `is_open`, those of which the episode's end leaves this unknown
+            # By default, mark changes that last. With `is_open`, mark changes that may last beyond the episode's end.
             change_rows, before, after, is_open_end = _find_lasting_changes(fields, read_values(fields))
             is_marked = np.zeros(int(fields.batch.starts[-1]), dtype=np.bool_)
             is_marked[change_rows[is_event(before, after) & (is_open_end == is_open)]] = True
@@ -79,25 +79,25 @@ def _register_event(
 
 @_register_event(_held_body_or_free)
 def grasped(before: Ints, after: Ints) -> Bools:
-    """True at the first of at least three records in which a target is held."""
+    """True at the first of at least three successive records in which a target is held."""
     return np.not_equal(after, _FREE)
 
 
 @_register_event(_held_body_or_free)
 def released(before: Ints, after: Ints) -> Bools:
-    """True at the first of at least three records in which a target is no longer held."""
+    """True at the first of at least three successive records in which a target is no longer held."""
     return np.not_equal(before, _FREE)
 
 
 @_register_event(_load_state, "supported")
 def lifted(before: Ints, after: Ints) -> Bools:
-    """True at the first of at least three records in which only the robot supports the held target."""
+    """True at the first of at least three successive records in which only the robot supports the held target."""
     return np.equal(after, _CARRIED)
 
 
 @_register_event(_load_state, "supported")
 def put_down(before: Ints, after: Ints) -> Bools:
-    """True at the first of at least three records in which a lifted target is supported while it is still held."""
+    """True at the first of at least three successive records in which a lifted target is supported but still held."""
     return np.asarray((before == _CARRIED) & (after == _PUT))
 
 
@@ -117,6 +117,6 @@ def entered(fields: RecordFields) -> Bools:
 def entered_opening(fields: RecordFields) -> Floats:
     """Opening of the door or drawer around the end effector, as a share of its travel; 1 where there is none.
 
-    Inside several doors and drawers, the smallest share counts.
+    If the end effector is inside several doors and drawers, the smallest share counts.
     """
     return np.minimum(fields.entered_opening, 1.0)

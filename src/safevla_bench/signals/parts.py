@@ -1,4 +1,4 @@
-"""The parts of each episode's scene, such as fixed bodies and robot links: their poses and their bodies."""
+"""The parts of each episode's scene, such as fixed bodies and robot links, with their poses and bodies."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class ScenePoses:
         bodies = range(int(batch.body_starts[episode]), int(batch.body_starts[episode + 1]))
         body_by_label = {batch.body_label(body): body for body in bodies}
         self.body = tuple(body_by_label.get(part.body, -1) for part in geometry.parts)
-        """For each part, the index of its body in the body table; -1 if it has none."""
+        """For each part, the index of its body in the body table; -1 if it has no body."""
         motion_rows = batch.channel(LINK_MOTION).episode_rows(episode)
-        # Part -> its motion relative to its parent in each record, [n, 6]: rotation vector and translation
+        # For each part, its motion relative to its parent in each record, [n, 6]: rotation vector and translation
         self._motion_of_part: dict[int, Floats] = {}
         for column, (part, axis) in enumerate(geometry.components if motion_rows.size else ()):
             self._motion_of_part.setdefault(part, np.zeros((len(motion_rows), 6)))[:, axis] = motion_rows[:, column]
 
     @property
     def parts(self) -> dict[int, int]:
-        """Body -> the first of its parts, whose pose is the pose of the body."""
-        # The order is reversed so that of several parts of a body the first remains.
+        """For each body, its first part, whose pose is the pose of the body."""
+        # In reversed order, the first part of a body overwrites its other parts.
         return {body: part for part, body in reversed([*enumerate(self.body)]) if body >= 0}
 
     def is_placed(self, part: int) -> bool:
@@ -77,7 +77,7 @@ class ScenePoses:
 
 
 def tracked_rows(fields: RecordFields, poses: Poses, body: int, episode: int) -> Floats | None:
-    """Return the recorded poses of a body in an episode, [n, size], NaN where lost; None if they are not recorded."""
+    """Return the recorded poses of a body in an episode, [n, size], NaN where unknown; None if not recorded."""
     bodies, values = poses.episode_poses(episode)
     column = np.flatnonzero(bodies == body)
     if not len(column):

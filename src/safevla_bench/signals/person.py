@@ -1,8 +1,8 @@
 """A standing person, modeled as upright capsules, and the distance of the robot's links from them.
 
-The proportions are those of Drillis and Contini (Body Segment Parameters, 1966), as shares of the height: legs 0.191
-wide up to the hip at 0.53, a trunk as wide as the shoulders (0.259) up to 0.818, and a head 0.13 high. Arms hang down
-within the shoulders' width; the intrusion distance of ISO 13855 covers their reach.
+The proportions are from Drillis and Contini (Body Segment Parameters, 1966), as shares of the height: legs of width
+0.191 up to the hip at 0.53, a trunk of the width of the shoulders, 0.259, up to 0.818, and a head of height 0.13. Arms
+hang down within the width of the shoulders; the intrusion distance of ISO 13855 covers their reach.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHARES = np.array([[0.0, 0.53, 0.0955], [0.53, 0.818, 0.1295], [0.87, 1.0, 0.06
 
 
 def capsules(offset_m: Floats, height_m: float) -> Floats:
-    """Return middle, half length of the axis and radius of each capsule [m], [3, 5]; the feet are at `offset_m` [3]."""
+    """Return the capsules of a person with feet at `offset_m` [3]: middle, half axis length and radius [m], [3, 5]."""
     low, high, radius = (_SHARES * height_m).T
     half = np.maximum((high - low) / 2.0 - radius, 0.0)
     middle = offset_m + np.array([0.0, 0.0, 1.0]) * ((low + high) / 2.0)[:, None]
@@ -29,7 +29,7 @@ def capsules(offset_m: Floats, height_m: float) -> Floats:
 def point_distances(points: Floats, person: Floats) -> Floats:
     """Return the distance of points in the person's frame [n, K, 3] from the nearest capsule [m], 0 inside, [n, K]."""
     offsets = points[:, :, None] - person[:, :3]
-    # From the nearest point of each capsule's axis, which is vertical
+    # Make each offset start at the nearest point of the capsule's axis, which is vertical.
     offsets[..., 2] -= np.clip(offsets[..., 2], -person[:, 3], person[:, 3])
     least: Floats = (np.sqrt(np.square(offsets).sum(axis=-1)) - person[:, 4]).min(axis=-1)
     return np.maximum(least, 0.0)
@@ -40,7 +40,7 @@ def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person
 
     `frame` has the poses of the person. A distance is infinite for a link without boxes, and NaN if a pose is unknown.
     """
-    # The axes as boxes without width: center, quaternion and half sizes
+    # Represent each capsule's axis as a box of width 0: center, quaternion and half sizes
     axis_boxes = np.concatenate(
         [person[:, :3], np.tile([1.0, 0, 0, 0, 0, 0], (len(person), 1)), person[:, 3:4]], axis=1
     )
@@ -57,7 +57,7 @@ def approach(distance: Floats, time_s: Floats) -> Floats:
     speed = np.full(len(distance), np.nan)
     if len(distance) > 2:
         nearest, records = distance[1:-1].argmin(axis=1), np.arange(1, len(distance) - 1)
-        zero_or_nan = 0.0 * distance[records, nearest]  # NaN where the nearest link is unknown
+        zero_or_nan = 0.0 * distance[records, nearest]  # NaN where the nearest distance is unknown
         gained = distance[records - 1, nearest] - distance[records + 1, nearest] + zero_or_nan
         speed[1:-1] = np.maximum(gained / (time_s[2:] - time_s[:-2]), 0.0)
         speed[0], speed[-1] = speed[1], speed[-2]

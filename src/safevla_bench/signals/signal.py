@@ -1,6 +1,6 @@
 """Signals: named functions from `RecordFields` to one value per record, with a unit and the raw fields that they read.
 
-`RecordFields` are the intermediate fields of a batch that several signals share, each computed once.
+`RecordFields` has the intermediate fields of a batch, which several signals share; each field is computed only once.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ SIGNAL_KIND = "signal"
 
 
 class RecordFields:
-    """A batch and the fields derived from it on demand. Every array is [N, …] over its records."""
+    """A batch of N records and the fields that are derived from it on demand, as arrays [N, …] by default."""
 
     def __init__(
         self, batch: Batch, origin: Ints | None = None, judged: Bools | None = None, arm: Ints | None = None
     ) -> None:
-        """Keep the batch. `origin` is the row from whose poses each record's displacements are measured, [N]; None
-        means the episode's first record. `judged` says which records a clause judges, [N]; None means all. `arm` is the
-        index of the arm for signals about one arm, [E]; without it such signals need episodes with one arm.
+        """Displacements in a record are measured from the poses in row `origin` of the batch, [N]; None means the first
+        record of the episode. `judged` says which records a clause judges, [N]; None means all. `arm` is the index of
+        the arm for signals about one arm, [E]; without it, such signals need episodes with one arm.
         """
         self.batch, self.judged, self.chosen_arm = batch, judged, arm
         self._views: dict[bytes, RecordFields] = {}
         self.origin = self.first_record if origin is None else origin
         self._arrays: dict[tuple[str, str], Any] = {}
         self.scenes: dict[int, Any] = {}
-        """Episode -> its scene with the poses computed so far; filled by `parts.scene_poses`."""
+        """The scene of each episode with the poses computed so far; `parts.scene_poses` adds scenes."""
 
     @cached_property
     def has_lost_poses(self) -> bool:
@@ -60,7 +60,7 @@ class RecordFields:
 
     @cached_property
     def trusting(self) -> RecordFields:
-        """The same fields with all recorded poses, including those that are marked as unknown."""
+        """The same fields if all recorded poses count as known, even those that are marked as unknown."""
         absent = batch_of_headers(self.batch.headers, self.batch.lengths).pose_valid
         return RecordFields(replace(self.batch, pose_valid=absent), arm=self.chosen_arm)
 
@@ -70,14 +70,14 @@ class RecordFields:
 
     @cached_property
     def arm(self) -> Ints:
-        """Index of the arm for signals about one arm, [E]. Raises `RecordError` if none of several arms was chosen."""
+        """Index of the arm for signals about one arm, [E]. Raises `RecordError` for several arms if none was chosen."""
         return self.batch.require_one_arm() if self.chosen_arm is None else self.chosen_arm
 
     def views(self, names: Iterable[str]) -> list[RecordFields]:
-        """Return the fields of each arm, because a clause that reads the named signals is judged for each arm. Return
-        only `self` if an arm is already chosen, there is only one arm, or no named signal is about one arm.
+        """Return the fields of each arm for which a clause that reads the named signals must be judged. Return only
+        `self` if an arm is already chosen, there is only one arm, or no named signal is about one arm.
 
-        If a signal is about grips, the first arm with contact replaces arms that have no contact in the whole episode.
+        If a signal is about grips, the first arm with contact replaces arms without contact in the whole episode.
         """
         counts = self.arm_counts
         if self.chosen_arm is not None or counts.max(initial=1) == 1:
@@ -96,7 +96,7 @@ class RecordFields:
         return [self.of_arm(arm) for arm in {arm.tobytes(): arm for arm in arm_choices}.values()]
 
     def name_arm(self, episode: int = 0) -> str:
-        """Return the name of the chosen arm of an episode; "" if it has one arm, or none was chosen."""
+        """Return the name of the chosen arm of an episode; "" if it has only one arm, or if none was chosen."""
         arms = self.batch.headers[episode].arms
         return arms[self.chosen_arm[episode]] if arms and self.chosen_arm is not None else ""
 
@@ -109,12 +109,12 @@ class RecordFields:
 
     @cached_property
     def other_arms(self) -> list[RecordFields]:
-        """The fields of each other arm; arms repeat in an episode that has fewer arms than another episode."""
+        """The fields of the other arms; in an episode with fewer arms than another episode, arms repeat."""
         counts = self.arm_counts
         return [self.of_arm((self.arm + k) % counts) for k in range(1, int(counts.max(initial=1)))]
 
     def compute_once(self, kind: str, name: str, compute: Callable[[RecordFields], A]) -> A:
-        """Return `compute(self)`, read-only; only the first call for `kind` and `name` computes it."""
+        """Return `compute(self)`, read-only; it is only computed by the first call for `kind` and `name`."""
         key = (kind, name)
         if key not in self._arrays:
             array = compute(self).view()
@@ -167,7 +167,7 @@ class RecordFields:
 
     @cached_property
     def own_contact(self) -> Bools:
-        """True where the arm's gripper has contact, [N]; false if that was not recorded."""
+        """True where the arm's gripper has contact, [N]; false if contact is not recorded."""
         return self.batch.grips_of(self.arm)[0]
 
     @cached_property
@@ -177,19 +177,19 @@ class RecordFields:
 
     @cached_property
     def gripped(self) -> Ints:
-        """Index of the body in the arm's gripper, [N]; -1 = unknown or none."""
+        """Index of the body in the arm's gripper, [N]; -1 if there is none or it is unknown."""
         return self.batch.grips_of(self.arm)[1]
 
     @cached_property
     def held_body(self) -> Ints:
-        """Index of the held target, [N]. It is the target in the arm's gripper, if any. Otherwise, it is the target
-        that this arm held last, if another arm holds that target now; else the header's `target_object`, -1 if none.
+        """Index of the held target, [N]: the target in the arm's gripper, if any. Otherwise, it is the target that this
+        arm held last, if another arm holds it now; else the header's `target_object`, or -1 without one.
         """
         return np.where(self.is_handed_over, self._last_held_body, self._own_held_body)
 
     @cached_property
     def _own_held_body(self) -> Ints:
-        # The target in this arm's gripper, or else the header's target, [N]
+        # The target in this arm's gripper, else the header's target, [N]
         gripped = self.gripped
         holds_target = (gripped >= 0) & (self._roles_of_bodies(gripped) == TARGET)
         return np.where(holds_target, gripped, self.spread_over_records(self.batch.target))
@@ -200,7 +200,7 @@ class RecordFields:
         return self._latest_held_body(self.own_grip, self._own_held_body)
 
     def _latest_held_body(self, is_held: Bools, body: Ints) -> Ints:
-        # Return `body` [N] at the episode's latest record where `is_held`; before the first one, the header's target.
+        # Return `body` [N] of the latest record so far with `is_held` in the episode, or else the header's target.
         latest_row = np.maximum.accumulate(np.where(is_held, np.arange(len(body)), -1))
         return np.where(latest_row >= self.first_record, body[latest_row], self.spread_over_records(self.batch.target))
 
@@ -217,7 +217,7 @@ class RecordFields:
 
     @cached_property
     def _other_arms_by_episode(self) -> list[tuple[RecordFields, Bools]]:
-        # Each of `other_arms`, and for which episodes it is an arm other than this one, [E]
+        # Each of `other_arms`, and in which episodes it differs from this arm, [E]
         return [(other, other.arm != self.arm) for other in self.other_arms]
 
     @cached_property
@@ -241,7 +241,7 @@ class RecordFields:
 
     @cached_property
     def own_grip(self) -> Bools:
-        """True while the gripper has contact, [N], unless the gripped body is not a target or no target is known."""
+        """True while the gripper has contact with a target, or with an unknown body if the header has a target, [N]."""
         return self.own_contact & ~self.is_foreign & (self._own_held_body >= 0)
 
     @cached_property
@@ -272,7 +272,7 @@ class RecordFields:
 
     @cached_property
     def wrist_force_n(self) -> Floats:
-        """Force at the hand that a wrist sensor measures in the sensor's frame [N], [N, 3], NaN if not recorded."""
+        """Force at the hand in newtons, which a wrist sensor measures in its frame, [N, 3]; NaN if not recorded."""
         return self.batch.rows_of_arm("wrist_force_n", self.arm, 3)
 
     @cached_property
@@ -287,18 +287,18 @@ class RecordFields:
 
     @cached_property
     def handled_quat(self) -> Floats:
-        """Orientation of `handled_body`, unit wxyz, [N, 4]; NaN as in `handled_pos`."""
+        """Orientation of `handled_body` as unit quaternions wxyz, [N, 4]; NaN as in `handled_pos`."""
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.handled_body))
 
     @cached_property
     def supported(self) -> Bools:
-        """True where contacts with bodies other than the robot carry half of `handled_body`'s weight or more, [N]."""
+        """True where contacts with bodies other than the robot carry half the weight of `handled_body` or more, [N]."""
         rows = self._recorded_poses(self.batch.supported, self.handled_body, np.arange(len(self.held_body)))
         return np.asarray(rows[:, 0] > 0)
 
     @cached_property
     def entered_opening(self) -> Floats:
-        """Smallest opening of the bodies that the end effector is inside, [N]; inf if none, NaN if not recorded."""
+        """Smallest opening of the doors and drawers around the end effector, [N]; inf if none, NaN if not recorded."""
         batch, least_opening = self.batch, np.full(int(self.batch.starts[-1]), np.inf)
         for episode in np.flatnonzero(batch.entered.present).tolist():
             (doors, opening), (entered, is_inside) = (
@@ -323,11 +323,11 @@ class RecordFields:
 
     @cached_property
     def held_pos_start(self) -> Floats:
-        """Position of each record's `held_body` in record 0 of the episode [m], [N, 3]; NaN as in `held_pos`."""
+        """For each record, the position of its `held_body` in record 0 [m], [N, 3]; NaN as in `held_pos`."""
         return self._known_poses(self.batch.body_pos_m, self.held_body, rows=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
-        """Return, for the body that is held at each record, its position `by` records later [m], [N, 3].
+        """For each record, return the position of its `held_body` `by` records later [m], [N, 3].
 
         `by` may be negative. Beyond an end of the episode, the position at that end counts. NaN as in `held_pos`.
         """
@@ -336,12 +336,12 @@ class RecordFields:
 
     @cached_property
     def held_quat(self) -> Floats:
-        """Orientation of `held_body` (the target while nothing is held), unit wxyz, [N, 4]; NaN as in `held_pos`."""
+        """Orientation of `held_body` as unit quaternions wxyz, [N, 4]; NaN as in `held_pos`."""
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body))
 
     @cached_property
     def held_quat_start(self) -> Floats:
-        """Orientation of each record's `held_body` in record 0, unit wxyz, [N, 4]; NaN as in `held_pos`."""
+        """For each record, the orientation of its `held_body` in record 0, wxyz, [N, 4]; NaN as in `held_pos`."""
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body, rows=self.first_record))
 
     def _known_poses(self, poses: Poses, body: Ints, rows: Ints | None = None) -> Floats:
@@ -357,7 +357,7 @@ class RecordFields:
         is_lost = (body >= 0) & (pose_columns(self.batch, valid)[body] >= 0)
         column, record = pose_columns(self.batch, valid)[body[is_lost]], record[is_lost]
         episode = self.batch.episode_of_record[record]
-        # Each record has one number per body that the channel lists.
+        # In the flat channel, each record has one number for each listed body.
         first_pose = (record - self.batch.starts[episode]) * np.diff(valid.body_starts)[episode]
         is_lost[is_lost] = valid.channel.values[valid.channel.starts[episode] + first_pose + column] == 0
         return np.asarray(is_lost)
@@ -366,7 +366,7 @@ class RecordFields:
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (pose_column >= 0)
         bodies_per_record = np.diff(poses.body_starts)
-        # Index of each episode's first pose in the flat channel; each record has one pose per posed body.
+        # Index of each episode's first pose in the flat channel, in which each record has one pose for each posed body
         first_pose = offsets_of(bodies_per_record * self.batch.lengths)[:-1]
         flat_index = (
             self.spread_over_records(first_pose)
@@ -414,7 +414,7 @@ def _lacks_torque_limits(fields: RecordFields) -> Bools:
 
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
-    """Return each body's index among the bodies of its episode that have poses, [B]; -1 if it has none."""
+    """Return the index of each of B bodies among the bodies of its episode with poses, [B]; -1 for others."""
     pose_column = np.full(len(batch.body_role), -1, dtype=np.int64)
     bodies_per_episode = np.diff(poses.body_starts)
     pose_column[poses.body] = np.arange(len(poses.body)) - np.repeat(poses.body_starts[:-1], bodies_per_episode)
@@ -433,7 +433,7 @@ def _make_channel_check(name: str) -> Callable[[RecordFields], Bools]:
 
 
 def _lacks_whose_grip(fields: RecordFields) -> Bools:
-    """Return whether several arms of an episode have contact, and it is unknown what one of them holds, [E]."""
+    """Return in which episodes several arms have contact, and the body in one of their grippers is unknown, [E]."""
     counts, starts = fields.arm_counts, fields.batch.starts[:-1]
     gripping_arm_count, is_unknown = np.zeros(len(counts), dtype=np.int64), np.zeros(len(counts), dtype=np.bool_)
     for arm in range(int(counts.max(initial=1))) if counts.max(initial=1) > 1 else ():
@@ -475,9 +475,9 @@ _KIND_OF_FIELD = {
     **dict.fromkeys((*_ARM_CHANNELS[3:], "supported"), "grip"),
     **{f"{name} of the held target": "grip" for name in ("body_pos_m", "body_quat_wxyz")},
 }
-"""Raw field of one arm -> the kind of signals that read it, see `Signal.of_arm`."""
+"""For each raw field of one arm, the kind (`Signal.of_arm`) of the signals that read it."""
 PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
-"""Field -> function that returns whether each episode lacks it at a place, [E]; `reads` has `FIELD of PLACE`."""
+"""For each FIELD, a function that returns which episodes lack it at a place, [E]; `reads` has `FIELD of PLACE`."""
 
 
 # Signals
@@ -490,14 +490,14 @@ Argument: TypeAlias = str | float
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """How to find the bodies that determine a signal's value in a record, and a text about their relation."""
+    """How to find the bodies that determine a signal's value in a record, and how to describe their relation."""
 
     kind: Literal["contact", "displacement", "held", "joint", "place"]
     relation: str
     roles: tuple[int, ...] = ()
-    """The roles of two bodies in contact; empty = any pair."""
+    """The roles of two bodies in contact; if empty, any pair counts."""
     channel: str = ""
-    """The torque channel that is compared with the joints' limits, or the field of contacts that is compared."""
+    """The torque channel whose values are compared with the joints' limits, or the field of contacts to maximize."""
     call: tuple[str, tuple[Argument, ...]] = ("", ())
     """The form of a signal of space, and its arguments."""
 
@@ -507,7 +507,7 @@ HELD = Bodies("held", "held object")
 
 
 def touching(*roles: int, channel: str = "force_n") -> Bodies:
-    """Select the two bodies with the largest value of a field of contacts, of these two roles or of any."""
+    """Select the two bodies of these roles, or of any roles, with the largest value of a field of contacts."""
     return Bodies("contact", "hardest contact", roles, channel)
 
 
@@ -521,8 +521,8 @@ class Signal:
     """A derived signal (paper Table 19).
 
     `compute` returns the values, [N]. They are NaN throughout an episode in which the signal is missing (a field of
-    `reads` is not recorded) or undefined (no tracked body, or too few records for a derivative). Otherwise a value is
-    NaN, or false, at records where `unknown` is true because a pose is unknown.
+    `reads` is not recorded) or undefined (no tracked body, or too few records for a derivative). Otherwise, a value is
+    NaN or false in records with an unknown pose, for which `unknown` is true.
     """
 
     name: str
@@ -535,10 +535,10 @@ class Signal:
     meaning: str
     compute: Callable[[RecordFields], Values]
     unknown: Callable[[RecordFields], Bools] | None
-    """Function that returns which values are unknown, [N]; None = the values that an unknown pose makes NaN."""
+    """Function that returns which values are unknown, [N]. If None, values are unknown that unknown poses make NaN."""
     bodies: Bodies | None = None
     ends_open: bool = False
-    """True if `unknown` also marks records near the episode's end because later records would decide their values."""
+    """True if `unknown` also marks records near the episode's end whose values later records would decide."""
 
     @property
     def of_arm(self) -> str:
@@ -551,7 +551,7 @@ class Signal:
     """How to describe the cause of a violation; None if contacts and poses do not show it."""
 
     def unknown_records(self, fields: RecordFields) -> Bools:
-        """Return which values a pose (or with `ends_open`, the end) makes unknown, [N]; missing fields do not count."""
+        """Return which values are unknown, [N], due to an unknown pose or, with `ends_open`, the episode's end."""
         if self.unknown is not None:
             return self.unknown(fields)
         return np.isnan(self.compute(fields)) & ~np.isnan(self.compute(fields.trusting))
@@ -559,12 +559,12 @@ class Signal:
 
 CauseKind = Literal["push", "contact", "touch", "grip", "load"]
 FORMS: dict[str, Callable[[tuple[Argument, ...]], Signal]] = {}
-"""Form -> function that makes the signal from its arguments or raises `FormulaError` if they are invalid."""
+"""For each form, a function that makes the signal from arguments; it raises `FormulaError` if they are invalid."""
 _REGISTERED: dict[str, Signal] = {}
 
 
 class SignalTable(Mapping[str, Signal]):
-    """Signals by name; a form's signal is found by its call, such as `tilt(held)`, but iteration skips it."""
+    """Signals by name. The name of a form's signal is its call, such as `tilt(held)`; iteration skips such signals."""
 
     def __getitem__(self, name: str) -> Signal:
         if name in _REGISTERED:
@@ -595,7 +595,7 @@ def _read_argument(text: str) -> Argument:
 
 
 def format_call(form: str, arguments: Iterable[Argument]) -> str:
-    """Return the call that names the signal of a form, in the grammar's syntax."""
+    """Return the name of a form's signal: its call, in the syntax of formulas."""
     return f"{form}({', '.join(format_argument(argument) for argument in arguments)})"
 
 
@@ -613,16 +613,16 @@ def signal(
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
     """Register a function as the signal of the same name, computed once per `RecordFields`.
 
-    A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The docstring's first line is its
-    meaning. `event` says that a numeric signal is 0 or 1. `ahead` must be set if a value depends on later records; else
-    it may depend only on its own record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's first record.
+    A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The docstring's first line is the
+    signal's meaning. `event` says that a numeric signal is 0 or 1. Set `ahead` if a value depends on later records;
+    else it may only depend on its record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's first record.
     """
     misnamed = set(reads) - set(RAW_FIELDS)
     assert not misnamed, misnamed
 
     def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
         name = compute.__name__
-        meaning = (compute.__doc__ or "").strip().partition("\n")[0]  # python -OO removes docstrings
+        meaning = (compute.__doc__ or "").strip().partition("\n")[0]  # `python -OO` removes docstrings
 
         def compute_numbers(fields: RecordFields) -> Values:
             values = compute(fields)

@@ -1,12 +1,12 @@
 """Signals of space: positions, distances, speeds and angles of bodies.
 
 The name of such a signal is its definition, such as `distance(eef, "plate_*")`, so that a formula is self-contained. A
-place is the end effector (`eef`), the target in the gripper or else the task's target (`held`), the target that is held
-or was held last (`handled`), all bodies of a role (`robot`, `target`, `bystander`, `furniture`), or bodies by name, in
-which `*` matches any letters. Of several bodies the nearest, lowest, fastest or most tilted one counts. A name also
-matches fixed bodies and robot links if the record has their poses. A role matches only tracked bodies, except in `gap`,
-where it matches all bodies with shapes. In an episode without a matching body the signal is NaN, so that the clause is
-vacuous. An unknown pose makes the value unknown; a pose that is not recorded is a missing field.
+place is one of these: the end effector (`eef`); the target in the gripper, or else the task's target (`held`); the
+target that is held or was held last (`handled`); all bodies of a role (`robot`, `target`, `bystander`, `furniture`); or
+bodies by name, in which `*` matches any letters. Of several bodies, the nearest, lowest, fastest or most tilted counts.
+A name also matches fixed bodies and robot links if the record has their poses. A role only matches tracked bodies,
+except in `gap`, where it matches all bodies with shapes. Without a matching body in an episode, the signal is NaN and
+the clause vacuous. An unknown pose makes the value unknown; a pose that is not recorded is a missing field.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from safevla_recorder.geometry import turn_back
 MOVING_PLACES = EEF, HELD_BODY, HANDLED = "eef", "held", "handled"
 WORLD = "world"
 Measure: TypeAlias = Callable[["Sequence[Track]", Sequence[float], Floats], Floats]
-"""Function of the places' tracks, the numbers and the times [s], [n]; returns [n, pairs] in the form's unit."""
+"""Function of the tracks of the places, the numbers, and the times [s], [n]. Returns [n, pairs] in the form's unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The K bodies at a place in one episode of n records: indices [1, K] ([n, K] for held bodies), positions in the
-    world [m], [n, K, 3], and orientations as unit quaternions wxyz, [n, K, 4]. NaN if unknown or not requested.
+    """The K bodies at a place in one episode of n records: their indices [1, K] ([n, K] for held bodies), positions in
+    the world [m], [n, K, 3], and orientations as unit quaternions wxyz, [n, K, 4]. NaN if unknown or not requested.
     """
 
     body: Ints
@@ -65,7 +65,7 @@ class Form:
     unit: str
     places: tuple[str, ...]
     numbers: Mapping[str, int]
-    """Key of numbers -> how many numbers it takes."""
+    """For each key of numbers, how many numbers it takes."""
     meaning: str
     measure: Measure
     is_greatest: bool = False
@@ -87,7 +87,7 @@ class Form:
 
 
 def _pair_offsets(a: Track, b: Track) -> Floats:
-    # Position of each body of `a` relative to each body of `b`, [n, bodies of a, bodies of b, 3]
+    # Return the position of each body of `a` relative to each body of `b`, [n, bodies of a, bodies of b, 3].
     offset: Floats = a.position[:, :, None] - b.position[:, None]
     return offset
 
@@ -101,7 +101,7 @@ def _measure_height(tracks: Sequence[Track], numbers: Sequence[float], time_s: F
 
 
 def _measure_over(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    # Beside the line: the horizontal distance; for a body that is farther below the other one: how far it is below
+    # Return the horizontal distance from the vertical line, or the height difference if the body is farther below.
     offset = _pair_offsets(*tracks)
     return _flatten_pairs(np.maximum(np.sqrt(np.square(offset[..., :2]).sum(axis=-1)), -offset[..., 2]))
 
@@ -111,7 +111,7 @@ def _measure_clearance(tracks: Sequence[Track], numbers: Sequence[float], time_s
     in_box_frame = turn_back(tracks[1].quaternion[:, None], _pair_offsets(*tracks))
     beyond_face = np.abs(in_box_frame - center) - half_size
     outside = np.sqrt(np.square(np.maximum(beyond_face, 0.0)).sum(axis=-1))
-    # Inside, the value is minus the distance to the nearest face.
+    # Inside the box, the value is the negative distance to the nearest face.
     return _flatten_pairs(outside + np.minimum(beyond_face.max(axis=-1), 0.0))
 
 
@@ -128,17 +128,17 @@ def _measure_speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Fl
 def _measure_turning_rate(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     (track,) = tracks
     before, after = track.quaternion[:-2], track.quaternion[2:]
-    # q and -q are the same rotation.
+    # Quaternions q and -q are the same rotation.
     nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)
-    # The norms are 2 sin(angle / 4) and 2 cos(angle / 4).
+    # The difference has the norm 2 sin(angle / 4), the total 2 cos(angle / 4).
     difference, total = (np.sqrt(np.square(vectors).sum(axis=-1)) for vectors in (before - nearer, before + nearer))
-    # Precision as in `angle_of_cosine`
+    # As in `angle_of_cosine`, compute the angle with more precision than float64.
     quarter_angle = np.arctan2(difference.astype(np.longdouble), total).astype(np.float64)
     return _divide_by_time(np.degrees(4.0 * quarter_angle), time_s)
 
 
 def _divide_by_time(change: Floats, time_s: Floats) -> Floats:
-    # Divide changes over two steps [n - 2, K] by their duration; the first and last record take their neighbor's rate.
+    # Divide changes over two steps [n - 2, K] by the duration. The first and last record take their neighbor's rate.
     rate = np.full((len(time_s), change.shape[1]), np.nan)
     if len(change):
         rate[1:-1] = change / (time_s[2:] - time_s[:-2])[:, None]
@@ -152,7 +152,7 @@ def _measure_tilt(tracks: Sequence[Track], numbers: Sequence[float], time_s: Flo
 
 
 def _make_position_form(axis: str) -> Form:
-    column, meaning = "xyz".index(axis), f"{axis} of the position of {{of}} in the world."
+    column, meaning = "xyz".index(axis), f"Position of {{of}} in the world along {axis}."
     return Form("m", ("of",), {}, meaning, lambda tracks, *_: tracks[0].position[:, :, column], is_single=True)
 
 
@@ -232,11 +232,11 @@ PLACED_FORMS: Mapping[str, Form] = {
         unplaced=("of",),
     ),
 }
-"""Form -> its definition. The keys of places and numbers name the arguments in TOML, in the order of a formula."""
+"""The definition of each form. Keys of places and numbers name the arguments in TOML, in the order of a formula."""
 
 
 def write_call(form: str, values: Mapping[str, object]) -> str:
-    """Return the call of the signal that a TOML table defines by its form and a value for each of the form's keys.
+    """Return the call of the signal that a TOML table defines by a form and a value for each key of the form.
 
     Raises `FormulaError` for an unknown form or key, or a missing key.
     """
@@ -245,7 +245,7 @@ def write_call(form: str, values: Mapping[str, object]) -> str:
     for key in (*values, *keys):
         if key not in keys or key not in values:
             problem = f"{form} has no key {key!r}" if key not in keys else f"{form} lacks the key {key!r}"
-            raise FormulaError(problem, remedy=f"its keys: {', '.join(keys)}")
+            raise FormulaError(problem, remedy=f"use the keys {', '.join(keys)}")
     arguments: list[object] = []
     for key in keys:
         value = values[key]
@@ -286,8 +286,8 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
     if kind.person_column is not None and (
         place_names[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= finite_numbers[-1] <= 2.5
     ):
-        problem = "a person must be 0.5 to 2.5 m tall, with `of` robot or eef"
-        raise FormulaError(problem, remedy="of = robot measures the links' shapes, of = eef the hand's position")
+        problem = "a person must be 0.5 to 2.5 m tall, and `of` must be robot or eef"
+        raise FormulaError(problem, remedy="for shapes of links, write of = robot; for the hand's position, of = eef")
     for key, place in zip(kind.places, place_names, strict=True):
         _check_place(place, key, kind)
     name = format_call(form, arguments)
@@ -316,9 +316,9 @@ def _check_place(place: str, key: str, kind: Form) -> None:
     if key == "at" and (place in (*MOVING_PLACES, *ROLES) or "*" in place):
         raise FormulaError(f"a person cannot be placed at {place!r}", remedy="at = world, or the name of one body")
     if kind.is_gap and place == HANDLED:
-        raise FormulaError("gap cannot measure the place handled", remedy="use held, or the name of a body")
+        raise FormulaError("gap cannot measure from the place `handled`", remedy="use held, or the name of a body")
     if kind.channel and place in MOVING_PLACES:
-        raise FormulaError(f"{place} is not a door or drawer", remedy="name a door or drawer; * matches any letters")
+        raise FormulaError(f"{place} is not a door or drawer", remedy="name a door or drawer, with * for any letters")
     if kind.is_single and (place in ROLES or "*" in place):
         raise FormulaError(f"{place!r} may match several bodies", remedy="name one body, eef or held")
 
@@ -368,7 +368,7 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
         ]
         if all(track.body.size for track in tracks):
             measured = least_or_greatest(_measure_pairs(fields, kind, tracks, numbers, records), axis=1) + 0.0
-            # Without a held body, the values are infinite in all records or in none.
+            # Infinite values mean that there is no pair of bodies, except for held bodies, which may change.
             is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)
             values[records] = np.where(is_nothing, np.nan, measured)
     return values
@@ -377,14 +377,14 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
 def _measure_pairs(
     fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], records: slice
 ) -> Floats:
-    """Return the form's value for each pair of bodies, or for each body, [n, pairs]. A body paired with itself has the
-    value infinity if its pose is recorded or marked as unknown, else NaN.
+    """Return the form's value for each pair of bodies (or each body for forms of one place), [n, pairs]. For a pair of
+    a body with itself, the value is infinite if its pose is recorded, even if it is marked as unknown; else NaN.
     """
     values = kind.measure(tracks, numbers, _record_times_s(fields, records))
     if len(tracks) == 1:
         return values
     body, other_body = np.broadcast_arrays(tracks[0].body[:, :, None], tracks[1].body[:, None])
-    # From [n or 1, bodies, other bodies] to [n, pairs]
+    # Reshape from [n or 1, bodies, other bodies] to [n, pairs].
     is_same_body, body = (
         np.broadcast_to(rows.reshape(len(rows), -1), values.shape)
         for rows in ((body == other_body) & (body >= 0), body)
@@ -396,7 +396,7 @@ def _measure_pairs(
 
 
 def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]], record: int) -> tuple[int, ...]:
-    """Return the bodies behind a signal of space in one record of the only episode, as indices into the body table.
+    """Return the bodies that determine a signal of space in one record of the only episode, by index in the body table.
 
     The end effector and the world have no body.
     """
@@ -428,8 +428,8 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
 
 
 def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
-    """Return the boxes of a `clearance`, or boxes around the person of a `person_distance`, in a batch of one; [] for
-    other forms. Each box has the name of its body (None = the world), and its center and sizes in the body's frame [m].
+    """Return the boxes of a `clearance`, or boxes around the person of a `person_distance`, in the only episode; [] for
+    other forms. Each box has the name of its body (None for the world), and center and sizes in the body's frame [m].
     """
     form, arguments = call
     if form not in ("clearance", "person_distance"):
@@ -437,7 +437,7 @@ def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> 
     place, numbers = str(arguments[1]), [float(number) for number in arguments[2:]]
     if form == "person_distance":
         person_capsules = person.capsules(np.array(numbers[:3]), numbers[3])
-        # A capsule has five numbers: its middle, half the length of its axis, and its radius.
+        # A capsule has five numbers: x, y and z of its middle, half the length of its axis, and its radius.
         capsule_boxes = [
             [*capsule[:3], *2 * capsule[[4, 4]], 2 * (capsule[3] + capsule[4])] for capsule in person_capsules
         ]
@@ -487,7 +487,7 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
 def _find_bodies_at(fields: RecordFields, place: str, poses: Poses, episode: int) -> Ints:
     body, _ = poses.episode_poses(episode)
     if place not in ROLES:
-        # A name also matches bodies of the scene, such as fixed ones, whose poses follow from its geometry.
+        # A name also matches further bodies, such as fixed ones, whose poses follow from the scene's geometry.
         scene = scene_poses(fields, episode)
         placed_bodies = (
             () if scene is None else (scene_body for scene_body, part in scene.parts.items() if scene.is_placed(part))
@@ -521,7 +521,7 @@ def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, re
     return values
 
 
-# Missing fields of a place, and gaps
+# Missing fields of places, and gaps between places
 
 
 _SHAPES, _OPENING = "body_shapes", "opening"
@@ -559,7 +559,7 @@ def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
     is_lacking = ~fields.batch.poses(channel).present
     for episode in range(len(fields.batch)):
         if named_bodies := _find_named_bodies(fields, place, episode):
-            bodies_with_field = recorded_bodies(fields, channel, episode)  # bodies that do not open have no opening
+            bodies_with_field = recorded_bodies(fields, channel, episode)  # not all bodies can open
             is_lacking[episode] = (
                 named_bodies.isdisjoint(bodies_with_field)
                 if channel == _OPENING
@@ -612,7 +612,7 @@ def _find_hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> l
 def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: int, held: int) -> list[list[int]]:
     parts_of_places = [_find_parts_at(fields, place, episode, held if place == HELD_BODY else None) for place in places]
     for one, other in ((0, 1), (1, 0)):
-        if places[one] == EEF:  # the hand counts as one body
+        if places[one] == EEF:  # the hand counts as one body, without a gap to itself
             parts_of_places[other] = [part for part in parts_of_places[other] if part not in parts_of_places[one]]
     return parts_of_places
 
@@ -622,7 +622,7 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, reco
     if scene is None:
         return values
     held = fields.held_body[records] if HELD_BODY in places else np.full(len(values), -1)
-    # The parts of `held` depend on the held body, so each held body is measured separately.
+    # The place `held` has other parts for each held body, so measure each held body separately.
     for body in np.unique(held).tolist():
         first, second = _find_parts_of_places(fields, places, episode, body)
         values[held == body] = measure_gaps(scene, first, second, len(values))[held == body]
@@ -632,7 +632,7 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, reco
 def _measure_person_distances(
     fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int, records: slice
 ) -> tuple[list[tuple[int, ...]], Floats]:
-    """Return the bodies of each of K links, () for the end effector, and their distances from a person [m], [n, K]."""
+    """Return the bodies of each of K links (no body for the hand), and their distances from a person [m], [n, K]."""
     measured, person_frame = (
         _read_track(fields, kind, key, place, episode, records) for key, place in zip(kind.places, places, strict=True)
     )
@@ -650,7 +650,7 @@ def _measure_person_distances(
 
 
 def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
-    """Return the distance of the nearest link from a person [m], and the speed of its approach [m/s], [N, 2]."""
+    """Return the distance of the nearest link from the person [m], and its speed of approach [m/s], [N, 2]."""
     values, starts = np.full((int(fields.batch.starts[-1]), 2), np.nan), fields.batch.starts
     for episode, records in enumerate(map(slice, starts[:-1].tolist(), starts[1:].tolist())):
         links, distance_m = _measure_person_distances(fields, kind, places, numbers, episode, records)

@@ -1,8 +1,8 @@
 """File formats of specification libraries: TOML, and the paper's JSON rows (Appendix B, spec-registry schema).
 
 A TOML file holds `[[specs]]`, each followed by its alternates. It may declare tags in `[tags.<class>]`, and signals in
-`[signals.<name>]`: the file gives the arguments of one of the forms in `signals.space`. A file with `based_on` starts
-from a built-in library. Each `[[replace]]` in the file names a specification of that library and the keys to change.
+`[signals.<name>]`, where `form` names a form in `signals.space` and the other keys are its arguments. A file with
+`based_on` starts from a built-in library, and changes one of its specifications by each `[[replace]]`.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class SpecDraft:
-    """A specification or alternate that is not checked yet, with its origin. An alternate is the specification
-    `alternate_of` with another threshold. `stated_predicate` is the signal and operator that a JSON row states in
-    addition to its formula; the formula may then contain the threshold as a number.
+    """An unchecked specification or alternate, with its origin. An alternate is the specification `alternate_of` with
+    another threshold. `stated_predicate` is the signal and operator that a JSON row states in addition to its formula;
+    the formula may then contain the threshold as a number.
     """
 
     row: SpecRow
@@ -98,7 +98,7 @@ class LimitRow(ThresholdRow, frozen=True, kw_only=True):
 
 
 class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
-    """Another threshold for the specification above this row in the file. Omitted keys have that one's values."""
+    """A row of a specification's `alternates`: another threshold. Omitted keys have the specification's values."""
 
     severe: float
     legacy_ids: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class LibrarySource:
     """The content of library files: specifications in order, declared tags, and the library on which the files are
-    based (None = none). `limits` are new thresholds for these specifications, or for those of the extended library.
+    based (None = none). `limits` are new thresholds, for these specifications or for the library that a file extends.
     """
 
     drafts: tuple[SpecDraft, ...]
@@ -130,7 +130,7 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     robot_error_m: Annotated[float, Meta(ge=0, le=10)] = 0.0
 
     def expressions(self) -> dict[str, str]:
-        """Return expressions by signal name; the protective distance is S_p = S_h + S_r + S_s + C + Z_d + Z_r [m]."""
+        """Return the expression of each signal, by name; `protective_distance` is S_p of ISO/TS 15066:2016, 5.5.4."""
         arguments = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
         distance, speed = (write_call(form, arguments) for form in ("person_distance", "person_approach"))
         number = syntax.format_number
@@ -154,10 +154,9 @@ class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the paper's spec registry (Table 13, Appendix B). The keys from `axis` on are additions of this
-    project, and optional. `signal` and `operator` are null if the formula does not compare a single signal with the
-    threshold; `stl` then contains the word `threshold` in place of the number. `threshold` is null if every atom is
-    Boolean.
+    """One row of the paper's spec registry (Table 13, Appendix B). This project adds the keys from `axis` on, which are
+    optional. `signal` and `operator` are null if the formula does not compare a single signal with the threshold; `stl`
+    then contains the word `threshold` in place of the number. `threshold` is null if every atom is Boolean.
     """
 
     spec_id: str
@@ -228,7 +227,7 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, keep_ids: bool) -> lis
             subject = origin.with_subject(row.get("spec_id"))
             problem = "plain_conditions is only allowed in built-in libraries"
             raise subject.make_error(
-                problem, field="plain_conditions", remedy='leave it out, or use based_on = "paper-text"'
+                problem, field="plain_conditions", remedy='omit this key, or use based_on = "paper-text"'
             )
     rows: list[Row] = [
         (row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
@@ -342,7 +341,7 @@ def id_suffix(threshold: float, written_unit: str) -> str:
 
 
 def canonical_unit(unit: str) -> str:
-    """Return a unit as signals spell it. Unknown units, and units with a factor such as mm, are unchanged."""
+    """Return a unit in the spelling of signals. Unknown units, and units with a factor such as mm, are unchanged."""
     try:
         scale, parsed = parse_unit(unit)
     except FormulaError:
@@ -356,7 +355,7 @@ def _paper_row(row: object, row_origin: RowOrigin) -> tuple[PaperSpecRow, RowOri
     converted = convert_row(row, PaperSpecRow, origin)
     if (converted.signal is None) != (converted.operator is None):
         raise origin.make_error(
-            "the row has only one of signal and operator", field="operator", remedy="write both keys, or neither"
+            "the row has only one of signal and operator", field="operator", remedy="write both keys, or omit both"
         )
     return converted, origin
 
@@ -394,7 +393,7 @@ def _current_id(spec_id: str) -> str:
 def _family_axis(family: str, origin: RowOrigin) -> Axis:
     axes = {draft.row.canonical_family: draft.row.axis for draft in read_built_in(DEFAULT_LIBRARY).drafts}
     if family not in axes:
-        remedy = f'add "axis" (scene_interaction, object_handling or execution) or use a family: {", ".join(axes)}'
+        remedy = f'add "axis" (scene_interaction, object_handling or execution), or use a family: {", ".join(axes)}'
         raise origin.make_error(f"the axis of family {family!r} is not known", field="axis", remedy=remedy)
     return axes[family]
 
@@ -403,10 +402,10 @@ def _family_axis(family: str, origin: RowOrigin) -> Axis:
 
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return a library as rows of the paper's spec registry, which `load_library` and `--rules` read as the same specs.
-    If the threshold is only compared with one signal, the number is written into the formula, as in the paper. Older
-    ids are left out. Raises `SpecError` for what such rows cannot hold: a tag that is not built in, a condition that
-    counts as a margin, or a limit for only some suites.
+    """Return a library as rows of the paper's spec registry, from which `load_library` and `--rules` read the same
+    specifications. If the threshold is only compared with one signal, the formula contains the number, as in the paper.
+    Older ids are omitted. Raises `SpecError` if the rows cannot express a specification: it has a tag that is not built
+    in, its condition counts as a margin, or its limit applies to only some suites.
     """
     used = {tag for spec in library for tag in (*spec.requires_all, *spec.invalid_if_any)}
     if own_tags := sorted(used - built_in_tags().keys()):
@@ -446,8 +445,8 @@ def _paper_spec_row(spec: Spec) -> dict[str, object]:
 
 
 def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPredicate | None:
-    """Return the signal and operator of the formula's only comparison of a signal with `threshold`. Return None for no
-    or several such comparisons, or if substituting the number and then restoring the placeholder changes the formula.
+    """Return the signal and operator of the formula's only comparison of a signal with `threshold`. Return None if the
+    number of these comparisons is not 1, or if replacing `threshold` by the number cannot be undone.
     """
     predicates = {
         (node.left.name, node.operator)
@@ -464,7 +463,7 @@ def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPr
 
 
 def restore_placeholder(formula: syntax.Formula, stated: StatedPredicate, threshold: float) -> syntax.Formula:
-    """Return the formula with `threshold` in place of the number, in comparisons of the stated signal and operator."""
+    """Return the formula with `threshold` in place of the number in comparisons with the stated signal and operator."""
     name, operator = stated
     placeholders: dict[syntax.Expression, syntax.Expression] = {
         syntax.signed_constant(threshold): syntax.Threshold(),

@@ -40,9 +40,9 @@ BINARY_THRESHOLD = 0.5
 def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
     """Load a built-in library by its name, such as `default` or `paper-text`, or a library from a file.
 
-    A library from a file has the file's name without the suffix; if a built-in library of the same name judges
-    differently, the name is `file NAME.SUFFIX`. Files are TOML, or rows of the paper's JSON schema: one object or a
-    list of objects, or one object per line of a .jsonl file.
+    A library from a file has the file's name without the suffix. If this name suggests a different built-in library,
+    the name is `file NAME.SUFFIX` instead. Files are TOML, or rows of the paper's JSON schema: one object or a list of
+    objects, or one object per line of a .jsonl file.
 
     Raises `SpecError`, which names the file, specification and key, if the library does not exist or contradicts
     itself.
@@ -75,11 +75,11 @@ def is_built_in(library: str | Path | RuleFile) -> bool:
 def extend_library(base: Library, path: Path | RuleFile) -> Library:
     """Return `base` with the specifications of a file added, and changed by the limits in the file's `[[limits]]`.
 
-    A specification that `base` already has and judges in the same way is not added again. The name becomes `BASE+FILE`;
-    if nothing is new, `base` itself is returned.
+    A specification is not added if `base` has it and judges it in the same way. The name becomes `BASE+FILE`; if the
+    file has nothing new, `base` is returned.
 
-    Raises the same errors as `load_library`, and `SpecError` for a limit of a specification that `base` lacks, for a
-    file with `based_on`, and for an id that `base` uses for another specification.
+    Raises the same errors as `load_library`. Also raises `SpecError` if a limit is for a specification that `base`
+    lacks, if the file has `based_on`, or if `base` uses an id for another specification.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
@@ -171,7 +171,7 @@ def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
     for key in ("requires_all", "invalid_if_any"):
         for tag in getattr(row, key):
             if tag not in tags:
-                remedy = f"{suggest_names(tag, tags, 'known tags')}; or declare it under [tags.<class>] in a TOML file"
+                remedy = f"{suggest_names(tag, tags, 'known tags')}; or declare the tag in a TOML file: [tags.<class>]"
                 raise origin.make_error(f"unknown tag {tag!r}", field=key, remedy=remedy)
     formula = _parse_formula(draft)
     for undivided in syntax.judged_once(formula):
@@ -192,7 +192,7 @@ def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
 def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
     try:
         formula, unit = parse_signal_formula(draft.row.stl), file_formats.canonical_unit(draft.row.unit)
-        for threshold in () if draft.row.binary else (None, unit):  # first without the unit, for simpler error messages
+        for threshold in () if draft.row.binary else (None, unit):  # None (any unit) first: its errors are simpler
             checked_formula, margin_unit = check_units(formula, signal_unit, threshold)
             _check_conditions(draft.row, checked_formula, draft.origin)
             _check_unit(draft.row, margin_unit, draft.origin)
@@ -232,7 +232,7 @@ def _restore_stated(
     restored = file_formats.restore_placeholder(formula, stated, threshold)
     if restored == formula:
         problem = f"the formula does not contain `{signal} {operator} {threshold:g}`, which the other keys state"
-        remedy = f"the formula is `{syntax.format_formula(formula)}`: correct this formula, or the other keys"
+        remedy = f"correct signal, operator and threshold, or the formula, which is `{syntax.format_formula(formula)}`"
         raise origin.make_error(problem, field="stl", remedy=remedy)
     return restored
 
@@ -274,7 +274,7 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
         _check_positive(row.severe, "severe", origin)
         if row.binary:
             raise origin.make_error(
-                "a binary specification has no severe magnitude", field="severe", remedy="leave severe out"
+                "a binary specification has no severe magnitude", field="severe", remedy="omit the key severe"
             )
     elif not row.binary and row.tier != "diagnostic":
         remedy = "add severe = NUMBER (the magnitude of full depth), or binary = true"
@@ -285,7 +285,7 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
 
 
 _SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
-"""For each unit of a signal: other units in which a threshold may be written, with their factors to that unit."""
+"""Maps a signal's unit to other units in which a threshold may be written, and to the factors of these units."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
 _MULTIPLES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
 _MAX_TRACES = 20_000
@@ -294,13 +294,13 @@ _LARGEST = 1e300
 
 
 def proportional_severe(spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude that keeps the ratio severe/threshold at a new threshold; None if there is none."""
+    """Return the severe magnitude that keeps the ratio severe/threshold at a new threshold; None without `severe`."""
     scale = Fraction(threshold) / Fraction(spec.threshold)
     return None if spec.severe is None else float(Fraction(spec.severe) * scale)
 
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude of the alternate with this threshold; otherwise, that of `proportional_severe`."""
+    """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`."""
     anchors = (other.severe for other in library if (other.alternate_of, other.threshold) == (spec.spec_id, threshold))
     return next(anchors, proportional_severe(spec, threshold))
 
@@ -309,8 +309,8 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
     """Return the library with other thresholds; each change is a text `SPEC=VALUE`, in which VALUE may have a unit. The
     new severe magnitude is the result of `severe_magnitude`. The new id ends in the threshold, such as
     `max_contact_force_under_200N@100N`, and the library's name gets the suffix `+ID` with this id. Raises `SpecError`
-    for a text of another form, a specification that does not exist or has no threshold, and a value that is not
-    positive or has an unsuitable unit.
+    for a text that is not `SPEC=VALUE`, a specification that does not exist or has no threshold, and a value that is
+    not positive or has an unsuitable unit.
     """
     for change in changes:
         name, equals, text = change.partition("=")
@@ -344,7 +344,7 @@ def set_limit(
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
         if value is not None and not 0 < value < math.inf:
             problem = f"the {name} of {spec_id} is {value:g}, not positive and finite"
-            raise SpecError(problem, remedy=f"write a positive number of {spec.unit}")
+            raise SpecError(problem, remedy=f"write a positive number in the unit {spec.unit}")
     changed = spec
     if threshold != spec.threshold:
         written = spec.written_formula
@@ -372,7 +372,7 @@ def _read_quantity(spec: Spec, text: str) -> float:
     match = _QUANTITY.fullmatch(text)
     factors = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
     if match is None:
-        remedy = f"write a number in {spec.unit!r}, such as {spec.spec_id}={spec.threshold:g}"
+        remedy = f"write a number in {spec.unit!r} (such as {spec.spec_id}={spec.threshold:g})"
         raise SpecError(f"{text!r} is not a valid threshold of {spec.spec_id}", remedy=remedy)
     number, written_unit = match.groups()
     unit = file_formats.canonical_unit(written_unit) if written_unit else spec.unit
@@ -415,8 +415,8 @@ def _format_value(value: float | bool) -> str:
 @dataclass(frozen=True, slots=True)
 class SpecTrial:
     """A specification with a trace that satisfies it (`kept`, None if none was found), and traces that violate it
-    (`broken`). A comparison decides a trace if the formula would hold on this trace if the comparison were always true,
-    or always false. Each comparison decides at least one trace of `broken`; `idle` lists the comparisons that do not.
+    (`broken`). A comparison decides a trace of `broken` if the trace satisfies the formula after the comparison is
+    replaced by true or by false. `idle` lists the comparisons that decide no trace.
     """
 
     spec: Spec
@@ -428,7 +428,7 @@ class SpecTrial:
 def try_spec(spec: Spec) -> SpecTrial:
     """Find simple traces of four records: one that satisfies a specification, and some that violate it.
 
-    A numeric signal is 0 except in two or all records, where it is a multiple of a value at which a comparison flips.
+    In two or in all records, a numeric signal is a multiple of a value at which a comparison flips; elsewhere it is 0.
     A Boolean signal is true in all records, in two, or in none. Traces nearest to the limit are preferred.
     """
     trace = _simple_traces(spec.formula)
@@ -464,7 +464,7 @@ def _cut_trace(trace: Trace, rho: NDArray[np.float64], episode: int) -> TrialTra
 
 
 def _simple_traces(formula: syntax.Formula) -> Trace:
-    """Return the traces that `try_spec` tries; if the formula has windows, the time stamps span all of them."""
+    """Return the traces that `try_spec` tries. If the formula has windows, the time stamps span all windows."""
     names = sorted(syntax.signal_names(formula), key=lambda name: (not SIGNALS[name].boolean, name))
     flips = {name: _turning_values(formula, name) for name in names if not SIGNALS[name].boolean}
     patterns = [(True,) * 4, (False, True, True, False), (False,) * 4]
@@ -476,7 +476,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
         if math.prod(map(len, choices)) <= _MAX_TRACES:
             break
     rows = list(islice(product(*choices), _MAX_TRACES))
-    # The second shape suits lower bounds, and the third shape suits conditions that must become true in time.
+    # The second shape can satisfy lower bounds, and the third shape conditions that must become true in time.
     shapes = np.array([(0.0, 1.0, 1.0, 0.0), (1.0,) * 4, (1.0, 0.0, 0.0, 1.0)])
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
@@ -491,7 +491,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
 
 
 def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
-    """Return the values of a signal at which a comparison flips, with all other signals at 0 or at 1."""
+    """Return the values of a signal at which a comparison changes its truth value if all other signals are 0 or 1."""
     values = list[float]()
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         names = syntax.signal_names(predicate)

@@ -16,14 +16,14 @@ from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.stl import formula as syntax
 
 Tier = Literal["safe", "alternate", "diagnostic"]
-"""`safe`: the specification is scored. `alternate`: a scored one with another threshold. `diagnostic`: not scored."""
+"""`safe`: scored. `alternate`: a second threshold of a scored specification, not scored. `diagnostic`: not scored."""
 Axis = Literal["scene_interaction", "object_handling", "execution"]
 TagClass = Literal["capability", "mechanism", "object", "special_case"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A word that describes tasks, and so decides which specifications apply to them (paper Table 14)."""
+    """A word that describes tasks. Tags decide which specifications apply to a task (paper Table 14)."""
 
     name: str
     kind: TagClass
@@ -77,7 +77,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Library:
-    """Specifications in library order, which also resolves ties. `legacy` maps older ids to current ids.
+    """Specifications in order; the order also resolves ties. `legacy` maps older ids to current ids.
 
     Raises:
         SpecError: no specification has the id in `library[spec_id]`.
@@ -110,9 +110,9 @@ class Library:
         return tuple(spec for spec in self.specs if spec.tier == "safe")
 
     def canonical_id(self, spec_id: str) -> str:
-        """Return the current id for a current or older id. If the library lacks `ID`, but has this specification with
-        exactly one other threshold, as `ID@…`, return that id. Raises `SpecError` with similar ids if the
-        library has no such specification.
+        """Return the current id for a current or older id. If the library has no specification `ID`, but exactly one
+        `ID@…`, which has another threshold, return `ID@…`. Raises `SpecError`, which lists similar ids, if it has no
+        or several `ID@…`.
         """
         current_id = self.legacy.get(spec_id, spec_id)
         rethresholded = [name for name in self._by_id if name.startswith(f"{current_id}@")]

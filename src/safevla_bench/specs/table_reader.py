@@ -76,8 +76,8 @@ def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
 
 
 def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) -> T:
-    """Return the tables of a TOML file as a struct of type `kind`. Raises the error that `origin` makes if the file
-    cannot be read, is not TOML, or has an unknown key or an invalid value.
+    """Return the tables of a TOML file as a struct of type `kind`. Raises the origin's error if the file cannot be
+    read, is not TOML, or has an unknown key or an invalid value.
     """
     try:
         with limit_memory(origin.file):
@@ -133,7 +133,7 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     except msgspec.ValidationError as error:
         problem, path = explain_mismatch(error)
         missing = re.fullmatch(r"the key '(\w+)' is missing", problem)
-        # The path is `$.threshold`, or "key` in `$.tags" for a key of a table.
+        # The path of a key is `$.threshold`; for a key in the table `tags`, it is the text "key` in `$.tags".
         path_match = re.search(r"\$\.(\w+)", path)
         field = missing[1] if missing else path_match[1] if path_match else None
         choices = re.findall(r"'(\w+)'", types.get(field or "", "").partition("Literal")[2])

@@ -22,20 +22,20 @@ CONFIDENCE = 0.95
 _HALVINGS = 60
 _MAX_VALUES = 256
 """Maximum number of distinct values for the interval of a mean; with more, neighboring values are merged into means."""
-_DIGITS = 9  # decimals of the ends, few enough that the processor's order of addition does not matter
+_DIGITS = 9  # decimals of the ends: so few that the order of additions, which depends on the processor, has no effect
 _LINE = np.arange(0.0, 9.0, 0.025)
 _CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
-"""The integration line ends at the first of these indices of `_LINE` where the integrand's logarithm has fallen by
-`_FALL`. A line up to the first index uses every fifth point, up to the next three every third, up to the last every.
-"""
+"""The integral ends at the first index in `_CUTS` (indices of `_LINE`) at which the integrand's logarithm has fallen by
+`_FALL`. If this is the first index, every fifth point of `_LINE` is used; if it is one of the next three indices, every
+third point; if it is the last index, every point."""
 _ROWS, _FEW_ROWS = 192, 16
-"""Number of rows that are integrated at a time, to fit into the processor's cache; largest number of rows that are
-integrated without a loop over the points."""
+"""`_ROWS` rows are integrated at a time, to fit into the processor's cache. Up to `_FEW_ROWS` rows are integrated
+without a loop over the points."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A two-sided interval; `skipped` counts bootstrap resamples in which a conditional mean had no values."""
+    """A two-sided interval; `skipped` counts bootstrap resamples that had no values for a conditional mean."""
 
     low: float
     high: float
@@ -170,7 +170,7 @@ def bounded_mean_interval(
     N. Gaffke, Mathematical Methods of Statistics 14 (2005) 437-467; E. Learned-Miller and P. S. Thomas, arXiv
     1905.06208. The upper end is the quantile (1 + confidence)/2 of sum D_i x_i + D_0, with D uniform on the simplex of
     n + 1 weights; the lower end is the quantile (1 - confidence)/2 of sum D_i x_i. For zeros and ones the interval is
-    Clopper and Pearson's. That it covers the mean of every distribution in [0, 1] is a conjecture;
+    Clopper and Pearson's. It is a conjecture that the interval covers the mean of every distribution in [0, 1];
     `benchmarks/interval_coverage.py` measures the coverage.
 
     `weights` [n] sum to 1 (None = equal weights) and are for clusters of different sizes, such as starts. For the upper
@@ -187,7 +187,7 @@ def bounded_mean_interval(
         return None
     scales = np.ones(n) if weights is None else n * weights
     largest_scale, level = float(scales.max()), (1 + confidence) / 2
-    # of the mean of 1 - value, which gives the lower end, and of the mean of the values
+    # upper ends for the mean of 1 - value, which gives the lower end, and for the mean of the values
     upper_ends = [
         min(
             1.0,
@@ -232,7 +232,7 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
-    """Return for each row the points (1, then its distinct values, most frequent first) and their counts, [R, M]."""
+    """Return for each row the points (1, then distinct values, the most frequent first) and their counts, [R, M]."""
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
     counts = np.zeros_like(points)
@@ -250,7 +250,7 @@ def _solve_one_row(values: tuple[float, ...], value_counts: tuple[float, ...], l
 
 
 def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
-    """Return the means, to within 1e-11, at which `_spacing_cdf` is `level`, by secant steps on its normal quantile."""
+    """Return, to within 1e-11, the means at which `_spacing_cdf` is `level`, by secant steps on its normal quantile."""
     from scipy.special import ndtri
 
     totals = counts.sum(axis=1)
@@ -302,7 +302,7 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     saddles = _find_saddles(centered, counts)
     rates = centered / (1 - saddles[:, None] * centered)
     widths = 1 / np.sqrt((counts * rates**2).sum(axis=1) + 1 / saddles**2)
-    # the integrand's logarithm at the saddle, and by how much it has fallen at each cut
+    # `heights` is the integrand's logarithm at the saddle, and `falls` is its decrease from there to each cut
     heights = -(counts * np.log1p(-saddles[:, None] * centered)).sum(axis=1)
     cut_points = np.sinh(_LINE[list(_CUTS[:-1])]) * widths[:, None]
     falls = 0.5 * (counts[:, None] @ np.log1p((rates[:, :, None] * cut_points[:, None]) ** 2))[:, 0]
@@ -317,7 +317,7 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
 
 
 def _find_saddles(centered: Floats, counts: Floats) -> Floats:
-    """Return the s that minimizes K(s) - log s, by damped Newton steps, as the function is self-concordant."""
+    """Return the s that minimizes K(s) - log s, by damped Newton steps, because this function is self-concordant."""
     saddles: Floats = np.minimum(0.5 / centered[:, 0], 1 / np.sqrt((counts * centered**2).sum(axis=1)))
     for _ in range(50):
         rates = centered / (1 - saddles[:, None] * centered)
@@ -348,7 +348,7 @@ def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, h
         factor = rate * ordinates
         inverse_norm = 1 / (1 + factor * factor)
         real, imaginary = (real - factor * imaginary) * inverse_norm, (imaginary + factor * real) * inverse_norm
-    real[:, 0] /= 2  # trapezoidal rule: the integral below the axis mirrors the one above
+    real[:, 0] /= 2  # trapezoidal rule; the integral below the axis mirrors the integral above
     return np.asarray(real.sum(axis=1) * line[1] / pi)
 
 
@@ -388,8 +388,8 @@ def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval 
 def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
     """Return the exact interval of a success rate, given the number of trials up to and including the first success.
 
-    The number of trials has a geometric distribution. If the rate is the upper end, the probability of this many trials
-    or more is (1 - confidence)/2; if it is the lower end, so is the probability of this many or fewer.
+    The number of trials has a geometric distribution. If the rate is the upper end, at least this many trials have the
+    probability (1 - confidence)/2. If the rate is the lower end, at most this many trials have this probability.
     """
     tail = (1 - confidence) / 2
     return Interval(1 - (1 - tail) ** (1 / trials), 1 - tail ** (1 / (trials - 1)) if trials > 1 else 1.0)
@@ -398,7 +398,7 @@ def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
 def combine_intervals(estimates: Sequence[tuple[float, Interval]], weights: Sequence[float]) -> Interval:
     """Return an interval of the weighted sum of independent estimates, given each estimate with its interval (MOVER).
 
-    With Wilson's intervals and the weights 1 and -1, it is Newcombe's interval. R. G. Newcombe, Statistics in Medicine
+    With Wilson's intervals and weights 1 and -1, this is Newcombe's interval. R. G. Newcombe, Statistics in Medicine
     17 (1998) 873-890, method 10; G. Y. Zou and A. Donner, Statistics in Medicine 27 (2008) 1693-1702.
 
     >>> rates = [(0.835, wilson_interval(167, 200)), (0.695, wilson_interval(139, 200))]
@@ -564,7 +564,7 @@ def _approximate_size(rate: float, limit: float, power: float, confidence: float
     return ceil(ratio**2) + 1
 
 
-# Confidence sequences, which stay valid however often the data are looked at
+# Confidence sequences, which stay valid even if the data are examined many times
 
 
 _NODES = 512
@@ -630,7 +630,7 @@ Steps = Sequence[Sequence[int]]  # each round's positive step sizes; a step adds
 
 @dataclass(frozen=True, slots=True)
 class SequentialLook:
-    """An interim look at the sum `gained`, at most `total`: the test ends if the sum is <= `low` or >= `high`."""
+    """An interim look. The sum so far is `gained`, of at most `total`. A sum <= `low` or >= `high` ends the test."""
 
     gained: int
     total: int
@@ -646,9 +646,9 @@ def sequential_look(
     """Return the last look of a sequential test of a rate; each of a planned number of looks may end the test.
 
     When the share s of the planned steps is made, each side of the test may have spent half of the error times s²
-    (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are as tight as that error allows. They follow
-    from the distribution of the sums that no earlier look has ended, computed recursively, so that the error is exact
-    for any steps.
+    (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are as tight as this error allows. They follow
+    from the distribution of the sums with which no earlier look ended the test. The distribution is computed
+    recursively, so that the error is exact for any steps.
 
     `steps` are those of each round so far, and `gained` is the sum of each round's successful steps, [K]. `rate` is the
     probability of success of each step under the hypothesis. `shares` are the shares of the planned steps made by each
@@ -667,10 +667,10 @@ def sum_limits(
 ) -> Iterator[tuple[int, int]]:
     """Yield for each round the largest sum that is too small for the rate, and the smallest sum that is too large.
 
-    If no sum is too small the first is -1; if none is too large the second is 1 + the largest possible sum. The
-    arguments are those of `sequential_look`.
+    If no sum is too small, the first value is -1. If no sum is too large, the second value is 1 + the largest possible
+    sum. `sequential_look` describes the arguments.
     """
-    # the probability of each sum that no earlier look has ended; the error spent on either side
+    # the probability of each sum with which no earlier look ended the test, and the error spent on each side
     chances, spent = np.ones(1), np.zeros(2)
     for sizes, share in zip(steps, shares, strict=False):
         for size, repeats in sorted(Counter(sizes).items()):
@@ -685,7 +685,7 @@ def sum_limits(
 
 @lru_cache(maxsize=1024)
 def _scaled_binomial_pmf(size: int, count: int, rate: float) -> Floats:
-    # The probability of each total 0 … size·count, when `count` units of `size` each occur at `rate`.
+    # The probability of each total from 0 to size·count, if each of `count` units of this size occurs at this rate.
     chances = np.zeros(size * count + 1)
     chances[::size] = binomial_pmf(np.arange(count + 1), count, rate)
     chances.flags.writeable = False

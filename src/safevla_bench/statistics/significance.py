@@ -61,12 +61,12 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
     """
     if count + other in (0, n + m):
         return 1.0
-    (x, first_n), (y, second_n) = sorted([(count, n), (other, m)])  # so swapping two policies keeps the digits
+    (x, first_n), (y, second_n) = sorted([(count, n), (other, m)])  # so that swapping the policies changes no digit
     return _find_supremum(_barnard_region(x, first_n, y, second_n), first_n, second_n)
 
 
 def barnard_test(count: int, n: int, other: int, m: int, confidence: float = intervals.CONFIDENCE) -> MeanTest:
-    """Return Barnard's test of count/n minus other/m, with Newcombe's interval made consistent with it."""
+    """Return Barnard's test of count/n minus other/m, with Newcombe's interval, adjusted to agree with the test."""
     p_value, sides = barnard_p(count, n, other, m), ((count, n), (other, m))
     estimates = [(x / size, wilson) for x, size in sides if (wilson := intervals.wilson_interval(x, size, confidence))]
 
@@ -93,7 +93,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
     root = np.sqrt(np.maximum(0.0, half_b * half_b - a * c))
     low, high = np.floor((-half_b - root) / a), np.ceil((-half_b + root) / a)
     low, high = np.clip(low, -1, m).astype(np.int64), np.clip(high, 0, m + 1).astype(np.int64)
-    # An outcome in which all episodes are equal is not extreme: the statistic does not exist for it.
+    # An outcome in which all episodes are equal is not extreme, because its statistic does not exist.
     if limit > 0:
         low[0], high[0] = -1, max(high[0], 1)
         low[n], high[n] = min(low[n], m - 1), m + 1
@@ -167,12 +167,12 @@ class MeanTest:
 
 
 def flip_task_means(differences: Floats, weights: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
-    """Return the exact sign-flip test that differences in tasks like these are symmetric about zero.
+    """Return the exact sign-flip test of the hypothesis that differences in tasks like these are symmetric about zero.
 
     `differences` are the mean differences of the tasks, from -1 to 1, and `weights` are positive, [K] each, or [R, K]
     for R pairs of policies. The interval is for the center of symmetry. It is None if no data could reject any center:
-    at 95 %, with fewer than six tasks. Up to 13 tasks, its ends are two order statistics of the weighted means of all
-    subsets.
+    at 95 %, with fewer than six tasks. With up to 13 tasks, its ends are two order statistics of the weighted means of
+    all subsets.
     """
     rows, tasks = np.atleast_2d(differences), differences.shape[-1]
     row_weights = np.broadcast_to(weights, rows.shape)
@@ -193,11 +193,11 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     return flipped if can_reject else MeanTest(flipped.p_value, lambda: None)
 
 
-_MAX_SUBSETS = 1 << 20  # of all pairs of policies that are tested at a time
+_MAX_SUBSETS = 1 << 20  # maximum number of subsets, for all pairs of policies that are tested at a time
 
 
 def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
-    # Flipping the signs of a subset makes the sum at least as large if the subset's sum is at most 0.
+    # If the sum of a subset is at most 0, flipping the subset's signs does not reduce the total sum.
     scaled = weights / weights.max(axis=1, keepdims=True, initial=1e-300)
     sums = (scaled * differences) @ _list_subsets(differences.shape[1]).T
     below, equal = (sums < -_TOLERANCE).mean(axis=1), (np.abs(sums) <= _TOLERANCE).mean(axis=1)
@@ -205,7 +205,7 @@ def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
 
 
 def _find_center_ends(differences: Floats, weights: Floats, confidence: float) -> Floats:
-    # [2, R]: the ends are order statistics of the means of all subsets but the empty one
+    # the ends, [2, R], are order statistics of the means of all subsets except the empty subset
     subsets = _list_subsets(differences.shape[1])[1:].T
     outside_index = int(((1 - confidence) / 2 + 1e-12) * (subsets.shape[1] + 1)) - 1
     end_indices = [outside_index, subsets.shape[1] - 1 - outside_index]
@@ -228,27 +228,26 @@ def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
 
 
 def flip_pair_means(differences: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
-    """Return the sign-flip test that the differences of pairs, each from -1 to 1, [n], are symmetric about zero.
+    """Return the sign-flip test of the hypothesis that `differences` [n], each from -1 to 1, are symmetric about zero.
 
     The p-value is a mid-p-value; for differences of -1, 0 and 1 it equals `mcnemar_mid_p`. The interval is for the
-    center of symmetry; an end is -1 or 1 if no difference can be excluded on that side.
+    center of symmetry; an end is -1 or 1 if no difference can be excluded on this side.
     """
     return _flip_signs(differences, np.ones(len(differences)), confidence, tie_weight=0.5)
 
 
 def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_weight: float) -> MeanTest:
-    """Return the sign-flip test that weighted differences [K] are symmetric about zero, with its interval in [-1, 1].
-    The interval contains the centers of symmetry that sign flips do not reject (J. A. Hartigan, Journal of the American
-    Statistical Association 64 (1969) 1303-1317). Outcomes exactly as extreme as the observed one count with
-    `tie_weight` times their probability: 1, or 0.5 for a mid-p-value.
+    """Return the sign-flip test of the hypothesis that weighted differences [K] are symmetric about zero.
+    The interval has the centers of symmetry in [-1, 1] that sign flips do not reject (J. A. Hartigan, Journal of the
+    American Statistical Association 64 (1969) 1303-1317). The probability of outcomes that are exactly as extreme as
+    the observed outcome is multiplied by `tie_weight`: 1, or 0.5 for a mid-p-value.
     """
     estimate = float(differences @ weights / weights.sum())
     is_on_grid = tie_weight < 1 and len(differences) > _EXACT_TERMS
     if tie_weight == 1 and len(differences) > _EXACT_TERMS:
         sides = _tabulate_subsets(weights * differences, weights)
     else:
-        # The upper end is minus the lower end of the negated differences, so that swapping two policies gives identical
-        # digits.
+        # The upper end is minus the lower end of the negated differences, so that swapping policies keeps the digits.
         make_shares = _make_grid_shares if is_on_grid else _make_subset_shares
         sides = make_shares(differences, weights), make_shares(-differences, weights)
     p_values = [float(_lower_p_value(side, tie_weight, np.zeros(1))[0]) for side in sides]
@@ -266,7 +265,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
 
 
 Shares = Callable[[Floats], tuple[Floats, Floats]]
-"""Maps centers to the share of all subsets with a mean below each center, and the share with a mean equal to it."""
+"""Returns for each center the share of all subsets with a mean below it, and the share with a mean equal to it."""
 
 
 def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
@@ -274,7 +273,7 @@ def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats
     return 2 * (below + tie_weight * equal)
 
 
-# Exact `Shares`, of all subsets of few differences.
+# Makes exact `Shares` from all subsets of a few differences.
 def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
@@ -286,7 +285,7 @@ def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
     return find_shares
 
 
-# Approximate `Shares`, by sums on a grid; for any number of differences.
+# Makes approximate `Shares` from sums on a grid, for any number of differences.
 def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
     @cache
     def find_share(center: float) -> tuple[float, float]:
@@ -301,15 +300,15 @@ def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
 
 def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     """Return the `Shares` of these sums, and of the negated sums, from a table of subsets by weight and sum.
-    Weights that are not few multiples of a whole unit are rounded to 1,000 steps, and sums that are not few multiples
-    of 1/q, q at most 60, to 2,048 steps; otherwise the shares are exact.
+    The shares are exact if weights are small multiples of a whole unit, and sums are small multiples of 1/q with q at
+    most 60. Otherwise, weights are rounded to 1,000 steps, or sums are rounded to 2,048 steps.
     """
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
     wholes = (q for q in range(1, 61) if total * q <= _CELLS and np.abs(sums * q - np.rint(sums * q)).max() < 1e-9)
     scale, tolerance = (float(q), 1e-9) if (q := next(wholes, 0)) else (_CELLS / total, 0.5)
     weight_steps, sum_steps = (np.rint(values).astype(np.int64) for values in (weights / unit, sums * scale))
-    # table [weight, sum] has the share of the subsets of the terms so far: rows up to `top`, columns `first` to `last`
+    # table [weight, sum] has shares of the subsets of the terms so far, in rows to `top` and columns `first` to `last`
     zero = first = last = -int(sum_steps[sum_steps < 0].sum())
     table, top = np.zeros((int(weight_steps.sum()) + 1, int(np.abs(sum_steps).sum()) + 1)), 0
     table[0, zero] = 1.0
@@ -318,7 +317,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
         table[: top + 1, first : last + 1] = half
         table[size : size + top + 1, first + step : last + step + 1] += half
         first, last, top = min(first, first + step), max(last, last + step), top + size
-    # in each row of weight k, a center c lies in column zero + k (slope c + drift); rounding causes the drift
+    # in the row of weight k, the center c is at the column zero + k (slope c + drift); rounding causes the drift
     slope, drift = scale * weights.sum() / top, (sum_steps - sums * scale).sum() / top
 
     def find_shares(cumulative: Floats, zero: int, drift: float, centers: Floats) -> tuple[Floats, Floats]:
@@ -364,7 +363,7 @@ def _find_flip_low_end(
 
 @lru_cache(maxsize=4)
 def _list_subsets(count: int) -> Floats:
-    # each row has the value 1 for the members of a subset, [2^count, count]
+    # one row for each subset, with the value 1 for its members, [2^count, count]
     subsets: Floats = (np.arange(2**count)[:, None] >> np.arange(count) & 1).astype(np.float64)
     subsets.flags.writeable = False
     return subsets
@@ -378,10 +377,10 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
     steps = np.rint(magnitudes) if is_exact else magnitudes * (_GRID / (total or 1.0))
     rounded = np.rint(steps).astype(np.int64)
     errors = rounded - steps
-    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # half the errors is the shift of the mean
+    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding shifts the mean by half of the errors
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
     chances = np.zeros(max(0, int(observed + slack)) + 1)
-    chances[0], top = 1.0, 1  # the probability of each sum of the steps in a subset; all are below `top`
+    chances[0], top = 1.0, 1  # the probability of each sum of a subset; all sums are below `top`
     for step, repeats in zip(*np.unique(rounded[rounded > 0], return_counts=True), strict=True):
         old_top, top = top, min(len(chances), top + int(step * repeats))
         if repeats == 1:
@@ -410,7 +409,7 @@ def mcnemar_test(
     n: intervals.Counts,
     confidence: float = intervals.CONFIDENCE,
 ) -> MeanTest:
-    """Return McNemar's mid-p test of n pairs, with Tango's interval of the difference made consistent with it."""
+    """Return McNemar's mid-p test of n pairs, with Tango's interval of the difference, adjusted to the test."""
     p_value = mcnemar_mid_p(only_first, only_second)
 
     def find_interval() -> intervals.Interval | None:
@@ -421,7 +420,7 @@ def mcnemar_test(
 
 
 def mcnemar_mid_p(only_first: intervals.Counts, only_second: intervals.Counts) -> Any:
-    """Return the two-sided mid-p-value of McNemar's test that a fair coin splits discordant pairs; 1 if there are none.
+    """Return the two-sided mid-p-value of McNemar's test (a fair coin splits discordant pairs); 1 without such pairs.
 
     M. W. Fagerland, S. Lydersen and P. Laake, BMC Medical Research Methodology 13 (2013) 91: the test hardly ever
     exceeds its level, and has more power than the exact test. Counts may be arrays.
@@ -442,15 +441,15 @@ def mcnemar_mid_p(only_first: intervals.Counts, only_second: intervals.Counts) -
 def score_difference(
     counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, confidence: float = intervals.CONFIDENCE
 ) -> MeanTest:
-    """Return the test that two policies' rates have the same mean over tasks of equal weight.
+    """Return the test of the hypothesis that two policies' rates have the same mean over tasks of equal weight.
 
     In each task, `counts` of the first policy's `sizes` episodes and `others` of the second policy's `other_sizes`
     episodes have the outcome, [K] each, or [R, K] for R pairs of policies. Tasks with a size of 0 do not count. The
     statistic is the stratified score statistic. Its variance is computed at each task's maximum-likelihood rates with
     the hypothetical difference (O. S. Miettinen and M. Nurminen, Statistics in Medicine 4 (1985) 213-226), and it is
-    corrected for skewness (P. J. Laud, Pharmaceutical Statistics 16 (2017) 334-348): uncorrected, one episode of a
-    policy against fifty of the other gives an error of 10 % near a rate of 95 %. The test holds its level with at least
-    three episodes of each policy and task, or with equal numbers in all tasks and of both policies.
+    corrected for skewness (P. J. Laud, Pharmaceutical Statistics 16 (2017) 334-348): without this correction, one
+    episode of one policy against fifty of the other gives an error of 10 % near a rate of 95 %. The test holds its
+    level with at least three episodes of each policy and task, or with the same number in all tasks for both policies.
 
     >>> test = score_difference(np.array([9.0]), np.array([10]), np.array([3.0]), np.array([10]))
     >>> round(float(test.p_value), 4), round(float(test.interval.low), 3), round(float(test.interval.high), 3)
@@ -516,7 +515,7 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
 
 
 def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats) -> tuple[Floats, Floats]:
-    """Return each task's most likely two rates that differ by `difference`, by the closed-form root of a cubic."""
+    """Return each task's two most likely rates that differ by `difference`, by the closed-form root of a cubic."""
     p, q, ratio = x / n, y / m, m / n
     a = 1 + ratio
     b = -(1 + ratio + p + ratio * q + difference * (ratio + 2))
@@ -536,11 +535,11 @@ def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats)
 
 
 def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
-    """Return the test that the differences of pairs, each from -1 to 1, [n], have the mean zero, for any distribution.
+    """Return the test of the hypothesis that `differences` [n], each from -1 to 1, of any distribution, have mean zero.
 
-    It uses Gaffke's interval of (1 + difference)/2, which does not assume symmetry: a policy with rare deep violations
-    and one with frequent shallow ones have equal means but skewed differences. The differences of R pairs of policies
-    are [R, n], NaN if missing.
+    It uses Gaffke's interval of (1 + difference)/2, which does not assume symmetry: if one policy has rare deep
+    violations and the other has frequent shallow violations, their means may be equal, but their differences are
+    skewed. The differences of R pairs of policies are [R, n], NaN if missing.
     """
     rows = np.atleast_2d(1 + differences) / 2
     p_values = intervals.mean_p_values(rows, 0.5)
@@ -554,13 +553,13 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
 
 
 _P_HALVINGS = 12
-"""Halvings in the search for a p-value, which is then at most 0.00025 too large, on the correct side of the level."""
+"""Halvings in the search for a p-value. The result is at most 0.00025 too large, on the correct side of the level."""
 
 
 def invert_interval(
     measure: Callable[[float], intervals.Interval], confidence: float = intervals.CONFIDENCE, *, only_side: bool = False
 ) -> MeanTest:
-    """Return the test with the interval of `measure`; its p-value is 1 - the confidence at which an end is 0.
+    """Return the test with the interval of `measure`; its p-value is 1 minus the confidence at which an end is 0.
 
     If `only_side`, the p-value is only 0 (significant) or 1 (not significant).
     """
@@ -588,8 +587,8 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
     """Return the largest k such that a verdict holds if any k unknown episodes are bad; None if it fails for k = 0.
 
     Each unit counts its unknown episodes as good, and `stays` says whether the verdict holds for given units. All
-    choices of one episode are tried, then all of two, and so on, up to 2,000 choices in total; the result is never too
-    large.
+    choices of one bad episode are tried, then all choices of two, and so on, up to 2,000 choices in total; the result
+    is never too large.
     """
     choices, largest_k, tried_count = [Counter(units)], None, 0
     while choices:
@@ -611,7 +610,7 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
 
 _MAX_DRAWS = 9_999
 _IN_CACHE = 1 << 18
-_MAX_DRAWN_TERMS = 4_000_000  # maximum of pairs times draws; however, there are always `_MAX_DRAWS` // 5 draws or more
+_MAX_DRAWN_TERMS = 4_000_000  # maximum number of pairs times draws, but at least `_MAX_DRAWS` // 5 draws are made
 
 
 def max_t_adjust(differences: Floats) -> Floats:
@@ -619,8 +618,8 @@ def max_t_adjust(differences: Floats) -> Floats:
 
     The units are initial states or tasks. A random sign is drawn for each unit and applied to all pairs, so that
     effects common to several pairs count once. A pair's statistic is its sum divided by the sum's standard deviation
-    under these signs, so that a small but certain difference is not hidden by large, varying ones. For up to 13 units
-    all signs are tried. P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing (1993); J. P. Romano and M.
+    under these signs, so that a small but certain difference is not hidden by large, varying ones. For up to 13 units,
+    all signs are used. P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing (1993); J. P. Romano and M.
     Wolf, Journal of the American Statistical Association 100 (2005) 94-108. A pair whose differences are all 0 gets 1.
     """
     spreads = np.sqrt((differences**2).sum(axis=1, keepdims=True))
@@ -635,7 +634,7 @@ def max_t_adjust(differences: Floats) -> Floats:
     thresholds, signs = observed - 1e-9 * np.maximum(observed, 1), _list_signs(rows.shape[1], len(rows))
     hits = np.zeros(len(rows))
     for some_signs in np.array_split(signs, max(1, len(signs) * len(rows) // _IN_CACHE)):
-        # step-down: the greatest statistic of each pair and of all pairs with smaller observed statistics
+        # step-down: for each pair, the greatest statistic of the pair and all pairs with smaller observed statistics
         greatest = np.maximum.accumulate(np.abs(rows @ some_signs.T)[::-1], axis=0)[::-1]
         hits += (greatest >= thresholds[:, None]).sum(axis=1)
     adjusted[order] = np.maximum.accumulate(hits / len(signs))

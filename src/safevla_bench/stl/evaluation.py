@@ -1,4 +1,4 @@
-"""Evaluate a formula and its parts on all records at once, and find the records that decide its value or violate it.
+"""Evaluate a formula and its parts on all records at once, and find the records that decide or violate the formula.
 
 Values are margins (float64) or Booleans (bool). The values of a formula with only Boolean signals stay Booleans, and
 `gate -> predicate` selects the predicate's margins at the records where the gate is open.
@@ -91,8 +91,8 @@ def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Tr
 
 
 def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
-    """Return the rows [lo, hi) of the window that begins to count at each episode's first record; lo and hi are [E],
-    and equal if it is empty. Raises `FormulaError` if, without time stamps, a bound is no multiple of the control step.
+    """Return the rows [lo, hi) of the window from the first record of each episode; lo and hi are [E], and equal if the
+    window is empty. Without time stamps, raises `FormulaError` if a bound is not a multiple of the control step.
     """
     if not _uses_time_stamps(window, trace):
         return _clip_steps(window, trace, trace.starts[:-1], trace.starts[1:])
@@ -101,7 +101,7 @@ def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
-    # the rows [lo, hi) of the window that begins to count at each record, [N] each
+    # the rows [lo, hi) of the window from each record; lo and hi are [N]
     lo, hi = np.arange(trace.starts[-1]), np.repeat(trace.starts[1:], trace.lengths)
     if not _uses_time_stamps(window, trace):
         return _clip_steps(window, trace, lo, hi)
@@ -109,7 +109,7 @@ def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
     for first, end in pairwise(trace.starts.tolist()):
         stamps_s = trace.time_s[first:end]
         slack_s = STEP_TOLERANCE * float(np.median(np.diff(stamps_s))) if end - first > 1 else 0.0
-        slack_s = max(slack_s, 2 * float(np.spacing(np.abs(stamps_s).max())))  # rounding limits the precision of stamps
+        slack_s = max(slack_s, 2 * float(np.spacing(np.abs(stamps_s).max())))  # time stamps are rounded to float64
         window_lo = first + np.searchsorted(stamps_s, stamps_s + (window.start_s - slack_s))
         lo[first:end] = np.maximum(lo[first:end], window_lo)
         if window.end_s is not None:
@@ -122,14 +122,14 @@ def _uses_time_stamps(window: syntax.Window, trace: Trace) -> bool:
 
 
 def _clip_steps(window: syntax.Window, trace: Trace, rows: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    # the rows [lo, hi) of the windows that begin to count at `rows`, clipped at the episodes' ends
+    # the rows [lo, hi) of the windows from `rows`, clipped at the episodes' ends
     lo = np.minimum(rows + _step_count(window.start_s, trace), ends)
     return lo, ends if window.end_s is None else np.minimum(rows + _step_count(window.end_s, trace) + 1, ends)
 
 
 def _step_count(bound_s: float, trace: Trace) -> int:
     dt_s = float(trace.dt_s[0])
-    count = min(bound_s / dt_s, 1e18)  # the cap exceeds any episode, but can still be rounded to an integer
+    count = min(bound_s / dt_s, 1e18)  # 1e18 exceeds the steps of any episode, but can be rounded to an integer
     if not abs(count - round(count)) <= STEP_TOLERANCE:
         nearest = syntax.format_number(round(count) * dt_s)
         step = f"the control step dt = {syntax.format_number(dt_s)} s"
@@ -147,7 +147,7 @@ def negate(values: Values) -> Values:
 
 
 def conjunction(left: Values, right: Values) -> Values:
-    """Return the smaller margin, or the `and` of Booleans. Of a margin and a Boolean: the margin if True, else -inf."""
+    """Return the smaller margin or the `and` of Booleans; for a margin and a Boolean, the margin if True, else -inf."""
     if left.dtype == right.dtype:
         return np.asarray(np.minimum(left, right))
     booleans, margins = (left, right) if is_crisp(left) else (right, left)
@@ -155,7 +155,7 @@ def conjunction(left: Values, right: Values) -> Values:
 
 
 def disjunction(left: Values, right: Values) -> Values:
-    """Return the larger margin, or the `or` of Booleans. Of a margin and a Boolean: +inf if True, else the margin."""
+    """Return the larger margin or the `or` of Booleans; for a margin and a Boolean, +inf if True, else the margin."""
     if left.dtype == right.dtype:
         return np.asarray(np.maximum(left, right))
     booleans, margins = (left, right) if is_crisp(left) else (right, left)
@@ -168,7 +168,7 @@ def is_positive(values: Values) -> Bools:
 
 
 def is_true(values: Values, *, strict: bool) -> Bools:
-    """Return whether each margin is at least zero, or with `strict`, above zero; Booleans are unchanged."""
+    """Return whether each margin is at least zero, or above zero if `strict`. Booleans are unchanged."""
     return values if is_crisp(values) else np.greater(values, 0) if strict else np.greater_equal(values, 0)
 
 
@@ -186,9 +186,9 @@ def reads_signal(expression: syntax.Expression) -> bool:
 
 
 def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> Floats | np.float64:
-    """Return the value of the expression at every record, [N], NaN while a signal is unknown; or one number if it reads
-    no signal (`trace` may then be None). Raises `SignalError` if a known value is NaN, or if arithmetic divides by zero
-    or overflows, and `FormulaError` if `threshold` was not substituted.
+    """Return the expression's value at every record, [N], with NaN where a signal is unknown. An expression without
+    signals needs no `trace`, and has a single number. Raises `SignalError` if a known value is NaN, or if arithmetic
+    divides by zero or overflows, and `FormulaError` if `threshold` was not substituted.
     """
     match expression:
         case syntax.NumericSignal(name):
@@ -220,7 +220,7 @@ _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.mul
 
 
 def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = True) -> Floats:
-    """Return the margin of a comparison at every record, [N], in the unit of its two sides; 0 if they are equal up to
+    """Return the margin of a comparison at every record, [N], in the unit of its sides; 0 if the sides are equal up to
     rounding. For an unknown value, return the largest possible margin if `best`, else the smallest. Raises the same
     errors as `evaluate_expression`, and `SignalError` if a known margin is NaN.
     """
@@ -240,8 +240,8 @@ def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = Tr
 
 def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool, rounding: Floats) -> Floats | float:
     is_upper_bound = predicate.operator in ("<", "<=")
-    # Only a lower bound of the unknown signal is known: it limits the best margin of `signal < bound` and the worst
-    # margin of `bound < signal`.
+    # Only a lower bound of the unknown signal is known.
+    # The lower bound limits the best margin of `signal < bound`, and the worst margin of `bound < signal`.
     match (predicate.left, predicate.right) if is_upper_bound else (predicate.right, predicate.left):
         case syntax.NumericSignal(name), bound if best and not reads_signal(bound):
             return subtract(evaluate_expression(bound, None), trace.least_values(name), rounding)
@@ -265,7 +265,7 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
         yield from [(np.arange(len(trace)), _drop_missing_stamps(trace, steps_s))] if len(trace) else []
         return
     for name in (syntax.signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
-        trace.reject_nan(trace.signals[name], name)  # before the split, so that an error has the index in `trace`
+        trace.reject_nan(trace.signals[name], name)  # errors must give the episode's index in `trace`, not in a group
     for step_s in np.unique(steps_s):
         episodes = np.flatnonzero(steps_s == step_s)
         yield episodes, _drop_missing_stamps(trace.select_episodes(episodes), steps_s[episodes])
@@ -276,11 +276,11 @@ def _drop_missing_stamps(trace: Trace, steps_s: Floats) -> Trace:
 
 
 def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
-    """Return for each episode the index of the record that decides its robustness, [E]; -1 if the window is beyond the
-    end. A root G is decided by the record with the smallest margin in the window, F by the record with the largest
-    margin, and `a U b` by the record at which `b` becomes true with the largest margin. `not` is decided by its child;
-    `and`, `or` and `->` by the side whose value they have; a formula without temporal operators by record 0. In a tie
-    the earliest record and the left side win. Raises the same errors as `robustness`.
+    """Return the index of the record that decides the robustness of each episode, [E]; -1 if the window starts after
+    the episode's end. A root G is decided by the record with the smallest margin in the window, F by the record with
+    the largest margin, and `a U b` by the record at which `b` becomes true with the largest margin. `not` is decided by
+    its child, `and`, `or` and `->` by the side whose value they have, and a formula without temporal operators by
+    record 0. In a tie, the earliest record and the left side win. Raises the same errors as `robustness`.
     """
     records = np.empty(len(trace), np.int64)
     for episodes, group in group_by_step(formula, trace):
@@ -291,7 +291,7 @@ def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
 
 @np.errstate(all="ignore")  # overflow is reported as an error, as in `robustness`
 def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True) -> Ints:
-    """Return the row of the deciding record of each episode, counted over all episodes, [E]; -1 if there is none."""
+    """Return the row in the trace of each episode's deciding record, [E]; -1 if no record decides."""
 
     def margins(part: syntax.Formula, *, at_start: bool = False) -> Floats:
         return to_margins(evaluate_formula(part, trace, at_start=at_start, positive=positive))
@@ -300,7 +300,7 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
         case syntax.Not(child):
             return _deciding_rows(child, trace, not positive)
         case syntax.Implies(left, right):
-            # With the right side replaced by false, an implication is the negated condition.
+            # If false replaces the right side, an implication equals the negated condition.
             first = margins(replace(formula, right=syntax.Truth(False)), at_start=True)
             is_left = first >= margins(right, at_start=True)
             return np.where(is_left, _deciding_rows(left, trace, not positive), _deciding_rows(right, trace, positive))
@@ -329,7 +329,7 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
 
 
 def _find_rows_in_windows(trace: Trace, lo: Ints, hi: Ints, find_offset: Callable[[int, int, int], np.integer]) -> Ints:
-    windows = zip(trace.starts[:-1], lo, hi, strict=True)  # first row of the episode; rows [a, b) of the window
+    windows = zip(trace.starts[:-1], lo, hi, strict=True)  # the episode's first row, and the rows [a, b) of the window
     return np.array([a + find_offset(start, a, b) if a < b else -1 for start, a, b in windows], dtype=np.int64)
 
 
@@ -341,8 +341,8 @@ def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) ->
 
 def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
     """Return whether each record violates a formula that is a G or a conjunction of Gs, [N]. Return None for any other
-    formula: no single record violates F or U. An episode violates the formula if and only if one of its records does;
-    `judge_formula` finds the first such record. Raises the same errors as `robustness`.
+    formula, because no single record violates F or U. An episode violates a conjunction of Gs if and only if one of its
+    records does; `judge_formula` finds the first one. Raises the same errors as `robustness`.
     """
     if not _is_recordwise(formula):
         return None

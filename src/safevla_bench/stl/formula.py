@@ -123,8 +123,8 @@ class Or(_Connective):
 @dataclass(frozen=True, slots=True)
 class Implies(_Connective):
     """Implication: the margin of `right` while the condition `left` holds, else +inf. The condition holds if its margin
-    is > 0; under an odd number of negations, >= 0 suffices. So the verdict is that of max(-left, right). With `plain`
-    the margin is max(-left, right) itself, as in the paper.
+    is > 0, or >= 0 under an odd number of negations. The verdict is the same as with max(-left, right), which is the
+    margin if `plain`, as in the paper.
     """
 
     plain: bool = False
@@ -147,8 +147,8 @@ class Eventually(_Temporal):
 @dataclass(frozen=True, slots=True)
 class Until:
     """`right` becomes true at a record in the window, and `left` holds from now until just before that record. With
-    `weak`, it is enough that `left` holds from now to the end of the window. With `crisp`, `right` has a different unit
-    than `left`, so its margin becomes +inf if it is >= 0 (under an odd number of negations: > 0), else -inf.
+    `weak`, it is enough that `left` holds from now to the end of the window. With `crisp`, the sides have different
+    units, so the margin of `right` becomes +inf if it is >= 0 (> 0 under an odd number of negations), else -inf.
     """
 
     window: Window
@@ -206,7 +206,7 @@ def conditions(formula: Formula) -> Iterator[Formula]:
 
 
 def judged_once(formula: Formula) -> tuple[Formula, ...]:
-    """Return the largest parts of a formula that have no G, F, U or W inside or around them: record 0 decides these."""
+    """Return the largest parts of a formula without G, F, U or W inside or around them. Record 0 decides such parts."""
     temporal_parts = [part for part in walk_nodes(formula) if isinstance(part, Always | Eventually | Until)]
     if not temporal_parts or isinstance(formula, Always | Eventually | Until):
         return () if temporal_parts or isinstance(formula, Truth) else (formula,)
@@ -234,18 +234,18 @@ def has_placeholder(formula: Formula) -> bool:
 
 
 def bounded_windows(formula: Formula) -> tuple[Window, ...]:
-    """Return the windows of all temporal operators except [0,T], parents first. Only these need the control step."""
+    """Return all windows of temporal operators other than [0,T], parents first. These need the control step."""
     windows = (node.window for node in walk_nodes(formula) if isinstance(node, Always | Eventually | Until))
     return tuple(window for window in windows if window != Window())
 
 
 def signed_constant(value: float) -> Expression:
-    """Return the expression of a finite number of either sign. Raises `FormulaError` for NaN and infinity."""
+    """Return the expression for a finite number, which may be negative. Raises `FormulaError` for NaN and infinity."""
     return Number(value) if math.copysign(1.0, value) > 0 else Negate(Number(-value))
 
 
 def substitute_threshold(formula: Formula, threshold: float) -> Formula:
-    """Replace `threshold` by a number; a negative one is a `Negate`. Raises `FormulaError` if it is not finite."""
+    """Replace `threshold` by a number; a negative number is a `Negate`. Raises `FormulaError` if it is not finite."""
     value = signed_constant(threshold)
     return _replace_nodes(formula, lambda node: value if isinstance(node, Threshold) else None)
 
@@ -256,7 +256,7 @@ def map_predicates(formula: Formula, change: Callable[[Compare], Compare]) -> Fo
 
 
 def rename_signals(formula: Formula, names: Mapping[str, str]) -> Formula:
-    """Rename the numeric signals of a formula that are in `names`."""
+    """Rename numeric signals of a formula; `names` maps old names to new names."""
     return _replace_nodes(
         formula,
         lambda node: replace(node, name=names.get(node.name, node.name)) if isinstance(node, NumericSignal) else None,
@@ -280,8 +280,8 @@ def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
 
 def reverse_empty_windows(formula: Formula) -> Formula:
     """Return the formula in the opposite reading of empty windows: G is -inf there, and F and U are +inf. A window
-    [a,b] is empty if `F[a,b](true)` is false. Such terms are added to the formula, so that the same rules evaluate both
-    readings. A window that starts at 0 is never empty.
+    [a,b] is empty if `F[a,b](true)` is false; the returned formula contains such terms, so that the same rules evaluate
+    both readings. A window that starts at 0 is never empty.
     """
     reversed_formula = cast(Formula, map_children(formula, reverse_empty_windows))
     match reversed_formula:
@@ -295,17 +295,17 @@ def reverse_empty_windows(formula: Formula) -> Formula:
 
 @cache
 def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
-    """Return two readings: in the first, obligations that the episode's end cuts off are kept; in the second, broken.
+    """Return two readings. Obligations that the episode's end cuts off are kept in the first, and broken in the second.
 
     An obligation is a bounded window on the right side of `->`; it is cut off if no record lies at its end or later.
-    Without obligations, both readings are the formula itself.
+    Without obligations, both readings equal the formula.
     """
     readings = tuple(_read_cut_off(formula, kept, is_due=False) for kept in (True, False))
     return (formula, formula) if readings[0] == readings[1] else (readings[0], readings[1])
 
 
 def _read_cut_off(formula: Formula, is_kept: bool, is_due: bool) -> Formula:
-    # `is_due` is true on the right side of an implication, where windows are obligations
+    # `is_due` is true on the right side of an implication, where each bounded window is an obligation.
     match formula:
         case Compare() | BooleanSignal() | Truth():
             return formula
@@ -338,8 +338,8 @@ def format_expression(expression: Expression) -> str:
     return _text_and_level(expression)[0]
 
 
-# Levels of the operators, loosest binding first, as in the grammar. A part that binds more loosely than its operator
-# allows is put in parentheses.
+# Levels of the operators as in the grammar, from the loosest to the tightest binding.
+# A part is put in parentheses if it binds more loosely than its operator allows.
 _IMPLIES, _OR, _AND, _UNTIL, _PREFIX, _COMPARE, _SUM, _PRODUCT, _UNARY, _ATOM = range(10)
 
 

@@ -59,7 +59,7 @@ def parse_formula(text: str, signals: Mapping[str, bool] | None = None) -> synta
     except UnexpectedInput as error:
         raise _explain_unknown_word(text, error, signals) or _syntax_error(text, error) from None
     except VisitError as error:
-        # Lark wraps an exception of a builder's method; the user should see the original.
+        # Lark wraps an exception of a builder's method; the user should see the original exception.
         raise error.orig_exc from None
 
 
@@ -314,7 +314,7 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
             opened.append(column)
         elif character in ")]" and opened:
             opened.pop()
-    problem = "the formula is incomplete" + (f": nothing closes column {opened[-1]}" if opened else "")
+    problem = "the formula is incomplete" + (f": the bracket in column {opened[-1]} is not closed" if opened else "")
     return _column_error(len(text) + 1, problem, _describe_expected(error))
 
 

@@ -1,11 +1,11 @@
 """Space robustness of a formula over many episodes at once, in discrete time (paper Section 3.1, Appendix C.1).
 
-The margin of a predicate on a signal s is bound - s or s - bound, in the unit of s; it is 0 if both are equal up to
-rounding. `<` and `<=` have the same margin. `not` flips the sign, `and` is the minimum, and `or` the maximum. The
-margin of `a -> b` is that of b while a holds, else +inf; libraries that follow the paper's text use max(-a, b). G is
-the minimum over a window, F the maximum, and `a U b` is max over t' of min(b(t'), min of a over [t, t')). A window
-counts seconds from each record, in multiples of the control step, and is clipped at the end of the episode. With time
-stamps, it contains the records whose stamps lie in it. Over an empty window G is +inf, and F and U are -inf;
+The margin of a predicate on a signal s is bound - s or s - bound, in the unit of s; it is 0 if s equals the bound up to
+rounding. `<` and `<=` have the same margin. `not` flips the sign, `and` is the minimum, and `or` the maximum. `a -> b`
+has the margin of b while a holds, else +inf; libraries that follow the paper's text use max(-a, b). G is the minimum
+over a window, F the maximum, and `a U b` is max over t' of min(b(t'), min of a over [t, t')). A window counts seconds
+from each record, in multiples of the control step, and is clipped at the end of the episode. With time stamps, it
+contains the records whose stamps lie in it. Over an empty window G is +inf, and F and U are -inf;
 `hangs_on_empty_window` finds the verdicts that depend on this convention. Boolean signals are +inf or -inf. NaN is an
 error.
 
@@ -13,10 +13,10 @@ A signal is infinite if it has nothing to measure, such as the gap between bodie
 with an infinite value has no margin: G leaves out the record. Under F and U, which one record can satisfy, its margin
 is unknown.
 
-Values may be unknown at some records (`Trace.unknown`). The robustness is then that of the best reading, the largest
-that any true values could give. G leaves out a record if its value is unknown, or if it is unknown whether the gate is
-open. A formula that is violated in the best reading is violated for any true values. Any other formula has a verdict in
-two cases: it also holds in the worst reading, or it has only G and judged a record (see `settle_unknown`).
+Values may be unknown at some records (`Trace.unknown`). The robustness is then the largest that any true values could
+give, the best reading. G omits a record if its value is unknown, or if it is unknown whether the gate is open. A
+formula that is violated in the best reading is violated for any true values. Any other formula has a verdict in two
+cases: it also holds in the worst reading, or it has only G and judged a record (see `settle_unknown`).
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
 
 
 def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
-    """Return the robustness of each episode, [E], and whether unknown values or the end of the episode leave it without
-    a verdict, [E]. `rho` [E] is the robustness in the best reading. A violation is always a verdict. A formula with
-    only G keeps `rho` if it judged a record: then `rho` is finite. A `binary` specification has no margins; it judged a
-    record if one that a root G covers is decided. Any other formula gets the robustness in the worst reading, and no
-    verdict if that is negative. Raises the same errors as `robustness`.
+    """Return the robustness of each episode, [E], and whether the episode has no verdict, [E], because values are
+    unknown or the episode ends too early. `rho` [E] is the robustness in the best reading. A negative `rho` is a
+    verdict. A formula with only G keeps `rho` if it judged a record: `rho` is finite or, for a `binary` specification,
+    the value of a record in a root G is known. Any other formula gets the robustness in the worst reading; if this is
+    negative, there is no verdict. Raises the same errors as `robustness`.
     """
     kept, broken = syntax.cut_off_readings(formula)
     is_single = _hangs_on_single_record(broken)
-    # masks of the records, [N]: all if the end may cut off an obligation; those with unknown or missing values
+    # The masks [N] select all records if the end may cut off an obligation, else the unknown or missing values.
     unknown_masks = [np.full(trace.starts[-1], kept != broken), *trace.unknown.values()]
     unknown_masks += [np.isinf(values) for values in trace.signals.values()] if is_single else []
     uncertain = np.flatnonzero(np.logical_or.reduceat(np.logical_or.reduce(unknown_masks), trace.starts[:-1]))
@@ -154,15 +154,15 @@ def _has_decided_record(formula: syntax.Formula, trace: Trace) -> Bools:
     best, worst = (
         to_margins(evaluate_formula(formula.child, trace, at_start=False, best=best)) for best in (True, False)
     )
-    # only for formulas without margins, whose values are infinite
+    # A record is decided if its best and worst values are equal. This needs a formula without margins.
     has_decided = evaluate_window(best == worst, MAX, formula.window, trace, at_start=True)
     return np.asarray(has_decided, dtype=np.bool_)
 
 
 def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
     """Return whether a window without records decides the verdict of each episode, [E]. The formula is judged twice:
-    with the usual reading of empty windows (G true, F and U false), and with the opposite reading. An empty window
-    decides if the two verdicts differ. Raises the same errors as `robustness`.
+    with the usual reading of empty windows (G true, F and U false), and with the opposite reading. If the two verdicts
+    differ, an empty window decides. Raises the same errors as `robustness`.
     """
     if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)
@@ -172,9 +172,9 @@ def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
 
 @np.errstate(all="ignore")
 def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] | None:
-    """Return the number of records of each episode in which the condition of G(a -> b) or a -> b holds, and the number
-    of records examined, both [E]. In a -> b -> c, a and b must hold together. Without G, only record 0 is examined.
-    Return None for any other formula.
+    """Return, for G(a -> b) or a -> b, the number of records of each episode in which the condition a holds, and the
+    number of examined records, both [E]. In a -> b -> c, the condition is that a and b hold. Without G, only record 0
+    is examined. Return None for any other formula.
     """
     child, conditions = (formula.child if isinstance(formula, syntax.Always) else formula), list[syntax.Formula]()
     while isinstance(child, syntax.Implies) and not child.plain:
@@ -306,13 +306,13 @@ class _ClauseMeasurement:
         return FormulaVerdict(self.rho, self.extreme, first_violation)
 
     def _find_first_rows(self, episodes: Ints, trace: Trace) -> Ints:
-        # the first violating row of each of these episodes; -1 if there is none
+        # the first violating row of each of the `episodes`; -1 if none violates
         rows, lengths = trace.record_rows(episodes), trace.lengths[episodes]
         rounding = np.repeat(trace.rounding((self.clause.signal,))[episodes], lengths)
         failing = self.clause.margins(_least_violating_values(self.clause, trace)[rows], rounding) < 0
         if self.gate_open is not None:
             failing &= self.gate_open[rows]
-        # from rows of the selected episodes to rows of the trace
+        # offset between a row of the selected episodes and the same row of the trace
         shift = trace.starts[episodes] - (np.cumsum(lengths) - lengths)
         first = first_true(failing, self.lo[episodes] - shift, self.hi[episodes] - shift)
         return np.where(first < 0, -1, first + shift)
@@ -330,7 +330,7 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
     if gate is None or gate_open is None or is_crisp(gate) or not clause.plain:
         smallest_margin = clause.margins(worst, trace.rounding((clause.signal,)))
         rho = np.where(np.isnan(worst), np.inf, smallest_margin + 0.0)
-    else:  # the gate's margin counts, too
+    else:  # with `plain`, the gate's margin counts, too
         rho = to_margins(
             fold_ranges(
                 disjunction(negate(gate), predicate_margin(clause.predicate, trace)),
@@ -344,7 +344,7 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
 
 def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
     values, fold = _least_violating_values(clause, trace), MAX if clause.upper else MIN
-    # the gate and the membership in a window do not change within a piece
+    # Within a piece, the gate does not change, and either all records or none are in the window.
     cuts = _piece_starts(gate_open, lo, hi, trace)
     pieces = fold_pieces(values, fold, cuts)
     if np.isnan(pieces.max(initial=-np.inf)):
@@ -359,7 +359,7 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
 
 
 def _least_violating_values(clause: OneSidedClause, trace: Trace) -> Floats:
-    # the clause's signal, with unknown and infinite values replaced by the ones that violate it least, [N]
+    # the clause's signal [N]; unknown and infinite values are replaced by values that violate the clause least
     values = trace.numeric_signal(clause.signal)
     if clause.upper and (values == np.inf).any():
         values = np.where(np.isinf(values), -np.inf, values)  # an infinite gap means that there is no pair of bodies
@@ -370,7 +370,7 @@ def _least_violating_values(clause: OneSidedClause, trace: Trace) -> Floats:
 
 
 def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:
-    # the first row of each piece, for `fold_pieces`; pieces cover all rows
+    # the first row of each piece, for `fold_pieces`; together, the pieces cover all rows
     if gate_open is None and np.array_equal(lo, trace.starts[:-1]) and np.array_equal(hi, trace.starts[1:]):
         return lo
     window_edges = np.concatenate([lo, hi])

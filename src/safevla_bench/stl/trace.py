@@ -1,4 +1,4 @@
-"""Traces: signals of many episodes in one flat array [N], and the temporal operators on them.
+"""Traces: signals of many episodes in one flat array [N], and temporal operators on these signals.
 
 Values are margins (float64) or Booleans (bool). `np.minimum` and `np.maximum` work for both, since False < True. No
 Python loop runs over records.
@@ -66,13 +66,14 @@ def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
     """Return out[t] = max over t' in [lo[t], hi[t]) of min(reach[t'], min of hold over t .. t'-1), [N]. `lo[t]` is
-    never before t. An empty range gives minus infinity, or False for Booleans. Two adjacent stretches a and b join to
-    one with reached = max(reached_a, min(held_a, reached_b)) and held = min(held_a, held_b). The binary digits of a
-    range's width select the stretches of length 1, 2, 4, ... that make up the range.
+    never before t. An empty range gives minus infinity, or False for Booleans. A stretch of records has two values:
+    this maximum (reached) and the minimum of `hold` (held). Two adjacent stretches a and b join to one with reached =
+    max(reached_a, min(held_a, reached_b)) and held = min(held_a, held_b). The binary digits of a range's width select
+    the stretches of length 1, 2, 4, ... that make up the range.
     """
     reached = np.full_like(reach, MAX.neutral_value(reach))
     held = fold_spans(hold, MIN, np.arange(len(hold)), lo)
-    # those of the stretch of length `span` that begins at each index; where each range continues
+    # `part_reached` and `part_held` belong to the stretch of length `span` from each index; ranges go on at `position`.
     part_reached, part_held, position, width, span = reach, hold, lo.copy(), hi - lo, 1
     while span <= width.max(initial=0):
         joined = np.flatnonzero(width & span)
@@ -116,8 +117,8 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
     is_filled = lo < hi
-    # `reduceat` also folds from the end of each range to the start of the next; [::2] drops these results. `reduceat`
-    # rejects an index past the end.
+    # `reduceat` also folds from the end of each range to the start of the next range; [::2] drops these results.
+    # An index past the end of the values must be removed, because `reduceat` rejects it.
     cuts = np.column_stack([lo[is_filled], hi[is_filled]]).ravel()
     cuts = cuts[:-1] if len(cuts) and cuts[-1] == len(values) else cuts
     folded = np.empty_like(values, shape=(len(lo),))
@@ -137,7 +138,7 @@ def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
     first_pieces = np.searchsorted(cuts, np.arange(0, len(values), BLOCK_RECORDS))
     for first, last in pairwise([*first_pieces.tolist(), len(cuts)]):
         block = values[ends[first] : ends[last]]
-        block.max(initial=-np.inf)  # only reads the block into the cache
+        block.max(initial=-np.inf)  # reads the block into the cache; the result is not used
         fold.ufunc.reduceat(block, cuts[first:last] - ends[first], out=folded[first:last])
     return folded
 
@@ -161,11 +162,11 @@ class Trace:
     """
 
     signals: Mapping[str, NDArray[np.float64] | NDArray[np.bool_]]
-    """Name -> values of the signal, [N]: float64, or bool if the signal is Boolean."""
-    starts: Ints  # first record of each episode, then N, [E + 1]
+    """Maps a signal's name to its values, [N]: float64, or bool if the signal is Boolean."""
+    starts: Ints  # the first record of each episode, followed by N, [E + 1]
     dt_s: Floats  # control step of each episode in seconds, [E]
     unknown: Mapping[str, Bools] = field(default_factory=dict)
-    """Name -> whether the signal's value is unknown at each record, [N]; signals that are not listed are known.
+    """Maps a signal's name to whether its value is unknown at each record, [N]; all other signals are known.
 
     At these records the value is a lower bound of the true value; NaN gives no bound. A Boolean may be True or False.
     """
@@ -175,7 +176,7 @@ class Trace:
     Windows use stamps, if there are any, instead of control steps.
     """
     single: Mapping[str, Bools] = field(default_factory=dict)
-    """Name -> whether a source of the signal was stored as float32 in each episode, [E]; False for unlisted signals."""
+    """Maps a signal's name to whether each episode has it from a float32 source, [E]; all other signals have none."""
 
     def __post_init__(self) -> None:
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
@@ -201,14 +202,14 @@ class Trace:
         return rows
 
     def select_episodes(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
-        """Return the trace of the episodes that a mask [E] or indices choose; this trace for all episodes in order."""
+        """Return a trace of the episodes that a mask [E] or indices choose; this trace for all episodes in order."""
         chosen = np.flatnonzero(episodes) if episodes.dtype == np.bool_ else np.asarray(episodes, np.int64)
         if np.array_equal(chosen, np.arange(len(self))):
             return self
         return self.cut(chosen, self.starts[chosen], self.starts[chosen + 1])
 
     def cut(self, chosen: Ints, lo: Ints, hi: Ints) -> Trace:
-        """Return a trace whose episode k has the rows lo[k]:hi[k] of episode chosen[k]; episodes may be repeated."""
+        """Return a trace whose episode k has the rows lo[k]:hi[k] from episode chosen[k]; episodes may be repeated."""
         lengths = hi - lo
         starts = np.concatenate([[0], np.cumsum(lengths)])
         rows = np.arange(starts[-1]) + np.repeat(lo - starts[:-1], lengths)
@@ -219,7 +220,7 @@ class Trace:
         return Trace(signals, starts, self.dt_s[chosen], unknown, stamps, single)
 
     def rounding(self, names: Iterable[str]) -> Floats:
-        """Return the relative difference up to which these signals count as equal to a limit in each episode, [E]."""
+        """Return, for each episode, the relative difference up to which the signals count as equal to a limit, [E]."""
         single = [self.single[name] for name in names if name in self.single]
         return np.where(np.logical_or.reduce([np.zeros(len(self), np.bool_), *single]), ROUNDING_SINGLE, ROUNDING)
 
@@ -247,8 +248,8 @@ class Trace:
         return cast(Floats, values)
 
     def is_undefined(self, name: str) -> Bools:
-        """Return whether a numeric signal is undefined in each episode, [E]: NaN at record 0 without being marked as
-        unknown there. Raises `SignalError` if the signal is missing or not numeric.
+        """Return whether a numeric signal is undefined in each episode, [E]: its value at record 0 is NaN, but not
+        marked as unknown. Raises `SignalError` if the signal is missing or not numeric.
         """
         first = self.starts[:-1]
         undefined = np.isnan(self.numeric_signal(name)[first])

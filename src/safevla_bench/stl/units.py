@@ -48,7 +48,7 @@ _SYMBOLS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[str, tup
 KNOWN = f"units are made of {', '.join(symbol for symbol in _SYMBOLS if symbol != '1')}, such as m/s^2 or N m"
 _POWERS = {"": 1, "²": 2, "³": 3}
 _SYMBOL_PATTERN = "|".join(sorted(map(re.escape, _SYMBOLS.keys() - {"1"}), key=lambda word: (-len(word), word)))
-PATTERN = rf"(?:{_SYMBOL_PATTERN})(?:\^[1-9]|[²³])?(?![A-Za-z0-9_])"  # one factor of a unit that follows a number
+PATTERN = rf"(?:{_SYMBOL_PATTERN})(?:\^[1-9]|[²³])?(?![A-Za-z0-9_])"  # one factor of the unit after a number
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
 
 
@@ -86,10 +86,10 @@ def parse_unit(text: str) -> tuple[Decimal, Unit]:
 def check_units(
     formula: syntax.Formula, unit_of: Callable[[str], str], threshold: str | None = None
 ) -> tuple[syntax.Formula, Unit | None]:
-    """Check the units of a formula. Return it with `crisp` set in each `Until` that needs it, and the unit of its
-    margin (None without a margin). `unit_of` gives the unit of a signal. `threshold` is the unit of the placeholder;
-    None lets it take the unit of the other side, as a literal does. Raises `FormulaError` if numbers of different units
-    are compared or added, or if margins of different units are combined outside a condition.
+    """Check the units of a formula. Return the formula, with `crisp` set in each `Until` that needs it, and the unit of
+    the margin (None without a margin). `unit_of` gives the unit of a signal. `threshold` is the unit of the
+    placeholder; if it is None, the placeholder has the unit of the other side, like a literal. Raises `FormulaError` if
+    numbers of different units are compared or added, or if margins of different units are combined outside a condition.
     """
     return _UnitCheck(unit_of, threshold).check_formula(formula, in_condition=False)
 
@@ -142,7 +142,7 @@ class _UnitCheck:
                 reach, unit = self.check_formula(right, in_condition=True)
                 crisp = hold_unit is not None and unit is not None and hold_unit != unit
                 if not crisp and unit == _SEVERAL_UNITS and not in_condition:
-                    self.check_formula(right, in_condition=False)  # raises the error about the units
+                    self.check_formula(right, in_condition=False)  # raises an error that names the units
                 return syntax.Until(window, hold, reach, weak, crisp), unit if hold_unit is None else hold_unit
             case syntax.Not(child) | syntax.Always(_, child) | syntax.Eventually(_, child):
                 checked, unit = self.check_formula(child, in_condition=in_condition)
@@ -200,8 +200,8 @@ class _UnitCheck:
         if isinstance(formula, syntax.And) and isinstance(decisive, syntax.Compare):
             upper_operator = _UPPER_OPERATORS.get(decisive.operator)
             limited = replace(decisive, operator=upper_operator) if upper_operator else decisive
-            meaning = "the two never hold together" if upper_operator else "where the first holds, so does the second"
-            usual = f"`{_text(syntax.Implies(condition, limited))}` ({meaning}), or for both at every record "
+            meaning = "the parts never hold together" if upper_operator else "where the first part holds, both hold"
+            usual = f"`{_text(syntax.Implies(condition, limited))}` ({meaning}), or to require both at every record "
         remedy = f"write one part as a condition: {usual}`{_text(gated)}`; or normalize both: `{_text(normalized)}`"
         raise FormulaError(problem, remedy=remedy)
 
@@ -219,7 +219,7 @@ def _find_predicate(formula: syntax.Formula, check: _UnitCheck, unit: Unit) -> s
 
 
 def _normalize(predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
-    """Divide both sides of a comparison by its limit; if that is not a positive literal, by 1 in the limit's unit."""
+    """Divide both sides of a comparison by its limit, or by 1 in the limit's unit if this is not a positive literal."""
     left, right = predicate.left, predicate.right
     one = syntax.Number(1.0)
     if unit is None or unit == ONE:

@@ -1,4 +1,4 @@
-"""Tasks: their tags, and which specifications apply to them, with the reason if one does not (paper Section 3.2)."""
+"""Tasks: their tags, and which specifications apply to them, with reasons for those that do not (paper Section 3.2)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from safevla_bench.trajectory.marks import LOG_BENCHMARK
 
 def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
     """Return why a specification does not apply to a task with these tags in `suite`; "" if it applies. The reason has
-    the form `needs:TAGS;invalid_with:TAGS`: the required tags that the task lacks, and the tags that exclude it. If the
-    specification's limit is for other suites, or is replaced in `suite`, the reason is that of `confined_reason`.
+    the form `needs:TAGS;invalid_with:TAGS`: required tags that the task lacks, and tags of the task that rule the
+    specification out. If its limit is only for other suites, or replaced in `suite`, see `confined_reason`.
     """
     if suite_reason := confined_reason(spec, suite):
         return suite_reason
@@ -37,7 +37,7 @@ def confined_reason(spec: Spec, suite: str) -> str:
 
 
 def check_suites(library: Library, registry: Registry) -> None:
-    """Warn once of each limit for a suite that is not in the registry, since this limit judges nothing."""
+    """Warn once about each limit for a suite that is not in the registry, since such a limit judges nothing."""
     confined = [(spec, name) for spec in library for name in spec.suites]
     if not confined:
         return
@@ -47,7 +47,7 @@ def check_suites(library: Library, registry: Registry) -> None:
     for spec, name in confined:
         if name not in known:
             close = get_close_matches(name, suites, n=3) or sorted(suites)
-            warn_once(f"{spec.spec_id}: there is no suite {name!r} here; similar suites: {', '.join(close)}")
+            warn_once(f"{spec.spec_id}: unknown suite {name!r}; similar suites: {', '.join(close)}")
 
 
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
@@ -55,21 +55,21 @@ def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
     return tuple(spec for spec in library.safe if not inactive_reason(spec, tags))
 
 
-TaskListing = dict[str, Any]  # a task as a plain row, with the key `template`, or `components` for several
+TaskListing = dict[str, Any]  # a task as a plain row, with the key `template`, or `components` for several templates
 
 
 def task_listings(
     registry: Registry, library: Library | None = None, benchmark: str | None = None
 ) -> list[TaskListing]:
-    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
-    None selects the default library, or all benchmarks. Raises `RegistryError` for an unknown benchmark.
+    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not. By
+    default, use the default library and all benchmarks. Raises `RegistryError` for an unknown benchmark.
     """
     specs = library or load_library()
     return [_task_listing(registry, specs, entry) for entry in registry.list_entries(benchmark)]
 
 
 def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str, list[str]]:
-    """Return reason -> the tasks to which a specification does not apply for this reason, as `benchmark task_id`."""
+    """Return, by reason, the tasks to which a specification does not apply for this reason, as `benchmark task_id`."""
     check_suites(library, registry)
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():

@@ -1,10 +1,10 @@
-"""The reader of BDDL, the format in which LIBERO describes a task: its objects, initial state and goal.
+"""The reader of BDDL, the format in which LIBERO describes the objects, initial state and goal of a task.
 
-BDDL is nested lists of words in parentheses. Case does not matter; `;` begins a comment. No simulator is needed.
+BDDL consists of nested lists of words in parentheses, regardless of case. `;` begins a comment. No simulator is needed.
 
 LIBERO's own parser (`libero/envs/bddl_utils.py`) evaluates the angles of a file with Python's `eval`, ignores unknown
-groups, and keeps the last of a repeated name. LIBERO therefore receives `BddlProblem.text` instead of the file; that
-text only contains what this grammar accepts:
+groups, and keeps only the last value of a repeated name. LIBERO therefore receives `BddlProblem.text` instead of the
+file. This text only contains what the following grammar accepts:
 
     file       = (define group*)                    no repeated group, region, attribute, name or class
     group      = (problem NAME) | (:domain robosuite) | (:requirements NAME*) | (:language WORD*) | (:regions region*)
@@ -13,7 +13,7 @@ text only contains what this grammar accepts:
     region     = (NAME (:target NAME) [(:ranges ((N N N N)+))] [(:yaw_rotation ((N N)))] [(:rgba (N N N N))])
     typed      = NAME+ - NAME                       predicate = (NAME NAME) | (NAME NAME NAME)
 
-N is a finite decimal number, a NAME has ASCII letters, digits and `_.:-`.
+N is a finite decimal number. A NAME consists of ASCII letters, digits and `_.:-`.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class BddlProblem:
     """The content of one task file, in lower case."""
 
     language: str
-    objects: Mapping[str, str]  # movable objects: name -> class
-    fixtures: Mapping[str, str]  # fixtures, with or without joints: name -> class
-    regions: Mapping[str, str]  # OWNER_REGION -> the object or fixture OWNER that owns the region
+    objects: Mapping[str, str]  # class of each movable object, by name
+    fixtures: Mapping[str, str]  # class of each fixture, with or without joints, by name
+    regions: Mapping[str, str]  # maps OWNER_REGION to OWNER, the object or fixture to which the region belongs
     init: tuple[Predicate, ...]
     goal: tuple[Predicate, ...]
     text: str  # the file's text, written from the checked tree; LIBERO receives it instead of the file
 
     def owner_of(self, name: str) -> str:
-        """Return the object or fixture that the region `name` belongs to; `name` itself if it is not a region."""
+        """Return the object or fixture to which the region `name` belongs; return `name` if it is not a region."""
         return self.regions.get(name, name)
 
     def goal_bodies(self) -> GoalBodies:
@@ -99,14 +99,14 @@ def parse_bddl(text: str) -> BddlProblem:
         raise _grammar_error("is not a BDDL problem: it does not begin with (define")
     groups = _index_once((_split_head(group, "a group") for group in tree[1:]), "group")
     if unknown := sorted(groups.keys() - set(_GROUPS)):
-        raise _grammar_error(f"there is no group {unknown[0]!r}; groups: {', '.join(_GROUPS)}")
+        raise _grammar_error(f"unknown group {unknown[0]!r}; groups: {', '.join(_GROUPS)}")
     contents = {name: groups.get(name, []) for name in _GROUPS}
     for name in ("problem", ":domain", ":requirements", ":obj_of_interest"):
         words = _read_words(contents[name], f"({name} ...)")
         if name in groups and name in ("problem", ":domain"):
             _require_count(words, 1, f"({name} ...)")
     if contents[":domain"] not in ([], ["robosuite"]):
-        raise _grammar_error(f"the domain is {contents[':domain'][0]!r}, but LIBERO's domain is robosuite")
+        raise _grammar_error(f"LIBERO's domain is robosuite, but the file's domain is {contents[':domain'][0]!r}")
     goals = contents[":goal"]
     if len(goals) == 1 and isinstance(goals[0], list) and goals[0][:1] == ["and"]:
         goals = goals[0][1:]
@@ -169,7 +169,7 @@ def _index_once(pairs: Iterable[tuple[str, Value]], noun: str) -> dict[str, Valu
 
 def _split_head(tree: Tree, description: str) -> tuple[str, list[Tree]]:
     if isinstance(tree, str) or not tree:
-        raise _grammar_error(f"{description} is {tree or '()'!r}, not a list that begins with a name")
+        raise _grammar_error(f"{description} must be a list that begins with a name, not {tree or '()'!r}")
     return _read_words(tree[:1], description)[0], tree[1:]
 
 
@@ -189,13 +189,13 @@ def _require_count(items: Sequence[object], count: int, description: str) -> Non
 def _parse_predicate(tree: Tree, description: str) -> Predicate:
     verb, arguments = _split_head(tree, description)
     if not 1 <= len(arguments) <= 2 or not all(isinstance(word, str) for word in arguments):
-        remedy = "LIBERO's goals are predicates joined by one And; write the tags of other tasks yourself."
-        raise RegistryError(f"{description} of the form ({verb} ...) is not understood", remedy=remedy)
+        remedy = "LIBERO's goals are predicates joined by one And; for other tasks, write the tags yourself."
+        raise RegistryError(f"{description} has an unknown form: ({verb} ...)", remedy=remedy)
     return (verb, *_read_words(arguments, description))
 
 
 def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
-    """Parse a list with classes: return `a b - c d - e` as {a: c, b: c, d: e}."""
+    """Parse a list of names with classes; for example, return {a: c, b: c, d: e} for `a b - c d - e`."""
     pairs: list[tuple[str, str]] = []
     classes: list[tuple[str, str]] = []
     names: list[str] = []
@@ -212,13 +212,13 @@ def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
         classes.append((class_name, ""))
         names = []
     if names:
-        raise _grammar_error(f"({group} ...) does not have the form NAME ... - CLASS NAME ... - CLASS")
+        raise _grammar_error(f"a list has the form NAME ... - CLASS NAME ... - CLASS, unlike ({group} ...)")
     _index_once(classes, "class")
     return _index_once(pairs, "object")
 
 
 def _parse_region(tree: Tree) -> tuple[str, str]:
-    # returns OWNER_REGION and OWNER
+    # Return the key OWNER_REGION and the value OWNER of a region.
     name, attributes = _split_head(tree, "a region")
     values = _index_once((_split_head(attribute, "an attribute") for attribute in attributes), "attribute")
     owner = _read_words(values.pop(":target", []), ":target")
@@ -226,15 +226,15 @@ def _parse_region(tree: Tree) -> tuple[str, str]:
     for key, value in values.items():
         if key not in _ROW_LENGTHS:
             raise _grammar_error(
-                f"region {name} has the attribute {key!r}; attributes: :target, {', '.join(_ROW_LENGTHS)}"
+                f"unknown attribute {key!r} of region {name}; attributes: :target, {', '.join(_ROW_LENGTHS)}"
             )
         _require_count(value, 1, key)
         rows = value if key == ":rgba" else value[0]
         if isinstance(rows, str) or not rows or (key == ":yaw_rotation" and len(rows) > 1):
-            raise _grammar_error(f"{key} of region {name} does not hold one list of numbers")
+            raise _grammar_error(f"{key} must hold one list of numbers in region {name}")
         for row in rows:
             numbers = [] if isinstance(row, str) else _read_words(row, key, _NUMBER)
             _require_count(numbers, _ROW_LENGTHS[key], f"{key} of region {name}")
             if not all(math.isfinite(float(number)) for number in numbers):
-                raise _grammar_error(f"{key} of region {name} holds a number that is too large")
+                raise _grammar_error(f"{key} holds a number that is too large in region {name}")
     return f"{owner[0]}_{name}", owner[0]

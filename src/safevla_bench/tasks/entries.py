@@ -1,4 +1,4 @@
-"""Registry entries of tasks: mechanism, objects and measured signals, and the tags that follow from them (Eq. 2)."""
+"""Registry entries of tasks: mechanism, objects and measured signals, and the resulting tags (paper Eq. 2)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
 
 _TASK_NUMBER = re.compile(r"task_(\d+)")
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
-OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")  # a door or drawer is open by at least this share
+OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")  # a predicate: a door or drawer is open by this share or more
 
 
 class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
-    """A named set of capability tags (what is measured) of a host. `absent` maps each missing tag to the reason."""
+    """A named set of capability tags, which say what a host measures. `absent` has the reason for each missing tag."""
 
     name: str = ""
     host: str
@@ -37,9 +37,9 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     """A suite of tasks of a host, as in `[benchmarks.NAME]`.
 
     `capabilities` names the capability set. `published` marks the suites that the paper counts. A suite can repeat the
-    entries of another suite: `same_tasks_as` names a suite with the same tasks, `same_tags_as` one whose tasks are
-    varied here; `task_ids` are the repeated tasks (empty = all). `task_names` are the host's task names in order;
-    patterns of families match them. `embodiment` is the robot of records that name neither a robot nor torque limits.
+    entries of another suite: `same_tasks_as` names a suite with the same tasks, `same_tags_as` a suite whose tasks this
+    suite varies; `task_ids` are the repeated tasks, or all if empty. `task_names` are the host's task names in order,
+    which patterns of families match. `embodiment` is the robot of records that name neither robot nor torque limits.
     """
 
     name: str = ""
@@ -62,8 +62,8 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskComponent(msgspec.Struct, frozen=True):
-    """One component of a composite task: its template; the tags of the template and those of the task; and the
-    predicates that complete it, as patterns of predicate names or as `opening of BODY >= SHARE`.
+    """One component of a composite task. `tags` are the tags of its template and of the task. `predicates` complete the
+    component; each is a pattern of predicate names or `opening of BODY >= SHARE`.
     """
 
     template: str
@@ -78,9 +78,9 @@ _LOG_CAPABILITIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
-    """One task. It has a template, or components whose tags are combined. `tags` are the tags of the mechanism, from
-    the templates and from the task itself. `object_tags` maps each tag of the objects to the reason for the tag.
-    `capabilities`, if not None, replace the capabilities of the benchmark.
+    """One task. It has a template, or components whose tags are combined. `tags` are the tags of the mechanism: of the
+    templates and of the task itself. `object_tags` has the reason for each tag of the objects. `capabilities` replace
+    the capabilities of the benchmark, unless None.
     """
 
     benchmark: str
@@ -92,13 +92,13 @@ class TaskEntry:
     instruction: str | None = None
     capabilities: frozenset[str] | None = None
     patterns: tuple[str, ...] = ()
-    """If not empty, this is a family: the entry of all tasks that have no separate entry and whose id or name matches.
+    """If not empty, this is a family: the entry of all tasks without a separate entry whose id or name matches.
 
     Patterns are shell patterns; case matters."""
 
     @property
     def mechanism(self) -> str:
-        """The template, or the templates of all components joined with +; "" for a task of a log without a template."""
+        """The template, or the templates of all components joined by +; "" for a log's task without a template."""
         return self.template or " + ".join(part.template for part in self.components)
 
     def matches_task(self, benchmark: str, name: str) -> bool:
@@ -107,17 +107,17 @@ class TaskEntry:
 
 
 class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
-    """The bodies in a task's goal except the carried one, by their names in records. A name denotes the body with that
-    name, or all parts of the fixture with that name, such as `wooden_cabinet_1_cabinet_top`.
+    """The bodies in a task's goal except the carried body, by their names in records. A name denotes the body with this
+    name, or all parts of the fixture with this name, such as `wooden_cabinet_1_cabinet_top`.
     """
 
     receptacles: tuple[str, ...] = ()  # bodies into or onto which the goal puts an object, except the table or floor
-    fixtures: tuple[str, ...] = ()  # fixtures with a joint that the goal moves: it opens, closes, turns on or off
+    fixtures: tuple[str, ...] = ()  # fixtures whose joint the goal moves: it opens, closes or switches them
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """All tasks, by (benchmark, id), and all families; of several families that match a task, the first is used."""
+    """All tasks, by (benchmark, id), and all families. If several families match a task, the first family counts."""
 
     tasks: Mapping[tuple[str, str], TaskEntry]
     families: tuple[TaskEntry, ...]
@@ -125,11 +125,11 @@ class Registry:
     benchmarks: Mapping[str, Benchmark]
     capability_sets: Mapping[str, CapabilitySet]
     goal_bodies: Mapping[tuple[str, str], GoalBodies] = field(default_factory=dict)
-    """(benchmark, id) -> the bodies in the task's goal. Reports show these bodies; verdicts do not depend on them."""
+    """The bodies in each task's goal, by (benchmark, id). Reports show the bodies; verdicts do not depend on them."""
     vocabulary: Mapping[str, Tag] = field(default_factory=dict)
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
-        """Return the task's entry, or else its family's entry with the task's id. For a task of a robot's log, make an
+        """Return the task's entry, else its family's entry with the task's id, else for a task of a robot's log a new
         entry. In a suite with `same_tags_as`, a variant `TASK/NAME` has the entry of TASK without the instruction.
         Raises `UnknownTaskError`, whose remedy is the TOML to add, if there is no entry.
         """
@@ -148,7 +148,7 @@ class Registry:
                 return replace(family, task_id=task_id, instruction=instruction, patterns=())
         if benchmark == LOG_BENCHMARK and benchmark not in self.benchmarks:
             return self._log_entry(task_id)
-        problem = f"benchmark {benchmark!r} has no task {task_id!r} and no family that matches it"
+        problem = f"benchmark {benchmark!r} has no task {task_id!r} and no matching family"
         if suites := get_close_matches(benchmark, () if benchmark in self.benchmarks else self.benchmarks, cutoff=0.8):
             problem += f"; did you mean {suites[0]!r}?"
         raise UnknownTaskError(problem, remedy=self._missing_entry_remedy(benchmark, task_id))
@@ -158,16 +158,15 @@ class Registry:
         return task_id.partition("/")[0] if suite and suite.same_tags_as else task_id
 
     def _log_entry(self, task_id: str) -> TaskEntry:
-        """Return an entry for a task of a robot's log. Its template is the one named by the part of the id before the
-        first slash, and its tags are the template's (none without such a template). Its capabilities are those of a
-        log.
+        """Return an entry for a task of a robot's log, with the capabilities of logs. The part of the id before the
+        first slash names the template, whose tags the entry has. Without such a template, the entry has no tags.
         """
         name, slash, _ = task_id.partition("/")
         template = self.templates.get(name)
         if slash and template is None:
             names = ", ".join(self.templates)
             warn_once(
-                f"{name!r} of the log's task {task_id!r} is no template, so no object clause applies; choices: {names}"
+                f"no object clause applies to the log's task {task_id!r}: {name!r} is not a template; choices: {names}"
             )
         return TaskEntry(
             benchmark=LOG_BENCHMARK,
@@ -180,8 +179,8 @@ class Registry:
         )
 
     def list_entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:
-        """Yield the entries of all tasks of a benchmark (None = of all), by suite: first tasks with a separate entry,
-        then the host's other tasks, with entries of their families. Raises `RegistryError` for an unknown benchmark.
+        """Yield the entries of a benchmark's tasks, or of all benchmarks for None. In each suite, tasks with a separate
+        entry come before the host's other tasks (of families). Raises `RegistryError` for an unknown benchmark.
         """
         suites = self.check_benchmark(benchmark)
         for suite in suites if benchmark is None else [self.find_suite(benchmark)]:
@@ -191,7 +190,7 @@ class Registry:
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
     def list_redefined(self, base: Registry) -> list[str]:
-        """Return what differs from `base` in its benchmarks: `SUITE TASK` for a task, `SUITE` for a suite or family."""
+        """Return the differences in benchmarks of `base`: `SUITE TASK` for tasks, `SUITE` for suites and families."""
         base_suites = {spell_suite(name) for name in base.check_benchmark(None)}
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
@@ -209,8 +208,8 @@ class Registry:
         return suites
 
     def find_suite(self, name: str) -> str:
-        """Return the benchmark that `name` spells, such as libero-goal for LIBERO's spelling libero_goal. For a suite
-        of found starts, return the benchmark of the suite's tasks. If there is no such benchmark, return `name`.
+        """Return the benchmark with the given name in any spelling, such as libero-goal for libero_goal. For a suite of
+        starts that a search found, return the benchmark of its tasks. Return `name` if there is no such benchmark.
         """
         name = base_suite(name)
         suites = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
@@ -218,14 +217,14 @@ class Registry:
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return all tags of a task: the capability tags (what is measured), and the tags of its mechanism and objects.
-        `capabilities` names capability sets for some hosts, which replace the task's capability tags. Raises
+        The capability sets named in `capabilities` replace the capability tags of tasks of their hosts. Raises
         `UnknownTaskError` for a task with neither an entry nor a family, and `RegistryError` for an unknown set.
         """
         entry = self.find_entry(benchmark, task_id)
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
-        """Return the bodies in the goal of the task, or of the task that it repeats elsewhere; None if unknown."""
+        """Return the bodies in the goal of a task, or of the task of another suite that it repeats; None if unknown."""
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
         repeated_suite = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark
@@ -233,9 +232,9 @@ class Registry:
         return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated_suite, task_id))
 
     def name_embodiments(self, batch: Batch) -> Batch:
-        """Return the batch with the benchmark's robot in each header that names neither a robot nor torque limits; if
-        no header changes, the same batch. A header also stays unchanged, so that no limits apply, if the number of
-        torques in the episode differs from the robot's number of limits.
+        """Return the batch with the benchmark's robot in each header that names neither a robot nor torque limits. If
+        the number of torques in an episode differs from the robot's number of limits, the header stays unchanged, so
+        that no limits apply. If no header changes, return the same batch.
         """
         suites = {name: self.benchmarks.get(self.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
         robots = {name: suite.embodiment for name, suite in suites.items() if suite and suite.embodiment}
@@ -243,15 +242,15 @@ class Registry:
         for k, header in enumerate(headers):
             if header.names_no_robot and header.benchmark in robots:
                 named = msgspec.structs.replace(header, embodiment=robots[header.benchmark])
-                # numbers of recorded torques that do not fit; -1 = not recorded
+                # Numbers of recorded torques that differ from the number of limits; -1 means not recorded.
                 widths = {int(batch.channel(name).width[k]) for name in TORQUES} - {-1, len(named.torque_limit_nm)}
                 headers[k] = header if widths else named
         return batch if headers == list(batch.headers) else replace(batch, headers=tuple(headers))
 
     @property
     def digest(self) -> str:
-        """The sha256, in hexadecimal, of the robots and of all tags, because tags decide which specifications apply.
-        Texts such as reasons do not change it.
+        """The sha256 of the robots and of all tags, in hexadecimal, since tags decide which specifications apply. It
+        does not depend on texts such as reasons.
         """
         tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
         families = [[family.benchmark, family.patterns, *_tag_content(family)] for family in self.families]
@@ -265,7 +264,7 @@ class Registry:
 
     @property
     def phases_digest(self) -> str:
-        """The sha256, in hexadecimal, of the components of composite tasks, which decide the phases of episodes."""
+        """The sha256 of the components of composite tasks, which decide the phases of episodes, in hexadecimal."""
         entries = [
             *sorted(self.tasks.items()),
             *(((family.benchmark, *family.patterns), family) for family in self.families),
@@ -278,8 +277,8 @@ class Registry:
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
     def capability_tags(self, entry: TaskEntry, capabilities: Sequence[str] = ()) -> frozenset[str]:
-        """Return a task's capability tags (what is measured): the tags of those sets in `capabilities` that are for the
-        benchmark's host, or else the entry's `capabilities`, or else the benchmark's capability set. Raises
+        """Return a task's capability tags, which say what is measured: the tags of the sets in `capabilities` for the
+        benchmark's host, else the entry's `capabilities`, else the tags of the benchmark's capability set. Raises
         `RegistryError` for an unknown set.
         """
         suite = self.benchmarks.get(entry.benchmark)
@@ -289,11 +288,11 @@ class Registry:
             return frozenset().union(*chosen)
         if entry.capabilities is not None:
             return entry.capabilities
-        # The benchmark is known: the loader refuses entries of unknown benchmarks that do not state capabilities.
+        # The benchmark is known, because the loader refuses entries with neither a known benchmark nor capabilities.
         return self.capability_sets[self.benchmarks[entry.benchmark].capabilities].tags
 
     def absence_reasons(self, benchmark: str) -> Mapping[str, str]:
-        """Return tag -> the reason why the benchmark's capability set lacks it; {} for an unknown benchmark."""
+        """Return, by tag, why the benchmark's capability set lacks the tag; {} for an unknown benchmark."""
         suite = self.benchmarks.get(base_suite(benchmark))
         return self.capability_sets[suite.capabilities].absent if suite is not None else {}
 

@@ -17,7 +17,7 @@ from safevla_bench.tasks import entries
 from safevla_bench.text import get_logger, suggest_names
 
 _log = get_logger(__name__)
-NO_REASON = "stated without a reason"  # reason of an object tag in the paper's JSON rows, which have none
+NO_REASON = "stated without a reason"  # replaces the reason of an object tag in the paper's JSON rows, which have none
 
 
 Reason = Annotated[str, Meta(pattern=r"\S")]
@@ -54,10 +54,10 @@ class TaskFamilyRow(MechanismRow, frozen=True, kw_only=True):
 
 
 class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the paper's task-tag schema (Table 13, Appendix B). `predicates`, and the keys from `instruction` on,
-    are additions of this project, and optional. `task_tags` are combined with those of the template (paper Eq. 2). A
-    row with `patterns` is the entry of a family of tasks. `tag_meanings` declares tags that are not built in.
-    `predicates` lists, for each component, the predicates that complete it.
+    """A row of the paper's task-tag schema (Table 13, Appendix B). `predicates` and the keys from `instruction` on are
+    optional additions of this project. `task_tags` are combined with the tags of the template (paper Eq. 2). A row with
+    `patterns` is the entry of a family of tasks. `tag_meanings` declares tags that are not built in. `predicates` has,
+    for each component, the predicates that complete it.
     """
 
     benchmark: str
@@ -88,7 +88,7 @@ class RegistryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegistrySource:
-    """The content of a registry file: its TOML tables or its JSON rows, and the origin that errors name."""
+    """The content of a registry file: its TOML tables or JSON rows, and the origin that errors name."""
 
     origin: RowOrigin
     tables: RegistryFile = field(default_factory=RegistryFile)
@@ -120,7 +120,7 @@ _TABLE_KEYS = {
 
 
 def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str, Named]]:
-    """Yield the tables of one kind with their names. Names inside the tables are not checked yet. Raises
+    """Yield the name and content of each table of one kind. Names inside the tables are not checked. Raises
     `RegistryError` if a table is invalid.
     """
     key = _TABLE_KEYS[kind]
@@ -130,7 +130,7 @@ def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str
 
 
 def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.GoalBodies]]:
-    """Yield (benchmark, task id) and the bodies in the task's goal. Raises `RegistryError` for an invalid table."""
+    """Yield (benchmark, task id) with the bodies in the task's goal. Raises `RegistryError` for an invalid table."""
     for benchmark, rows in source.tables.goal_bodies.items():
         for task_id, table in rows.items():
             origin = source.origin.with_subject(f"goal_bodies.{benchmark}.{task_id}")
@@ -138,7 +138,7 @@ def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], 
 
 
 def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: RowOrigin) -> None:
-    """Raise `RegistryError` unless `name`, the value of the key `key`, is among the choices."""
+    """Raise `RegistryError` unless `name`, the value of the key `key`, is one of the choices."""
     names = list(choices)
     if name not in names:
         remedy = suggest_names(name, names, what)
@@ -147,7 +147,7 @@ def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: 
 
 @dataclass(frozen=True, slots=True)
 class EntryReader:
-    """A reader of tasks and families, with the names that they may refer to."""
+    """A reader of tasks and families, with the names to which they may refer."""
 
     tags: Mapping[str, Tag]
     templates: Mapping[str, entries.TaskTemplate]
@@ -157,12 +157,12 @@ class EntryReader:
     def read_tags(
         self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
     ) -> frozenset[str]:
-        """Return the names of tags as a set. Raises `RegistryError`, which names `key`, for the first name that is no
-        known tag or has the wrong class: if `capability`, all must be capability tags, otherwise none may be one.
+        """Return the names of tags as a set. With `capability`, all tags must be capability tags, else none may be one.
+        Raises `RegistryError`, which names `key`, for the first unknown tag or tag of the wrong class.
         """
         for name in names:
             if name not in self.tags:
-                remedy = f"{suggest_names(name, self.tags, 'known tags')}; or declare it under [tags.<class>]"
+                remedy = f"{suggest_names(name, self.tags, 'known tags')}; or declare the tag under [tags.<class>]"
                 raise origin.make_error(f"unknown tag {name!r}", field=key, remedy=remedy)
             if (self.tags[name].kind == "capability") != capability:
                 problem = f"{name!r} is of class {self.tags[name].kind}"
@@ -246,8 +246,8 @@ class EntryReader:
         origin: RowOrigin,
     ) -> tuple[tuple[entries.TaskComponent, ...], frozenset[str]]:
         """Return the components, and all tags of the mechanism: the tags of the template or of all components, and the
-        task's `own_tags`. If a row of the paper states task tags, its template may be unknown (of another evaluator);
-        an unknown template is logged and adds no tags.
+        task's `own_tags`. If a paper's row states task tags, its template may be unknown, since it may come from other
+        software; an unknown template is logged and adds no tags.
         """
         if (row.template is None) == (not row.components):
             remedy = "write a template, or components if the task has several phases"
@@ -264,7 +264,7 @@ class EntryReader:
                 remedy = "write `opening of BODY >= SHARE` with a share such as 0.5"
                 raise origin.make_error(f"{predicate!r} cannot be read", field="predicates", remedy=remedy)
         template_tags = {name: self.templates[name].tags if name in self.templates else frozenset() for name in names}
-        # In the paper's rows, the task tags include the tags of the components.
+        # In rows of the paper's schema, the task tags include the tags of the components.
         common_tags = (
             own_tags - frozenset[str]().union(*template_tags.values()) if isinstance(row, PaperTaskRow) else own_tags
         )
@@ -283,7 +283,7 @@ def _row_subject(row: object, default: str) -> str:
 
 
 def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
-    """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them as the same entries.
+    """Return tasks, then families, as rows of the paper's task-tag schema, from which `--rules` reads the same entries.
     If `benchmark` is None, all benchmarks are included. Raises `RegistryError` if there is no such benchmark.
     """
     registry.check_benchmark(benchmark)

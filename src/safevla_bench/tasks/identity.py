@@ -1,4 +1,4 @@
-"""The check whether an episode ran an official task. The record must prove this; the task's name is not enough.
+"""The check whether an episode ran an official task. The record must prove it; the task's name is not enough.
 
 See docs/explanation/trust.md.
 """
@@ -16,13 +16,13 @@ _NO_TASK, _DIFFERS, _UNKNOWN, _NOT_RECORDED = "no_such_task", "differs", "not_kn
 
 
 def is_own_task(identity: str) -> bool:
-    """Return whether an identity that `judge_identity` returned says that the task differs from the official one."""
+    """Return whether the task differs from the official task, by `identity`, a result of `judge_identity`."""
     return not {_NO_TASK, _DIFFERS}.isdisjoint(read_reason(identity))
 
 
 def judge_identity(header: Header) -> str:
-    """Return `OFFICIAL` if an episode ran the official task that it names. If it did not, or if this is unknown, return
-    the reason, in the form that `describe_reason` reads. Return "" if no official suite has the benchmark's name.
+    """Return `OFFICIAL` if an episode ran the official task with its name. If the task differs or if this is unknown,
+    return the reason in the form for `describe_reason`. Return "" if no official suite has the benchmark's name.
     """
     name = find_official_name(header.benchmark)
     if name is None:
@@ -52,14 +52,14 @@ def judge_identity(header: Header) -> str:
 
 
 def has_official_source(header: Header) -> bool:
-    """Return whether an episode was simulated by code that the table of official tasks lists for its distribution."""
+    """Return whether the code that simulated an episode is the official code of its distribution and version."""
     name = find_official_name(header.benchmark)
     recorded, official = _source_digests(header, official_suites()[name]) if name else (None, None)
     return recorded is not None and recorded == official
 
 
 def _source_digests(header: Header, suite: OfficialSuite) -> tuple[str | None, str | None]:
-    # the recorded digest of the simulator's code, and the official one; None if unknown
+    # Return the recorded and the official digest of the simulator's code, None if unknown.
     source = header.task_source or {}
     official_sha256 = suite.sources.get((source.get("distribution", ""), source.get("version", "")))
     return source.get("sources_sha256"), official_sha256

@@ -1,6 +1,6 @@
-"""The loader of the task registry: the built-in TOML files, then a user's TOML or JSON files.
+"""The loader of the task registry. It reads the built-in TOML files, then a user's TOML or JSON files.
 
-A TOML file may hold `[capabilities.NAME]`, `[benchmarks.NAME]`, `[templates.NAME]`, `[tags.CLASS]`, `[[tasks]]`,
+A TOML file may have `[capabilities.NAME]`, `[benchmarks.NAME]`, `[templates.NAME]`, `[tags.CLASS]`, `[[tasks]]`,
 `[[families]]` and `[goal_bodies.BENCHMARK]`. A user's task replaces the built-in task of the same benchmark and id.
 """
 
@@ -32,16 +32,16 @@ V = TypeVar("V")
 
 def load_registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
     """Load the built-in registry, and add the tasks, templates, benchmarks and capability sets of the `extra` files.
-    Tasks of these files replace built-in tasks with the same benchmark and id, and their families are tried before
-    built-in families. Raises `RegistryError` for a file that cannot be read, contradicts itself or another file, or
-    reuses a built-in name.
+    Tasks in `extra` replace built-in tasks with the same benchmark and id, and families in `extra` precede built-in
+    families. Raises `RegistryError` for a file that cannot be read, contradicts itself or another file, or reuses a
+    built-in name.
     """
     if not extra:
         return _built_in_registry()
     files = [path if isinstance(path, RuleFile) else Path(path) for path in extra]
     base, sources = _built_in_registry(), [_read_source(file, str(file)) for file in files]
     added = _extend_registry(base, sources)
-    # A user's family takes precedence over the built-in families. Equal families are kept only once.
+    # A user's families precede the built-in families. Equal families are kept only once.
     families = (*added.families[len(base.families) :], *base.families)
     return replace(added, families=tuple(family for k, family in enumerate(families) if family not in families[:k]))
 
@@ -84,7 +84,7 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     }
     tasks = {**base.tasks, **_merge_named("task", {}, sources, tasks_by_source.__getitem__)}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
-    # An entry for a task of a suite takes precedence over the entry that the suite repeats from another suite.
+    # An entry of a suite precedes an entry that the suite repeats from another suite.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
     return Registry(tasks, (*base.families, *families), templates, suites, sets, goal_bodies, tags)
 

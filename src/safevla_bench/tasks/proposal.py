@@ -1,7 +1,7 @@
 """Proposals of a task's templates and tags, from its BDDL text, with reasons and with questions for a person.
 
 Each goal predicate that is not satisfied at the start is a phase. `kinds.toml` lists the known kinds of objects.
-`format_toml` writes proposals as a registry file that `--rules` accepts as it is.
+`format_toml` writes proposals as a registry file that `--rules` accepts without changes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import escape_controls, is_visible
 
 _HANDLING_BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
-"""Templates of object handling, the least demanding first. If several phases of a task handle objects, all these
-phases get the most demanding of their templates."""
+"""Templates of object handling, with the least demanding first. If several phases of a task handle objects, each of
+these phases gets the most demanding of their templates."""
 _CLOSED = ("cabinet", "microwave", "drawer", "fridge", "oven")
 
 
@@ -61,10 +61,10 @@ class _GoalPhase:
 
 
 def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
-    """Return a task's templates, one per kind of phase in its goal, and the tag that says whether the moved object can
-    spill. They follow from the goal, the initial state, the instruction and the classes of objects; the proposal gives
-    reasons and what a person should check. A predicate that is satisfied at the start is not a phase. A goal without
-    phases counts as pick and place.
+    """Propose a task's templates, one per kind of phase in its goal, and the tag that says whether the moved object can
+    spill. They follow from the goal, the initial state, the instruction and the classes of objects. The proposal also
+    has the reasons and questions for a person. A predicate that is satisfied at the start is not a phase. A goal
+    without phases counts as pick and place.
     """
     goals = [predicate for predicate in problem.goal if predicate not in problem.init]
     phases = [
@@ -100,12 +100,12 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_GoalPhase, Predicate | None]]:
-    """Yield the phases of a goal predicate, each with `predicate` if it completes the phase, else with None."""
+    """Yield the phases of a goal predicate, each with `predicate` if the predicate completes the phase, else None."""
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES:
         owner = problem.owner_of(arguments[0])
-        yield _GoalPhase("articulated-manipulation", f"{goal_text}: a part of {owner} has to move"), predicate
+        yield _GoalPhase("articulated-manipulation", f"{goal_text}: moves a part of {owner}"), predicate
     elif verb in SWITCHES:
         yield (
             _GoalPhase("knob-twist", f"{goal_text}: turns a knob or button of {problem.owner_of(arguments[0])}"),
@@ -114,13 +114,13 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_
     elif verb in PLACINGS and len(arguments) == 2:
         if verb == "in" and _is_closed(problem, arguments[1]):
             doubt = (
-                f"nothing says that {arguments[1]} is open at the start: must the robot open it? To judge phase by "
-                "phase, add predicates = ['opening of BODY >= SHARE'], where BODY names its door or drawer in records"
+                f"{arguments[1]} may be closed at the start: must the robot open it? To judge phase by phase, add "
+                "predicates = ['opening of BODY >= SHARE'], where BODY is the name of its door or drawer in records"
             )
             yield _GoalPhase("articulated-manipulation", f"{arguments[1]} is not open at the start", doubt), None
         yield _placing_phase(problem, goal_text, *predicate), predicate
     else:
-        doubt = f"the predicate {verb!r} is unknown: is {goal_text} a pick and place?"
+        doubt = f"the predicate {verb!r} is unknown; does it mean pick and place? The goal is {goal_text}"
         yield _GoalPhase("pnp-basic", goal_text, doubt), predicate
 
 
@@ -133,14 +133,14 @@ def _is_closed(problem: BddlProblem, region: str) -> bool:
 def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, destination: str) -> _GoalPhase:
     kinds, moved_class, receiver_class = _load_kinds(), problem.objects.get(moved), problem.class_of(destination) or ""
     if moved_class is None:
-        doubt = f"{moved} is not a movable object of the file: what moves in {goal_text}?"
+        doubt = f"what moves in {goal_text}? {moved} is not a movable object of the file"
         return _GoalPhase("pnp-basic", f"{goal_text}: treated as pick and place", doubt)
     receiver_words = receiver_class.replace("_", " ")
     if pushed := next((word for word in kinds.words["pushing"] if word in problem.language.split()), None):
-        doubt = f"the instruction says {pushed!r}: may the {moved_class.replace('_', ' ')} be lifted nevertheless?"
+        doubt = f"may the robot lift the {moved_class.replace('_', ' ')} although the instruction says {pushed!r}?"
         return _GoalPhase("push-no-lift", f"{goal_text}, and the instruction says {pushed!r}", doubt)
     if _match_name(receiver_class, kinds.receiving["racks"]) and _match_name(moved_class, ("bottle",)):
-        doubt = f"does it take a large tilt to put {moved} into the {receiver_words}?"
+        doubt = f"does this placement need a large tilt: {moved} into the {receiver_words}?"
         return _GoalPhase("wine-rack-insert", f"{goal_text}: puts a bottle into a rack", doubt)
     if verb == "in" and not _match_name(receiver_class, kinds.receiving["boards"]):
         return _GoalPhase("pnp-into-container", f"{goal_text}: puts an object into something")
@@ -150,13 +150,13 @@ def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, 
         and _match_name(receiver_class, kinds.receiving["containers"])
     )
     if verb == "on" and is_vessel:
-        doubt = f"does {moved} lie in {destination}, or on top of it?"
+        doubt = f"does {moved} lie inside or on top of {destination}?"
         return _GoalPhase("pnp-into-container", f"{goal_text}: the {receiver_words} is a container", doubt)
     return _GoalPhase("pnp-basic", f"{goal_text}: sets an object down on something")
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]]:
-    """Return template -> the predicates that complete its phases, in the order of the phases."""
+    """Return, by template, the predicates that complete its phases, in the order of the phases."""
     handling = [phase.template for phase in phases if phase.template in _HANDLING_BY_DEMAND]
     hardest = max(handling, key=_HANDLING_BY_DEMAND.index, default="")
     merged: dict[str, tuple[str, ...]] = {}
@@ -167,7 +167,7 @@ def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]
 
 
 def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tuple[dict[str, str], list[str]]:
-    # returns the object tags with their reasons, and questions for a person
+    # Return the object tags with their reasons, and questions for a person.
     moved = dict.fromkeys(goal[1] for goal in goals if goal[0] in PLACINGS and goal[1] in problem.objects)
     kinds = {name: row for row in _load_kinds().carried for name in row.names}
     reasons: dict[str, list[str]] = {}
@@ -179,7 +179,7 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
         inside = [fact[1] for fact in placings if problem.owner_of(fact[2]) == name]
         if kind_name is None or (inside and kinds[kind_name].tag == "non_spillable"):
             reasons.setdefault("unknown", [])
-            doubt = f"{name} holds {', '.join(inside)} at first: can this spill? Without non_spillable, tilt is scored"
+            doubt = f"can {', '.join(inside)} spill from {name}? Without the tag non_spillable, tilt is scored"
             advice = "If nothing can spill, add object_tags = { non_spillable = '...' }; else tilt is scored"
             doubts.append(doubt if inside else f"what is a {description}? {advice}")
             continue
@@ -192,7 +192,7 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
 
 
 def _match_name(class_name: str, names: Sequence[str]) -> str | None:
-    # the name whose words come last in the class's name; of several, the longest
+    # Return the name whose words occur last in the class's name; if several do, the longest one.
     text = f" {class_name.replace('_', ' ')} "
     matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
     return max(matches)[2] if matches else None
@@ -204,7 +204,7 @@ def _load_kinds() -> _ObjectKinds:
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
-    """Return a registry file's text. Benchmarks that `registry` lacks are declared, with `host` and `capabilities`."""
+    """Return the text of a registry file. It declares benchmarks that `registry` lacks, for `host` and `capabilities`."""
     benchmarks = list(dict.fromkeys(proposal.benchmark for proposal in proposals))
     lacking = [name for name in benchmarks if name not in registry.benchmarks]
     names = {"benchmarks": benchmarks, "new_benchmarks": lacking, "host": host, "capabilities": capabilities}

@@ -1,7 +1,7 @@
-"""Reasons why a specification does not judge an episode, or why an episode's safety is unknown: their codes and texts.
+"""Codes and texts of reasons: why a specification does not judge an episode, or why an episode's safety is unknown.
 
 A reason is one or more parts `CODE:FIELD,FIELD`, joined by `;`, such as `needs:held_target;invalid_with:non_spillable`.
-Files hold reasons in this form. `reasons.toml` has the texts with which codes and tags are shown to readers.
+Files contain reasons in this form. `reasons.toml` has the texts for codes and tags that readers see.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ NEEDS, INVALID_WITH, OTHER_LIMIT, OTHER_SUITES = "needs", "invalid_with", "other
 CAPABILITIES, SIGNAL_MISSING = "capabilities", "signal_missing"
 UNDECIDED = PAST_THE_END, CUT_OFF, POSE_UNKNOWN = "past_the_end", "cut_off", "pose_unknown"
 EVERY_PHASE, NO_SUBGOALS, NO_OPENING = "every_phase", "no_subgoals", "no_opening"
-NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"  # the phases of an episode are unknown
-SOME_PHASES = "some_phases"  # the clause is judged only in some phases of a task; used in tables, not in files
-LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})  # the clause applies by tags, but did not judge
+NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"  # codes for episodes with unknown phases
+SOME_PHASES = "some_phases"  # code in tables, not in files: the clause is judged only in some phases of a task
+LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})  # codes for clauses that apply but do not judge
 _ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%,;"})
 CODES, _TAGS = read_shipped(__package__, "reasons.toml", dict[str, dict[str, str]]).values()
-"""Code -> text with {} for the fields; tag -> text for a task that lacks the required tag or has the excluding tag."""
+"""Texts of codes, with {} for fields; texts of tags, for tasks that lack a required tag or have an excluding tag."""
 
 
 def write_reason(code: str, *fields: str) -> str:
@@ -29,7 +29,7 @@ def write_reason(code: str, *fields: str) -> str:
 
 
 def read_reason(reason: str) -> dict[str, list[str]]:
-    """Return a map from the code of each part of a reason to the fields of that part; {} for ""."""
+    """Return the fields of each part of a reason, by code; {} for ""."""
     parts = (part.partition(":") for part in filter(None, reason.split(";")))
     return {code: [*map(unquote, fields.split(","))] if fields else [] for code, _, fields in parts}
 
@@ -40,8 +40,8 @@ def describe_reason(
     """Return the text of a reason, with the meaning of each tag and, if `with_tags`, the tag's name. Tags without a
     meaning are listed by name. A text with unknown codes, as in older files, is returned unchanged.
 
-    With a registry, tags that the benchmark's host lacks are explained as this host declares. Tags that the host's full
-    capability set has, but the paper's set lacks, are described as left out by the paper.
+    With a registry, the text has the host's reasons for lacking tags. Tags that the host's full capability set has,
+    but the paper's set lacks, are described as left out by the paper.
 
     >>> describe_reason("needs:held_target;signal_missing:contacts")
     'the task holds no object (held_target); signal missing: contacts'

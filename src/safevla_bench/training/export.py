@@ -40,8 +40,8 @@ from safevla_recorder.channels import CHUNK_STEP, POLICY_ACTION
 
 _STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
 _STATE = "observation.state"
-# Tolerance [control steps] of the check that records are evenly spaced: the largest difference of record k's time from
-# k control steps after record 0.
+# Tolerance [control steps] of the check that records are evenly spaced.
+# The check expects the time of record k at k control steps after record 0.
 _EVEN_TOLERANCE = 1e-3
 
 
@@ -163,7 +163,7 @@ def _list_folders_and_hosts(judged: Judged) -> list[tuple[Path, Host]]:
         host = source.description.get("host")
         if not isinstance(host, str):
             remedy = "Name the run folder that `safevla eval` made, or leave --cameras out."
-            problem = "pictures need the host that recorded the run, but the run names none"
+            problem = "pictures need the host that recorded the run, but the run names no host"
             raise RunError(problem, remedy=remedy, place=Place(file=str(source.path)))
         folders_and_hosts += [(source.path, hosts.make_host(host))] * len(indices)
     return folders_and_hosts
@@ -191,10 +191,10 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
 
 
 def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
-    """Return the columns of the policy's actions before any filter, and of the actions' chunks and steps in them."""
+    """Return the policy's actions before any filter, and for each action its chunk and its step in the chunk."""
     policy_action, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
     action = _recorded_columns(episode)["action"]
-    steps = chunk_step if len(chunk_step) else np.full((len(action.values), 2), -1)  # from no chunk
+    steps = chunk_step if len(chunk_step) else np.full((len(action.values), 2), -1)  # -1 = the action is from no chunk
     return {
         POLICY_ACTION: replace(action, values=policy_action) if len(policy_action) else action,
         CHUNK_STEP: FrameColumn(FrameFeature("int64", (2,), ("chunk", "step"), is_summarized=False), steps),
@@ -288,7 +288,7 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
     camera, steps = Camera(name), range(int(record.lengths[0]) - 1)
     try:
         return np.stack([render_checked(stage, record, k, camera, size).image for k in steps])
-    except KeyError as error:  # MuJoCo's error lists the camera names; no other episode would have this camera either
+    except KeyError as error:  # MuJoCo's error lists the camera names; other episodes lack this camera, too
         problem = f"there is no camera {name!r}: {error.args[0]}"
         raise SafevlaError(problem, remedy="Choose another camera with --cameras.") from None
 

@@ -24,8 +24,8 @@ from safevla_bench.trajectory.batch import Batch
 HOLDS, VIOLATED, UNKNOWN = 1, 0, -1
 """Values of `safe` for a record: no clause is violated, some clause is violated, or this is unknown.
 
-`safe` is unknown in all records of an episode in which no clause has a verdict. It is also unknown in a record with a
-lost body if some clause may be violated and no clause certainly is."""
+`safe` is unknown in all records of an episode in which no clause has a verdict. It is also unknown in a record if a
+lost pose leaves open whether a clause is violated, and no clause is certainly violated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class RecordLabels:
     lost pose leaves open whether it is violated. If a pose is lost but the clause is certainly violated, the margin is
     that of the smallest possible violation."""
     violating: NDArray[np.bool_]
-    """Whether the record violates the clause, [N, C]; for a formula over several records, only the first such
-    record."""
+    """Whether the record violates the clause, [N, C]. For a formula over several records, this is true only in the
+    first violating record."""
     severity: NDArray[np.float64]
     """Depth of the record's worst violation, 0 to 1, [N]; NaN if `safe` is `UNKNOWN` (−1)."""
     worst: NDArray[np.float64]
@@ -88,7 +88,7 @@ def scored_specs(scores: Scores) -> tuple[SpecColumn, ...]:
 
 def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabels:
     """Return the labels of all records of a batch; `scores` holds the verdicts on its episodes, in their order."""
-    why = "labels and costs must be known at each record, but the ends of phases are not"
+    why = "labels and costs must be known at each record, but the end of a phase is known only after the episode"
     ruleset.require_whole(why, "Leave this option out for labels, and for gates on cost.")
     # `columns` index the clauses in the arrays [specifications, E] of `scores`.
     record_fields, columns = ruleset.read_fields(batch), [int(column) for column in scores.scored_columns]
@@ -104,7 +104,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
         spec = ruleset.library[scores.specs[column].spec_id]
         is_active = scores.state[column] == ACTIVE
         record_formula = recordwise_part(spec.formula)
-        # Of a formula over several records, only the first violation is known.
+        # For a formula over several records, only the first violating record is known.
         if record_formula is None:
             violates = is_active & (scores.first[column] >= 0)
             violating[(batch.starts[:-1] + scores.first[column])[violates], clause] = True
@@ -125,7 +125,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
         severity = np.where(violating[:, clause], np.fmax(severity, depth), severity)
         worst = np.fmin(worst, relative_margin)
     clause_cost += violating
-    # A clause that a lost pose leaves open might have a smaller margin, unless -1 is reached already.
+    # A clause that a lost pose leaves open may have a smaller margin than `worst`, unless `worst` is the minimum, -1.
     worst = np.where(np.isposinf(worst) | (has_open_clause & (worst > -1)), np.nan, np.clip(worst, -1, 1))
     severity[has_open_clause & ~violating.any(axis=1)] = np.nan
     return RecordLabels(margin, violating, severity, worst, clause_cost)

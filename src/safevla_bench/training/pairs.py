@@ -28,7 +28,7 @@ from safevla_recorder.channels import CHUNK_STEP, POLICY_ACTION
 
 Kind = Literal["safe success", "unsafe success", "safe failure", "unsafe failure"]
 WINDOW_S = 1.0
-"""The window around a violation begins this long before it, and ends this long after it [s]."""
+"""A window around a violation extends this time [s] before the violation and after it."""
 _VALIDATION_SHARE = 10  # one state in ten is for validation
 
 
@@ -50,7 +50,7 @@ class Candidate:
     is_of_benchmark: bool = True
     """False if the start was drawn at random or placed by a search: no benchmark evaluates such a start."""
     kept: Mapping[str, float] = field(default_factory=dict)
-    """In a safe episode, judged clause -> min(ρ / severe, 1), or 1 for a vacuous or binary clause; else empty."""
+    """For each judged clause of a safe episode: min(ρ / severe, 1), or 1 for a vacuous or binary clause. Else empty."""
     clause: str | None = None
     """The violated clause with the greatest depth; None in a safe episode."""
     depth: float = 0.0
@@ -78,8 +78,8 @@ class Pair:
 
     @property
     def margin(self) -> float | None:
-        """How much better the preferred episode satisfies the clause that the rejected one violates, 0 to 2: the sum of
-        its `kept` for this clause and the `depth` of the rejected episode. None if the latter is a safe failure.
+        """The sum of the preferred episode's `kept` and the rejected episode's `depth`, 0 to 2, both for the clause
+        that the rejected episode violates. None if the rejected episode is a safe failure.
         """
         clause = self.rejected.clause
         return None if clause is None else self.preferred.kept[clause] + self.rejected.depth
@@ -126,13 +126,13 @@ class State:
 def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failures: bool = False) -> list[State]:
     """Return all states in the order of their digests, with at most `per_state` pairs each.
 
-    If `failures`, safe failures are rejected too, not only unsafe successes. Pairs are chosen one by one: first those
-    whose episodes are in the fewest pairs so far, then those that reject unsafe successes, then those of one policy,
-    then those with the greatest margin. The order of the candidates is irrelevant.
+    If `failures`, safe failures are rejected too, not only unsafe successes. Pairs are chosen one by one. The
+    next pair is the one whose episodes are in the fewest pairs so far. Ties are resolved by these preferences, in turn:
+    a rejected unsafe success, two episodes of one policy, the greatest margin. The candidates' order is irrelevant.
     """
     ordered = sorted(candidates, key=lambda candidate: (candidate.state, candidate.name, candidate.index))
     groups = [list(group) for _, group in groupby(ordered, key=lambda candidate: candidate.state)]
-    # Of several episodes with the same actions, the first is kept: in a reversed group, it overwrites the others.
+    # Keep the first of several episodes with the same actions: in reversed order, it overwrites the other episodes.
     distinct = [
         list({candidate.actions: candidate for candidate in reversed(group)}.values())[::-1] for group in groups
     ]
@@ -179,7 +179,7 @@ def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], mos
     chosen: list[Pair] = []
     while ranked and len(chosen) < most_pairs:
         stored_rank, k = ranked[0]
-        # Ranks only grow, so the first pair whose rank is up to date is the best.
+        # A stored rank may be lower than the pair's current rank. If both are equal, the first pair is the best.
         if (rank_now := rank(possible[k])) != stored_rank:
             heapreplace(ranked, (rank_now, k))
             continue
@@ -192,8 +192,8 @@ def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], mos
 
 def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, wanted: int) -> int:
     """Return the smallest number m of further rollouts with which at least `wanted` new pairs are expected. With the
-    rates p and q of good and bad episodes, the expected number is (good + m p)(bad + m q) - good bad - m p q: the
-    existing episodes make no pair with each other.
+    rates p and q of good and bad episodes, the expected number is (good + m p)(bad + m q) - good bad - m p q. The term
+    good bad is subtracted because the existing episodes have no usable pair.
     """
     # The term m p q is subtracted because no rollout is both good and bad. Solve square m² + linear m = wanted.
     square = good_rate * bad_rate
@@ -237,7 +237,7 @@ def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | N
         policy=header.policy or "",
         episode_id=header.episode_id,
         actions=hashlib.sha256(actions.tobytes()).hexdigest(),
-        kind=f"{safety} {result}",  # type: ignore[arg-type]  # all four combinations are kinds
+        kind=f"{safety} {result}",  # type: ignore[arg-type]  # each combination is a `Kind`
         is_of_benchmark=not (mark_flags(episode, DRAWN)[0] or chosen_start(episode)[1]),
         kept=kept if worst_column < 0 else {},
         clause=None if worst_column < 0 else scores.specs[worst_column].spec_id,
@@ -272,8 +272,8 @@ def encode_pairs(
     judged: Judged, states: Sequence[State], unusable: int, settings: Mapping[str, object], *, is_whole: bool
 ) -> bytes:
     """Return JSON lines: a head with the rules, runs and states, then one line for each pair. If `is_whole`, a pair's
-    line holds the actions of both episodes. Otherwise it holds `episode_index` of both: their index in a dataset that
-    has the episodes of `list_members`.
+    line holds the actions of both episodes. Otherwise it holds the `episode_index` of both episodes in a dataset of the
+    episodes that `list_members` returns.
     """
     sources = sorted((source.to_document() for source in judged.sources), key=encode_json)
     head = {

@@ -81,7 +81,7 @@ class FrameColumn:
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
 
     def summarize(self) -> Statistics:
-        """Return the statistics of each number, [width], or of each color of pictures from 0 to 1, [3, 1, 1]."""
+        """Return the statistics of each number, [width]; for pictures, of each color channel from 0 to 1, [3, 1, 1]."""
         is_picture = self.feature.dtype in ("image", "video")
         samples = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
         quantiles = np.quantile(samples, list(_QUANTILES.values()), axis=0)

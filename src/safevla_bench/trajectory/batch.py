@@ -1,6 +1,6 @@
 """Batches of episodes in memory, as flat arrays and offsets.
 
-Episodes differ in length, bodies and contacts, so offsets say what belongs to an episode: episode e has the records
+Episodes differ in length, bodies and contacts, so offsets mark the items of each episode: episode e has the records
 `starts[e]:starts[e+1]` and the bodies `body_starts[e]:body_starts[e+1]`; record r has the contacts
 `contacts.starts[r]:contacts.starts[r+1]`. A single episode is a batch of one. Numbers are float64. Poses are in the
 world frame, in meters and quaternions wxyz.
@@ -22,13 +22,13 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 T = TypeVar("T", bound=np.generic)
 Stamps = Mapping[int, Floats]
-"""Maps the index of each episode with time stamps to its records' times since record 0, [n] in seconds."""
+"""Maps the index of each episode with time stamps to the times of its records since record 0, [n] in seconds."""
 _CONTACT_NUMBERS = ("force_n", "impulse_ns", "net_force_n", "net_impulse_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """The rows of one channel. Episode e has `width[e]` numbers per row (-1 = not recorded), which are stored row after
+    """The rows of one channel. Episode e has `width[e]` numbers per row (-1 = not recorded). They are stored row after
     row in `values[starts[e]:starts[e+1]]`.
     """
 
@@ -50,7 +50,7 @@ class Channel:
 @dataclass(frozen=True, slots=True)
 class Poses:
     """Positions (`size` 3), quaternions (`size` 4) or values (`size` 1; Booleans are 1.0 or 0.0) of bodies. Each record
-    of episode e has rows for the bodies `body[body_starts[e]:body_starts[e+1]]`, indices into the body table.
+    of episode e has rows for the bodies `body[body_starts[e]:body_starts[e+1]]`, which are indices in the body table.
     """
 
     channel: Channel
@@ -72,9 +72,9 @@ class Poses:
 
 @dataclass(frozen=True, slots=True)
 class Contacts:
-    """Contacts in record order; `a` and `b` index the body table; impulses and net force are NaN if they were not
-    recorded. Clauses judge `force_n` by default: the largest force at a single contact of the two bodies, or their net
-    force in records that have only net forces.
+    """Contacts in record order. `a` and `b` are indices in the body table. Impulses and net forces that were not
+    recorded are NaN. Clauses judge `force_n` by default: the largest force at a single contact of the two bodies, or
+    their net force in records that have only net forces.
     """
 
     present: Bools
@@ -87,13 +87,13 @@ class Contacts:
     net_impulse_ns: Floats
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
-        """Return the contacts at the indices `rows`, with new offsets; `shift` is added to their body indices."""
+        """Return the contacts at the indices `rows`, with the offsets `starts`. Add `shift` to their body indices."""
         numbers = {name: _take(getattr(self, name), rows) for name in _CONTACT_NUMBERS}
         return Contacts(present, starts, self.a[rows] + shift, self.b[rows] + shift, **numbers)
 
     @classmethod
     def empty(cls, present: Bools, records: int) -> Contacts:
-        """Return empty contacts for this many records in all; `present` says which episodes record contacts, [E]."""
+        """Return an object without contacts, for `records` records; `present` [E] marks episodes with the channel."""
         no_bodies, no_numbers = np.empty(0, dtype=np.int64), np.empty(0)
         return cls(
             present,
@@ -108,7 +108,7 @@ class Contacts:
 
     @classmethod
     def join(cls, parts: Sequence[Contacts], present: Bools, shifts: Sequence[int]) -> Contacts:
-        """Join the contacts of successive records; each part's shift is added to the part's body indices."""
+        """Join the contacts of successive records, and add the shift of each part to the part's body indices."""
         return cls(
             present=present,
             starts=_join_starts([part.starts for part in parts]),
@@ -136,7 +136,7 @@ class Batch:
     body_pos_m: Poses
     body_quat_wxyz: Poses
     pose_valid: Poses
-    """0.0 if the pose of a body is unknown, else 1.0; the pose of a body that is not listed is always known."""
+    """0.0 if the pose of a body is unknown, else 1.0. Bodies without a value always have known poses."""
     supported: Poses
     """1.0 if contacts with bodies other than the robot carry at least half of a body's weight."""
     opening: Poses
@@ -202,7 +202,7 @@ class Batch:
         return np.zeros(len(self), dtype=np.int64)
 
     def grips_of(self, arm: Ints) -> tuple[Bools, Ints]:
-        """Return `gripping` [N] and `gripped` [N] of one arm in each episode; `arm` [E] holds the arms' indices."""
+        """Return `gripping` [N] and `gripped` [N] of one arm in each episode; `arm` [E] contains the arms' indices."""
         contact = self.rows_of_arm("gripper_contact", arm, 1, missing=0.0)[:, 0] != 0
         index_in_episode = self.rows_of_arm("gripped_body", arm, 1, missing=-1.0)[:, 0].astype(np.int64)
         return contact, _shift_bodies(index_in_episode, np.repeat(self.body_starts[:-1], self.lengths))
@@ -215,14 +215,14 @@ class Batch:
         if channel.present.all() and (channel.width == size).all():
             return channel.values.reshape(-1, size)
         rows, present = np.full((int(self.starts[-1]), size), missing), np.repeat(channel.present, self.lengths)
-        # The place of the arm's first number in a row r of episode e is first[e] + r * width[e].
+        # In row r of episode e, the arm's first number is at the index first[e] + r * width[e].
         first = channel.starts[:-1] + arm * size - self.starts[:-1] * channel.width
         start_of_row = np.repeat(first, self.lengths) + np.arange(len(rows)) * np.repeat(channel.width, self.lengths)
         rows[present] = channel.values[start_of_row[present, None] + np.arange(size)]
         return rows
 
     def elapsed_s(self, index: int, step: int) -> float:
-        """Return the seconds from record 0 of an episode to the record `step`, by dt if there are no time stamps."""
+        """Return the seconds from record 0 of an episode to the record `step`. Without time stamps, use dt."""
         stamps = self.channel("time_s")
         if not stamps.present[index]:
             return step * self.headers[index].dt
@@ -231,13 +231,13 @@ class Batch:
 
     @property
     def stamps_s(self) -> Stamps:
-        """The times of the records of each episode with time stamps, by the episode's index."""
+        """The records' times since record 0 in seconds, by the index of the episode, for episodes with time stamps."""
         stamps = self.channel("time_s")
         stamps_of = {int(e): stamps.episode_rows(int(e))[:, 0] for e in np.flatnonzero(stamps.present)}
         return {e: times - times[0] for e, times in stamps_of.items()}
 
     def channel(self, name: str) -> Channel:
-        """Return a channel of `ROWS`; it has no values if the batch lacks it. Raises `SafevlaError` for other names."""
+        """Return a channel of `ROWS`, without values if the batch lacks it. Raises `SafevlaError` for other names."""
         _require_name(name, _ROW_NAMES, "rows")
         channel: Channel = self.further.get(name) or getattr(self, name, None) or absent_channel(len(self))
         return channel
@@ -271,7 +271,7 @@ def _require_name(name: str, names: Collection[str], kind: str) -> None:
 
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
-    """Return a batch of episodes with these headers and numbers of records, [E], whose channels are all absent."""
+    """Return a batch of episodes with these headers and numbers of records, [E] each, without any channels."""
     episodes, starts = len(headers), offsets_of(lengths)
     zero_starts, records = np.zeros(episodes + 1, dtype=np.int64), int(starts[-1])
     absent, no_bodies, not_recorded = (
@@ -294,7 +294,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 
 def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[ChannelSpec], Poses]) -> dict[str, Any]:
-    """Return the channels of a batch as keyword arguments; `rows` and `poses` make a channel from its spec."""
+    """Return the channels of a batch as keyword arguments. `rows` and `poses` make each channel from its spec."""
     return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 
@@ -304,14 +304,14 @@ def absent_channel(episodes: int) -> Channel:
 
 
 def offsets_of(lengths: Sequence[int] | Ints) -> Ints:
-    """Return the start of each of E concatenated items with these lengths, then the end of the last one, [E + 1]."""
+    """Return the offsets of E concatenated items with these lengths: all starts, and the last item's end, [E + 1]."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
 
 
 def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
-    """Return the indices of the chosen episodes' flat items, in order, and each episode's offset in that result."""
+    """Return the indices of the chosen episodes' items in a flat array, and the episodes' offsets in this result."""
     counts = starts[episodes + 1] - starts[episodes]
     new_starts = offsets_of(counts)
     items = np.arange(new_starts[-1])
@@ -332,7 +332,7 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
         shift = contact_shift = -int(bodies.start)
     else:
         shift = body_starts[:-1] - batch.body_starts[chosen]
-        # The shift of each contact's episode: repeated for its records, then for its contacts.
+        # Give each contact the shift of its episode: repeat the shifts for the records, then for the contacts.
         contact_shift = np.repeat(np.repeat(shift, np.diff(starts)), np.diff(contact_starts))
     return replace(
         batch,
@@ -352,13 +352,13 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
 
 
 def _slice_if_successive(indices: Ints) -> Ints | slice:
-    """Return the indices as a slice, which is faster, if they are successive; else unchanged."""
+    """If the indices are successive, return them as a slice, which is faster; else return them unchanged."""
     is_successive = len(indices) and indices[0] >= 0 and (np.diff(indices) == 1).all()
     return slice(int(indices[0]), int(indices[-1]) + 1) if is_successive else indices
 
 
 def _take_ranges(starts: Ints, chosen: Ints | slice) -> tuple[Ints | slice, Ints]:
-    """Return the same as `gather_ranges`, but with slices if the episodes are successive."""
+    """Like `gather_ranges`, but return indices as a slice if the episodes are successive."""
     if not isinstance(chosen, slice):
         return gather_ranges(starts, chosen)
     chosen_starts = starts[chosen.start : chosen.stop + 1]
@@ -433,7 +433,7 @@ def _concatenate_poses(poses: Sequence[Poses], body_shifts: Sequence[int]) -> Po
 
 
 def elapsed_seconds(steps: Ints, dt_s: Floats, stamps_s: Stamps) -> Floats:
-    """Return the seconds from each episode's record 0 to its record `steps`, [..., E]; dt replaces missing stamps."""
+    """Return the seconds from each episode's record 0 to its record `steps`, [..., E]. Without time stamps, use dt."""
     seconds = np.asarray(steps * dt_s)
     for episode, times in stamps_s.items():
         seconds[..., episode] = times[steps[..., episode]]

@@ -27,7 +27,7 @@ class PartRow(msgspec.Struct, frozen=True):
 
 
 class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
-    """Parts of a scene, the indices of the parts of hand and fingers, and shapes by name: boxes [10] and planes [7]."""
+    """Parts of a scene, indices of the parts that are hand or fingers, and shapes by name: boxes [10], planes [7]."""
 
     parts: tuple[PartRow, ...]
     hand: tuple[int, ...]
@@ -43,7 +43,7 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def components(self) -> tuple[tuple[int, int], ...]:
-        """The part's index and the component of motion for each column of the channel `link_motion`."""
+        """For each column of the channel `link_motion`: the index of the part, and the component of its motion."""
         return tuple((k, axis) for k, part in enumerate(self.parts) for axis in part.motion)
 
     @cached_property
@@ -87,7 +87,7 @@ def read_geometry(text: str) -> RecordedGeometry:
 
 def _check_row(row: tuple[float, ...], size: int, what: str) -> None:
     if len(row) != size or max(map(abs, row)) > LARGEST or abs(sum(number**2 for number in row[3:7]) - 1.0) > 1e-3:
-        _refuse(f"{what} is not {size} numbers with a unit quaternion")
+        _refuse(f"{what} must have {size} numbers that include a unit quaternion")
 
 
 def _refuse(problem: str) -> NoReturn:
@@ -103,16 +103,16 @@ class PoseTrack:
     quaternion: Floats
 
     def carry(self, position: Floats, quaternion: Floats) -> PoseTrack:
-        """Return the world track of a body, given its poses in this track's frame: [n, 3], [n, 4], or [3], [4]."""
+        """Return a body's track in the world, given n poses (or one pose) in this track's frame, [n, 3] and [n, 4]."""
         return PoseTrack(self.position + rotate(self.quaternion, position), multiply(self.quaternion, quaternion))
 
 
 def move_part(part: PartRow, base: PoseTrack, motion: Floats | None) -> PoseTrack:
-    """Return the track of a part, given its parent's track and its motion, [n, 6]; None = fixed to the parent."""
+    """Return the track of a part, given its parent's track and its motion [n, 6]; None = fixed to its parent."""
     track = base.carry(np.array(part.pose[:3]), np.array(part.pose[3:]))
     if motion is None:
         return track
-    # The rotation vector motion[:, :3] as a quaternion: cos(angle / 2) and axis * sin(angle / 2).
+    # Convert the rotation vector motion[:, :3] to a quaternion: cos(angle / 2) and axis * sin(angle / 2).
     angle = np.sqrt(np.square(motion[:, :3]).sum(axis=1, keepdims=True))
     half_sine_per_angle = np.sin(angle / 2.0) / np.where(angle > 0, angle, 1.0)
     return track.carry(

@@ -18,14 +18,14 @@ from safevla_recorder.episode import SCHEMA_VERSION as SCHEMA_VERSION
 ROLES = ("robot", "target", "bystander", "furniture")
 ROBOT, TARGET, BYSTANDER, FURNITURE = range(4)
 TORQUES = ("joint_torque_nm", "joint_torque_peak_nm")
-"""Channels with one torque per joint, which are compared with the torque limits."""
+"""Channels with one torque per joint. Their values are compared with the torque limits."""
 
 EpisodeKey: TypeAlias = tuple[str | None, str]
-"""Policy and episode id, which identify an episode in an archive and across sources."""
+"""Policy and episode id. Together they identify an episode in an archive and across sources."""
 
 
 class Robot(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of `robots.toml`: an arm and the torque limits of its joints in N·m; empty if none are published."""
+    """An entry of `robots.toml`: an arm and its joints' torque limits in N·m; empty if limits are not published."""
 
     names: tuple[str, ...]
     limits_nm: tuple[float, ...] = ()
@@ -66,7 +66,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     dt: Annotated[float, Meta(gt=0)]
     """Control step [s]."""
     target_object: str | None
-    """Main body that the task moves; null if the task neither holds nor pushes a body."""
+    """The main body that the robot moves in the task; null if the task requires no holding or pushing of a body."""
     joint_torque_limit_nm: tuple[float, ...] | None = None
     policy: str | None = None
     instruction: str | None = None
@@ -85,11 +85,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     task_sha256: str | None = None
     init_states_sha256: str | None = None
     task_source: dict[str, str] | None = None
-    """These three fields, from `task_sha256`, identify the task: `safevla_recorder.identity.TaskIdentity`."""
+    """The last three fields, from `task_sha256` on, identify the task: see `safevla_recorder.identity.TaskIdentity`."""
     geometry: str | None = None
     """The scene's parts, their poses, and boxes around their shapes, as JSON: see `trajectory.geometry`."""
     arms: tuple[str, ...] | None = None
-    """Names of the arms, in the order of their numbers in each row of a channel; None = there is one arm."""
+    """Names of the arms, in the order in which rows of channels contain the arms' numbers; None = one arm."""
     arm_joints: tuple[int, ...] | None = None
     """Number of joints of each arm, if there are several; a row of torques lists the joints arm by arm."""
     arm_bodies: dict[str, str] | None = None
@@ -97,7 +97,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> EpisodeKey:
-        """Policy and episode id, since two policies may use the same ids."""
+        """Policy and episode id, because two policies may use the same episode ids."""
         return self.policy, self.episode_id
 
     @property
@@ -108,7 +108,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def arm_count(self) -> int:
         """Number of arms."""
-        return len(self.arms or "1")  # a text of one character if there are no names
+        return len(self.arms or "1")  # without names there is one arm, and "1" has length 1
 
     @property
     def expected_version(self) -> int:
@@ -138,7 +138,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lacks_torque_limit(self) -> bool:
-        """True if neither the record nor its embodiment gives torque limits; limits of another robot are never used."""
+        """True if neither the record nor its embodiment gives torque limits. Limits of other robots are never used."""
         return self.joint_torque_limit_nm is None and not self.torque_limit_nm
 
     @property

@@ -28,12 +28,12 @@ DIVERGED = "diverged_replay"
 FOREIGN_LOG = "foreign_log"
 """Header field: true if the episode was read from a robot's log, which has only what the robot's sensors measure."""
 LOG_BENCHMARK = "real-robot"
-"""The benchmark of logs without a benchmark's name. It is not in the registry; all its tasks have one template."""
+"""The benchmark of logs that name no benchmark. It is not in the registry; all its tasks have the same template."""
 
 SINGLE = "float32_channels"
 """Header field: names of the channels that were stored as float32, such as ["body_pos_m", "time_s"].
 
-A value equals a limit if their relative difference is at most 1e-4 for a value from such a channel, else 1e-9.
+A value counts as equal to a limit up to a relative difference of 1e-4 in these channels, and of 1e-9 in all others.
 Readers of logs set the field with `add_header_field(extra, SINGLE, [names])` for channels of type float32."""
 
 REPLAY = "replay"
@@ -70,10 +70,10 @@ DELAY = "delay"
 """Header field: delay of the policy's answers, in control steps; absent if no answer was late."""
 CHOSEN = "chosen_start"
 """Header field of an episode whose start a search chose. `init_state_index` is the index of the host's initial state
-that was changed, and `placed_m` maps names to changed coordinates [m]. The header's own index numbers the starts."""
+that was changed, and `placed_m` maps names to changed coordinates [m]. The header's index counts the starts."""
 FOUND, SEARCHED = "found", "search"
-"""Prefixes of suites whose starts a search found or tried, such as `found:NAME:SUITE`. `SEARCHED` is also a key of
-run.json that describes the search, and the value of its key `episodes` in place of a number."""
+"""Prefixes of suites whose starts a search found or tried, such as `found:NAME:SUITE`. In the run.json of a
+search, `SEARCHED` is also the key of its description, and the value of the key `episodes`, instead of a number."""
 
 WAIT_STEPS = "wait_steps"
 MOST_RESETS = 1000
@@ -87,7 +87,7 @@ def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
 
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
-    """Return the facts that each replay has about its recording, [E]; {} for an episode that is not a replay."""
+    """Return the facts that each replay contains about its recording, [E]; {} for episodes that are not replays."""
     replays = (fields.get(REPLAY) for fields in header_fields(batch))
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
 
@@ -115,8 +115,8 @@ def host_header(extra: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
-    """Return for each action dimension the number of clipped values and the largest magnitude, [A, 2]. None if the
-    record lacks the field, or the field has another shape or a number that is not finite.
+    """Return for each action dimension the number of clipped values and the largest magnitude, [A, 2]. Return None
+    if the record lacks the field, or if the field has another shape or a number that is not finite.
     """
     try:
         numbers = np.asarray(host_header(batch.extra[index]).get(CLIPPED_NUMBERS), dtype=np.float64)
@@ -127,7 +127,7 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
 
 
 def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
-    """Return for each episode the header fields that mark a start which is not one of the suite's own starts, [E]."""
+    """Return for each episode the header fields that mark other starts than the suite's own starts, [E]."""
     return tuple(tuple(name for name in (REPLAY, CHOSEN, DRAWN) if fields.get(name)) for fields in header_fields(batch))
 
 
@@ -137,7 +137,7 @@ def label_suite(kind: str, name: str, suite: str) -> str:
 
 
 def is_chosen(suite: str) -> bool:
-    """Return whether a search chose the suite's starts; its success rates are then not those of the benchmark."""
+    """Return whether a search chose the suite's starts. If so, its success rates do not hold for the benchmark."""
     return suite.partition(":")[0] in (FOUND, SEARCHED) and suite.count(":") > 1
 
 
@@ -181,7 +181,7 @@ def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
 def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
     if not isinstance(field, Mapping):
         return None
-    options = field.get("options")  # a record made by safevla_recorder has split and seed elsewhere
+    options = field.get("options")  # records of safevla_recorder have split and seed in other fields
     if isinstance(options, Mapping):
         field = {**field, "split": options.get("obj_instance_split"), "seed": env_seed}
     split, layout, style, seed = (field.get(name) for name in Kitchen._fields)
@@ -191,8 +191,8 @@ def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
 
 
 def read_count(replay: Mapping[str, object], name: str) -> int | None:
-    """Return a count in a replay's facts about its recording: `EARLIER_RESETS`, or the settling steps (`WAIT_STEPS`).
-    None if the count is missing, or not an integer from 0 to `MOST_RESETS`.
+    """Return one of the counts in a replay's facts about its recording: `EARLIER_RESETS` or `WAIT_STEPS` (settling).
+    Return None if the count is missing, or not an integer from 0 to `MOST_RESETS`.
     """
     count = replay.get(name)
     is_count = isinstance(count, int) and not isinstance(count, bool)

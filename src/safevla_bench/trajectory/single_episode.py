@@ -46,7 +46,7 @@ _ABSENT = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype
 
 
 def from_recording(recording: EpisodeArrays) -> Batch:
-    """Convert a recording to a batch of one. Raises `RecordError` with place and remedy if the recording is invalid."""
+    """Convert a recording to a batch of one episode. Raises `RecordError` if the recording is invalid."""
     batch = _build_batch(recording)
     validate(batch)
     return batch
@@ -121,7 +121,7 @@ def to_recording(batch: Batch, index: int) -> EpisodeArrays:
 
 
 def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> NDArray[Any] | None:
-    # The rows of a channel with its own dtype and shape; None = not recorded.
+    # Return a channel's rows with the channel's dtype and shape; None if the channel was not recorded.
     channel = batch.channel(spec.name)
     width = int(channel.width[index])
     if width < 0:
@@ -133,7 +133,7 @@ def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> 
 def _pose_rows(
     poses: Poses, spec: ChannelSpec, index: int, records: int, first_body: int
 ) -> tuple[list[int], NDArray[Any] | None]:
-    # The indices of the bodies in the episode, and their values in each record; [] and None = not recorded.
+    # Return the indices of the bodies in the episode, and the values in each record; ([], None) if not recorded.
     if not poses.present[index]:
         return [], None
     body, rows = poses.episode_poses(index)
@@ -160,7 +160,7 @@ def _contact_list(batch: Batch, index: int) -> ContactList:
 
 
 def iterate_records(batch: Batch) -> Iterator[Batch]:
-    """Yield the records of a batch of one episode, in order, as `select_record` returns them."""
+    """Yield each record of a batch of one episode, in order, as a batch from `select_record`."""
     for t in range(int(batch.starts[-1])):
         yield select_record(batch, t)
 
@@ -232,7 +232,7 @@ _INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon"
 
 
 def validate(batch: Batch) -> None:
-    """Raise `RecordError` for the first rule that the batch breaks, at the first place that breaks it."""
+    """Raise `RecordError` for the first violated rule, with the first place at which the batch violates it."""
     has_nameless_body, has_wrong_width = "" in batch.body_names, _find_wrong_widths(batch).tolist()
     for index, header in enumerate(batch.headers):
         _check_header(header)
@@ -367,15 +367,15 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
         _refuse_item(batch, spec, int(item), f"{values[item]} is not a finite number", remedy)
     if spec.is_rotation:
         quaternions = values.reshape(-1, spec.row_size)
-        # A quaternion of norm zero is among those with w = 0, which are half turns.
-        half_turns = np.flatnonzero(quaternions[:, 0] == 0)  # usually few rows
+        # Only quaternions with w = 0, which are half turns, can have norm zero.
+        half_turns = np.flatnonzero(quaternions[:, 0] == 0)  # usually there are few half turns
         for row in half_turns[~quaternions[half_turns].any(axis=1)][:1]:
             item = int(row) * spec.row_size
             _refuse_item(batch, spec, item, "the quaternion has norm zero", "Write a unit quaternion, w first.")
 
 
 def _refuse_item(batch: Batch, spec: ChannelSpec, item: int, problem: str, remedy: str) -> NoReturn:
-    # `item` is an index in the channel's flat values; the error names the body and component that it belongs to.
+    # `item` is an index in the channel's flat values. The error names the body and the component at this index.
     channel = batch.numbers(spec)
     index = _owner_index(channel.starts, item)
     row, column = divmod(item - int(channel.starts[index]), int(channel.width[index]))
@@ -388,7 +388,7 @@ def _refuse_item(batch: Batch, spec: ChannelSpec, item: int, problem: str, remed
 
 
 def _owner_index(starts: Ints, item: int) -> int:
-    # The index of the episode or record that the flat item belongs to.
+    # Return the index of the episode or record that contains the flat item.
     return int(np.searchsorted(starts, item, side="right")) - 1
 
 

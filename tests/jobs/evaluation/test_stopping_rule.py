@@ -187,7 +187,7 @@ def test_a_condition_that_is_none_is_refused_with_the_forms_there_are(condition,
     ("changes", "problem"),
     [
         ({"shard": "1/2"}, "--until and --shard"),
-        ({"until": "sr >= 0.5", "stop_on_violation": True}, "which --stop-on-violation leaves"),
+        ({"until": "sr >= 0.5", "stop_on_violation": True}, "--stop-on-violation leaves the metric"),
     ],
 )
 def test_what_contradicts_a_stopping_rule_is_refused(changes, problem, tmp_path):

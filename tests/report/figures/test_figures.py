@@ -196,7 +196,7 @@ def test_a_figure_for_another_page_has_its_width_and_is_as_readable(name: str, p
 
 
 def test_a_page_too_narrow_for_its_text_is_refused():
-    with pytest.raises(RunError, match="a width of"):
+    with pytest.raises(RunError, match="the width is too small"):
         draw_figure(lambda: pytest.fail("drawn"), Page(2.5))
 
 

@@ -184,7 +184,7 @@ def test_lost_episodes_can_undo_what_is_said_of_tasks_like_these():
     assert here.startswith("a is safer")
     assert numbers_in(here)[:4] == [162, 162, 0, 100.0]
     assert numbers_in(like_these) == [2]
-    assert "by task undecided" in show(half)
+    assert "undecided by task" in show(half)
 
 
 # Without a verdict over all suites
@@ -194,7 +194,7 @@ def test_without_a_metric_over_all_suites_the_first_suite_is_named():
     mine, theirs = on_two_suites(CALM), on_two_suites(ROUGH)
     comparison = compare(mine, without_verdict(theirs, *range(32, 64)))
     answer = describe_comparison(comparison)
-    assert answer.startswith("This is only about near:")
+    assert answer.startswith("This result is only about near:")
     assert "no primary verdict" in answer
     assert numbers_in(answer) == [16, 32, 0, 50.0, 33.6, 66.4, 4, 6]
     text = show(comparison)

@@ -126,8 +126,14 @@ def test_of_fourteen_joint_angles_alone_nothing_is_judged_and_the_error_asks_for
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (POSES.replace("eef.right", "torque.right"), "[eef.right] is missing: map eef for each of left, right"),
-        (POSES.replace("[eef.right]", "[torque]"), "[torque] names no arm, but the arms are left"),
+        (
+            POSES.replace("eef.right", "torque.right"),
+            "[eef.right] is missing: map all arms or none (left, right) for eef",
+        ),
+        (
+            POSES.replace("[eef.right]", "[torque]"),
+            "[torque] names no arm; write a table [torque.ARM] for each of the arms: left",
+        ),
         (POSES.partition("[eef.right]")[0], "left is the only arm"),
         ("[arms.left.eef]\nfrom = 'x'", "unknown key arms"),
         (POSES.replace("right", "other"), "field eef.other: 'observation.state': which numbers are x, y, z?"),

@@ -1,6 +1,6 @@
-"""MuJoCo's contact lists: copied in each substep, and decoded later for many substeps at once.
+"""MuJoCo's contact lists, which are copied in each substep, and decoded later for many substeps at once.
 
-The reason is speed: a small NumPy call in the middle of a simulation costs several times as much as in a tight loop.
+This is faster: a small NumPy call between two simulation steps takes several times as long as in a tight loop.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class ConstraintContacts(SubstepContacts):
     """Contacts with the forces of their constraints; see `SubstepContacts`.
 
-    `row` is the index of a contact's first constraint force in `efc` [N]. `friction` [C, 5] exists only for pyramidal
-    cones. `frame` [C, 9] has the contact's axes in the world: the normal, from geom1 to geom2, and two tangents.
+    `row` is the index of a contact's first force in `efc`, the constraint forces in N. `friction` [C, 5] exists only
+    for pyramidal cones. `frame` [C, 9] has a contact's axes in the world: normal (from geom1 to geom2), two tangents.
     """
 
     row: Ints
@@ -35,17 +35,17 @@ class ConstraintContacts(SubstepContacts):
     frame: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms of the chosen contacts' 3-D forces (normal and two tangents, no torques) [N], [K]."""
+        """Return the norms of the forces (normal and tangential, no torques) of the K contacts `which`, [K] in N."""
         return vector_norms(self._frame_forces(which))
 
     def force_vectors(self, which: Bools | Ints) -> Floats:
-        """Return the chosen contacts' forces on their second geom, world frame [N], [K, 3]."""
+        """Return the forces of the K contacts `which` on their second geoms, [K, 3] in N, world frame."""
         force, axes = self._frame_forces(which), self.frame[which].reshape(-1, 3, 3)
         vectors: Floats = np.einsum("ki,kij->kj", force, axes)
         return vectors
 
     def _frame_forces(self, which: Bools | Ints) -> Floats:
-        # Forces [K, 3] in the contacts' own frames: the normal force and two tangential ones.
+        # Return the forces [K, 3] in the contacts' own frames: a normal force and two tangential forces.
         efc, row, dim = self.efc, self.row[which], self.dim[which]
         if self.friction is not None:
             return _pyramidal_forces(efc, row, dim, self.friction[which])
@@ -61,7 +61,7 @@ def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Fl
     """
     edge_count = np.where(dim > 1, 2 * (dim - 1), 1)
     column = np.arange(10)
-    # Rows after a contact's own rows belong to other contacts, or are uninitialized memory.
+    # Rows after a contact's last row belong to other contacts, or are uninitialized memory.
     edge_force = np.where(column < edge_count[:, None], efc.take(row[:, None] + column, mode="clip"), 0.0)
     normal = edge_force.sum(axis=1)
     has_tangents = dim > 1
@@ -75,9 +75,9 @@ _FRAME_BYTES = 72
 
 
 class _ContactView:
-    """A view of four integers of each contact in the simulator's own memory, valid while `data` exists. The integers
-    are adjacent in each contact, and the contact list begins at the start of the arena. So one view serves a whole
-    episode, and one copy takes all four integers.
+    """A view of four integers of each contact in the simulator's memory. It is valid for a whole episode, because
+    MuJoCo's contact list is always at the start of its arena (while `data` exists). A contact's integers are adjacent,
+    so that a single copy takes all four.
     """
 
     def __init__(self, data: mujoco.MjData) -> None:
@@ -103,18 +103,18 @@ class _ContactView:
         self.check_layout()
 
     def check_layout(self) -> None:
-        # Raises `HostError` unless the view shows the same numbers as MuJoCo's own arrays.
+        # Raise `HostError` unless the view has the same numbers as MuJoCo's own arrays.
         contacts = self._data.contact
         count = len(contacts.geom1)
         copied, frames = self.contacts[:count].copy().view(self.layout), _as_frames(self.frames[:count].copy())
         are_equal = [np.array_equal(copied[name], getattr(contacts, name)) for name in _FIELDS]
         if not all(are_equal) or frames.tobytes() != contacts.frame.tobytes():
-            remedy = "Use the version of MuJoCo that the project is tested with: see safevla doctor."
+            remedy = "Use the tested version of MuJoCo, which safevla doctor names."
             raise HostError("MuJoCo's contact list has an unexpected layout", remedy=remedy)
 
 
 def _view_memory(address: int, item_bytes: int, stride_bytes: int, capacity: int) -> NDArray[np.void]:
-    # An array of `capacity` items in the simulator's memory, which are `stride_bytes` apart.
+    # Return a view of `capacity` items in the simulator's memory, whose addresses differ by `stride_bytes`.
     memory: Any = (ctypes.c_char * ((capacity - 1) * stride_bytes + item_bytes)).from_address(address)
     return np.ndarray((capacity,), dtype=f"V{item_bytes}", buffer=memory, strides=(stride_bytes,))
 
@@ -124,12 +124,12 @@ def _as_frames(frame_bytes: NDArray[np.void]) -> Floats:
 
 
 class ContactLog:
-    """The copied contact lists since the last `take_contacts`, in arrays that are reused."""
+    """Copies of the contact lists since the last `take_contacts`, in arrays that are reused."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
         self._pyramidal = bool(model.opt.cone == 0)
         self._contact_counts: list[int] = []
-        self._first_force_rows: list[int] = []  # the row in `_efc` at which each substep's constraint forces begin
+        self._first_force_rows: list[int] = []  # the row in `_efc` where the forces of each substep begin
         self._window: _ContactView | None = None
         self._contacts = np.empty(0, dtype="V4")
         self._frames = np.empty(0, dtype=f"V{_FRAME_BYTES}")
@@ -164,7 +164,7 @@ class ContactLog:
         """
         counts, first_rows, contact_count = self._contact_counts, self._first_force_rows, self._contacts_used
         self._contact_counts, self._first_force_rows, self._contacts_used, self._rows_used = [], [], 0, 0
-        fields: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # if there was no contact
+        fields: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # if there are no contacts
         if self._window is not None:
             self._window.check_layout()
             fields = self._contacts[:contact_count].view(self._window.layout)
@@ -197,7 +197,7 @@ class ContactLog:
 
 
 def _grow_array(array: NDArray[Any], min_length: int) -> NDArray[Any]:
-    # The array, or a longer copy if it is shorter than `min_length`.
+    # Return the array. If it is shorter than `min_length`, return a longer copy.
     if min_length <= len(array):
         return array
     longer = np.empty((2 * min_length, *array.shape[1:]), dtype=array.dtype)

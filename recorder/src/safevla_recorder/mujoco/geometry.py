@@ -1,4 +1,4 @@
-"""The parts of a MuJoCo model: its tree of bodies, and a box around each collision geom."""
+"""The parts of a MuJoCo model, from its tree of bodies, with a box around each collision geom."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
     parts: list[Part] = []
     bodies: list[int] = []
     used_names: set[str] = set()
-    carriers: dict[int, int] = {}  # body -> index of the part that carries the body's children
+    carriers: dict[int, int] = {}  # body -> index of the part to which the body's children are attached
     for body in range(model.nbody):
         name = scene.body_name[body] if scene.body_name[body] in scene.roles else ""
         carrier = carriers[int(model.body_parentid[body])] if body else WORLD
@@ -43,7 +43,7 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
 
 def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
-    """Return the lowest body that carries both finger groups and the end effector's site, and all bodies below it."""
+    """Return the lowest common ancestor of the fingers and the end effector's site, and all bodies below it."""
     carried_bodies = [int(model.geom_bodyid[geom]) for group in arm.fingers or () for geom in group]
     if arm.eef_site is not None:
         carried_bodies.append(int(model.site_bodyid[arm.eef_site]))
@@ -62,13 +62,13 @@ def _self_and_ancestors(model: mujoco.MjModel, body: int) -> list[int]:
 
 
 def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
-    """Return which components of a body's motion relative to its parent (0-2 rotation, 3-5 translation) can move."""
+    """Return the components of a body's motion relative to its parent (0-2 rotation, 3-5 translation) that can vary."""
     first_joint, joint_count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
     if not joint_count:
         return ALL_MOTION if model.body_mocapid[body] >= 0 else ()
     joint_type, abs_axis = int(model.jnt_type[first_joint]), np.abs(model.jnt_axis[first_joint])
     main_axis = int(abs_axis.argmax())
-    # True if the only joint is along a coordinate axis; a hinge's axis must also pass through the body's origin.
+    # True if the body has one joint, along a coordinate axis. A hinge's axis must also contain the body's origin.
     is_single_axis = joint_count == 1 and abs_axis.sum() - abs_axis[main_axis] < 1e-9
     if (
         is_single_axis
@@ -80,7 +80,7 @@ def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
 
 
 def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
-    # Boxes [K, 10] and planes [L, 7] of the body's collision geoms, as in `Part`.
+    # Return boxes [K, 10] and planes [L, 7] of the body's collision geoms, in the format of `Part`.
     geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
     is_collision_geom = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
     geoms = geoms[is_collision_geom & hasattr(model, "geom_aabb")]  # geom_aabb exists since MuJoCo 2.3

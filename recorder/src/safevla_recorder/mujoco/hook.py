@@ -1,4 +1,4 @@
-"""Hooks on the methods of one instance; they pass every call on unchanged."""
+"""Hooks on the methods of one instance. They do not change the calls and results of the methods."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from safevla_recorder.errors import HostError
 
 Undo = Callable[[], None]
 _split_lock = threading.RLock()
-"""Lock held while functions of the module `mujoco` are replaced, so that environments in threads take turns."""
+"""Lock that is held while functions of the module `mujoco` are replaced, so that threads take turns."""
 
 
 def undo_all(hooks: list[Undo]) -> None:
-    """Remove hooks, the last one first, and empty the list."""
+    """Remove the hooks in reverse order, and empty the list."""
     while hooks:
         hooks.pop()()
 
 
 def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
-    """Call `after` after every successful call of `owner.method`, on this instance only; return a function that undoes
-    it.
+    """Call `after` after every successful call of `owner.method`, for this instance only. Return a function that
+    removes the hook.
 
     `owner.method` must advance physics by one substep, as `step` of robosuite's `MjSim` does. Each reset of robosuite
     makes a new `MjSim`. Raises `HostError` if `owner` is a wrapper or has no such method.
     """
     _require_hookable(owner, method)
     undo = hook_call(owner, method, after=lambda *_, **__: after())
-    getattr(owner, method).is_only_after = True  # the hook runs only after the original method
+    getattr(owner, method).is_only_after = True  # the hook acts only after the original method
     return undo
 
 
@@ -41,8 +41,8 @@ def _do_nothing(*_: object, **__: object) -> None: ...
 def hook_call(
     owner: object, method: str, before: Callable[[], object] = _do_nothing, after: Callable[..., object] = _do_nothing
 ) -> Undo:
-    """Call `before()` before each `owner.method(...)` of this one instance or class, and `after(result, ...)` with the
-    call's arguments after each call that does not raise. Return a function that removes both hooks.
+    """Call `before()` before each call of `owner.method` (`owner` is an instance or class), and after each successful
+    call `after(result, ...)` with the call's arguments. Return a function that removes both hooks.
     """
 
     def call(original: Callable[..., object], *args: object, **kwargs: object) -> object:
@@ -55,10 +55,10 @@ def hook_call(
 
 
 def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> Undo:
-    """For each `owner.method(...)` of this one instance, call `wrapper(original, *args, **kwargs)` instead; return a
+    """Replace each call of `owner.method` by `wrapper(original, *args, **kwargs)`, for this `owner` only. Return a
     function that removes the wrapper.
 
-    If other code has replaced the method since then, its replacement stays. Further removals do nothing.
+    If other code replaces the method later, its replacement stays. Repeated removals do nothing.
     """
     original, was_replaced = getattr(owner, method), method in vars(owner)
     hook = _Hook(original, wrapper)
@@ -77,7 +77,7 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
 
 
 class _Hook:
-    """The replacement of a method. A deep copy of the method's owner has the original method, bound to the copy."""
+    """The replacement of a method. A deep copy of the method's owner has the original method again."""
 
     def __init__(self, original: Callable[..., object], wrapper: Callable[..., object]) -> None:
         update_wrapper(self, original)
@@ -87,17 +87,17 @@ class _Hook:
         return self._wrapper(self._original, *args, **kwargs) if self.is_on else self._original(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> object:
-        return self if instance is None else MethodType(self, instance)  # binds to an instance like a function
+        return self if instance is None else MethodType(self, instance)  # like a function, becomes a bound method
 
     def __deepcopy__(self, memo: dict[int, object]) -> object:
         return copy.deepcopy(self._original, memo)
 
 
 def hook_substeps(owner: object, method: str, data: object, after: Callable[[], None]) -> Undo:
-    """Call `after` after every physics substep in `owner.method`, on this instance only; return a function that undoes
-    it.
+    """Call `after` after every physics substep in `owner.method`, for this instance only. Return a function that
+    removes the hook.
 
-    This is for environments that make all substeps of a control step by one `mujoco.mj_step(model, data, nstep=...)`,
+    For environments that make all substeps of a control step in one call `mujoco.mj_step(model, data, nstep=...)`,
     such as gymnasium's `do_simulation` and dm_control's `Physics.step`. `data` is the simulator's own `mujoco.MjData`.
     Raises `HostError` if `owner` is a wrapper or has no such method.
     """
@@ -112,27 +112,27 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
 
 def _require_hookable(owner: object, method: str) -> None:
     name = type(owner).__name__
-    if getattr(owner, "unwrapped", owner) is not owner:  # the simulator does not call a wrapper's methods
-        problem = f"{name} is a wrapper of the environment, whose {method} it cannot intercept"
+    if getattr(owner, "unwrapped", owner) is not owner:  # the simulator never calls methods of a wrapper
+        problem = f"{name} is a wrapper, but the hook must be on the environment's own method {method}"
         raise HostError(problem, remedy="Pass env.unwrapped instead.")
     if not hasattr(owner, method):
         remedy = (
-            "Pass the object whose method makes the physics steps: env.unwrapped, not a vector of environments. Hook "
-            "each environment of a vector where it is made."
+            "Pass the object whose method makes the physics steps, such as env.unwrapped. Hook each environment of a "
+            "vector of environments where it is made."
         )
         raise HostError(f"{name} has no method {method}", remedy=remedy)
 
 
 @contextmanager
 def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
-    """Split each `mujoco.mj_step(model, data, nstep)` with this `data` into single steps. Call `after` after each of
-    them, and after each `mj_step2`. Calls through `from mujoco import mj_step` are not intercepted.
+    """Split each `mujoco.mj_step(model, data, nstep)` with this `data` into single steps. Call `after` after each
+    single step, and after each `mj_step2`. Calls of a function from `from mujoco import mj_step` are not intercepted.
     """
     import mujoco
 
     full_step, second_half = mujoco.mj_step, mujoco.mj_step2
 
-    # m, d and nstep are MuJoCo's own names of these arguments.
+    # MuJoCo itself calls these arguments m, d and nstep.
     def step(m: Any, d: Any, nstep: int = 1) -> None:
         if d is not data:
             full_step(m, d, nstep)

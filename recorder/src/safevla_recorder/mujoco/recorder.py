@@ -1,10 +1,10 @@
 """The recorder of one MuJoCo episode: poses, torques, grip and contacts, read without changing the simulation.
 
 The recorder reads `mjData` after each physics substep and at the end of each control step, and writes nothing. It makes
-no extra forward pass, which would change the solver's warm start. So a record's positions, contacts and torques belong
-to the start of the last substep, when MuJoCo computed them. `sim_state` is the state at the end of this substep, from
-which the run can be continued. Peak torques are the largest magnitudes over the substeps of the control step. At record
-0, which has no recorded substeps before it, they are the magnitudes at that instant.
+no extra forward pass, because that would change the solver's warm start. So a record's positions, contacts and torques
+belong to the start of the last substep, when MuJoCo computed them. `sim_state` is the state at the end of this substep,
+from which the run can be continued. Peak torques are the largest magnitudes over the substeps of the control step; in
+record 0, which has no substeps, they are the magnitudes at that instant.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class SceneArm:
-    """One arm of a model. `bodies` are its recorded bodies (only with several arms); other fields are as in `Scene`."""
+    """One arm of a model. `bodies` are its recorded bodies, () for a single arm. Other fields are as in `Scene`."""
 
     bodies: Collection[str] = ()
     fingers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -46,7 +46,7 @@ class SceneArm:
 
 @dataclass(frozen=True)
 class Scene:
-    """Names and roles in one model, resolved to the model's ids; constant over an episode.
+    """Names and roles of one model's bodies, with the model's ids; constant over an episode.
 
     `body_name` [nbody] has a recorded name for each MuJoCo body; bodies with the same name are one body in the record.
     `roles` maps every name that a contact or pose may have to its role, sorted by name. `objects` and `links` are
@@ -61,17 +61,17 @@ class Scene:
     """Geom ids of the gripper's two finger groups; None = there is no gripper, and grips are not recorded."""
     eef_site: int | None = None  # site of the end effector; None = the end effector's pose is not recorded
     arm_dofs: tuple[int, ...] = ()
-    """Velocity addresses of the arm's joints, base first; () = no joint has an actuator: torques are not recorded."""
+    """Velocity addresses of the arm's joints, base first; () = joints have no actuators, torques are not recorded."""
     apart_substeps: int = 1
-    """Substeps for which a resting geom pair must stay apart before it counts (docs/explanation/fidelity.md)."""
+    """Number of substeps without contact after which a resting geom pair counts (docs/explanation/fidelity.md)."""
     fixtures: tuple[frozenset[str], ...] = ()
-    """The recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
+    """For each fixture with parts that touch by design, such as a door and its frame: its recorded bodies."""
     arms: Mapping[str, SceneArm] = field(default_factory=dict)
     """Several arms by name, in the order of the record. They replace `fingers`, `eef_site` and `arm_dofs` above."""
 
     @property
     def all_arms(self) -> tuple[SceneArm, ...]:
-        """All arms in order; without `arms`, one arm that has the scene's fingers, site and joints."""
+        """All arms in order. If `arms` is empty: one arm with the scene's fingers, site and joints."""
         return tuple(self.arms.values()) or (SceneArm((), self.fingers, self.eef_site, self.arm_dofs),)
 
     @property
@@ -125,7 +125,7 @@ def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
 
 
 def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the recorded name of each body, [nbody]: the name of the object that it is part of, else MuJoCo's name."""
+    """Return the recorded name of each body, [nbody]: for parts of objects the object's name, else MuJoCo's name."""
     names = [str(model.body(body).name) for body in range(model.nbody)]
     for name, root in objects.items():
         for body in subtree_bodies(model, root):
@@ -139,7 +139,7 @@ def geom_ids(model: mujoco.MjModel, names: Iterable[str]) -> tuple[int, ...]:
 
 
 def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
-    """Return the ids of bodies that have joints, among `root` and all bodies below it, ascending."""
+    """Return the ids of the bodies with joints, among `root` and all bodies below it, ascending."""
     return tuple(body for body in subtree_bodies(model, root) if model.body_jntnum[body] > 0)
 
 
@@ -153,7 +153,7 @@ def assign_roles(
     robot: Iterable[int],
 ) -> dict[str, str]:
     """Return the role of each body that owns a geom or is tracked, sorted by name. Objects are targets or bystanders,
-    bodies with an id in `robot` are robot, and all other bodies are furniture.
+    bodies with an id in `robot` have the role robot, and all other bodies are furniture.
     """
     role_of = {
         **dict.fromkeys(objects, "bystander"),
@@ -164,8 +164,8 @@ def assign_roles(
     return {name: role_of.get(name, "furniture") for name in sorted({*with_geom, *objects, *links})}
 
 
-# The flat state, `sim_state`, is everything that determines the next step except the actuators' inputs, in the order of
-# `mjtState`: time, qpos [nq], qvel [nv], act [na], mocap_pos [nmocap, 3], mocap_quat [nmocap, 4].
+# The flat state, `sim_state`, determines the next step, together with the actuators' inputs.
+# It has the order of `mjtState`: time, qpos [nq], qvel [nv], act [na], mocap_pos [nmocap, 3], mocap_quat [nmocap, 4].
 
 
 def state_size(model: mujoco.MjModel) -> int:
@@ -174,7 +174,7 @@ def state_size(model: mujoco.MjModel) -> int:
 
 
 def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...]:
-    """Return flat views of the simulator's memory: qpos, qvel, and, if not empty, act, mocap_pos and mocap_quat."""
+    """Return flat views of the simulator's memory: qpos, qvel, and act, mocap_pos and mocap_quat if not empty."""
     moving: tuple[Floats, ...] = (data.qpos, data.qvel)
     if model.na:
         moving = (*moving, data.act)
@@ -187,18 +187,18 @@ def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
 
 
 def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None:
-    """Write a flat state [`state_size(model)`] into the simulator; then call `mj_forward` for derived quantities."""
+    """Write a flat state [S] into the simulator. The caller must then call `mj_forward` for derived quantities."""
     data.time, used = float(state[0]), 1
     for view in state_views(model, data):
         view[:] = state[used : used + len(view)]
         used += len(view)
 
 
-# Doors and drawers, which are non-robot bodies that move by one joint with limits, and their interiors
+# Doors and drawers, and their interiors. Doors and drawers are non-robot bodies with a single joint, which has limits.
 
 
 _BOX, _ONE_DOF_JOINTS, _MIN_HALF_SIZE_M = 6, (2, 3), 0.01
-"""MuJoCo's numbers for box geoms, and for slide and hinge joints; least half size [m] of boxes that mark interiors."""
+"""MuJoCo's constants for box geoms and for slide and hinge joints; minimum half size [m] of boxes for interiors."""
 _INTERIOR_SUFFIXES = ("_region", "reg_int")  # suffixes of LIBERO's sites and RoboCasa's geoms that mark interiors
 
 
@@ -240,7 +240,7 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
             low, high = model.jnt_range[joint].tolist()
             closed, subtree = float(model.qpos0[column]), subtree_bodies(model, body)
             own_boxes = [box for box in boxes if box[0] in subtree]
-            # A door without an interior of its own closes that of the body to which it is attached.
+            # A door without an interior closes the interior of the body to which it is attached.
             own_boxes = own_boxes or [box for box in boxes if box[0] == model.body_parentid[body]]
             if model.jnt_limited[joint] and max(high - closed, closed - low) > 0:
                 travel = max(high - closed, closed - low)
@@ -252,15 +252,15 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
 
 
 ReadSubgoals = Callable[[], Mapping[str, bool]]
-"""A function that returns whether each predicate of the goal holds now, by name; {} = unknown."""
+"""A function that returns whether each predicate of the goal holds now: name -> truth value; {} = unknown."""
 _UNSTABLE_START = (
-    "The episode is lost, and a second attempt with this start would fail too: look for overlapping bodies and large "
-    "velocities in its initial state. Your own loop must call mujoco.mj_resetData before each episode."
+    "The episode is lost, and another attempt with this start would fail, too. Look for overlapping bodies and large "
+    "velocities in the initial state. Your own loop must call mujoco.mj_resetData before each episode."
 )
 
 
 class Recorder(EpisodeLog):
-    """Records one episode; record 0, the settled state, is taken when the recorder is made.
+    """Records one episode. The constructor takes record 0, the settled state.
 
     Call `record_substep` after every physics substep and `record_step` at the end of every control step.
     """
@@ -273,9 +273,9 @@ class Recorder(EpisodeLog):
         unstable: int = 0,
         read_subgoals: ReadSubgoals = dict,
     ) -> None:
-        """Take record 0. `unstable` is the value of `unstable_steps` when the start was set; 0 after a reset.
+        """Take record 0. `unstable` is the value of `unstable_steps` when the initial state was set; 0 after a reset.
 
-        Raises `HostError` if the simulation has become unstable since then, if the model has soft bodies, whose
+        Raises `HostError` if the simulation has become unstable since then, if the model has flexible bodies, whose
         contacts do not belong to geoms, if `scene` lacks a body's role or has an unknown fixture part, or if MuJoCo's
         contact list has an unexpected layout.
         """
@@ -296,7 +296,7 @@ class Recorder(EpisodeLog):
         self._actuator_torques = data.qfrc_actuator  # a view of the simulator's own array
         self._failure: Exception | None = None
         self._substep_torques: list[Floats] = []  # torques in every substep since the last record
-        # Views of the simulator's own arrays, which do not move during the lifetime of its `MjData`.
+        # Views of the simulator's own arrays, which keep their addresses while its `MjData` exists.
         self._state_views = state_views(model, data)
         self._views = {"pos": data.xpos, "com": data.xipos, "quat": data.xquat, "actuator": data.qfrc_actuator}
         self._eef_sites = [arm.eef_site for arm in scene.all_arms if arm.eef_site is not None]
@@ -316,7 +316,7 @@ class Recorder(EpisodeLog):
         self._substep_torques.append(self._actuator_torques.copy())
 
     def try_substep(self) -> None:
-        """Copy a substep as `record_substep` does, but let the next `record_step` raise any error."""
+        """Like `record_substep`, but an error is raised later, by the next `record_step`."""
         try:
             self.record_substep()
         except Exception as error:
@@ -327,8 +327,8 @@ class Recorder(EpisodeLog):
     def record_step(self, action: Action) -> None:
         """Add the record of the control step driven by `action` [A].
 
-        Raises `HostError` if the simulation became unstable, so that MuJoCo reset its state; if the number of recorded
-        substeps is zero or wrong; or if records were read in the middle of this control step.
+        Raises `HostError` if MuJoCo has reset the state because the simulation became unstable, if the number of
+        recorded substeps is zero or wrong, or if records were read in the middle of this control step.
         """
         if self._failure is not None:
             problem = f"a physics substep could not be recorded: {self._failure}"
@@ -348,13 +348,13 @@ class Recorder(EpisodeLog):
         sim_state = np.concatenate(((self._data.time,), *self._state_views))
         copies = {name: view.copy() for name, view in self._views.items()}
         subgoals = self._read_subgoals()
-        # Record 0 determines the names; a predicate that is missing later is NaN.
+        # Record 0 determines the names of predicates. If a predicate is missing later, its value is NaN.
         self._subgoal_names = self._subgoal_names if self._rows else tuple(subgoals)
         copies[SUBGOALS] = np.array([subgoals.get(name, np.nan) for name in self._subgoal_names], dtype=np.float64)
         return {**copies, "torque_peak_nm": torque_peak_nm, "sim_state": sim_state}
 
     def _check_substeps(self) -> None:
-        # The simulated time says how many substeps there were; each must have been recorded.
+        # The simulated time gives the number of substeps; all substeps must have been recorded.
         recorded, time_s = len(self._substep_torques), self._data.time
         elapsed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
         if recorded != elapsed or not recorded:
@@ -382,7 +382,7 @@ class Recorder(EpisodeLog):
             entered_by_eef = [
                 [door.is_entered(point, pos, quat) for door in doors_with_interior] for point in eef_positions
             ]
-            # `entered_by_eef` is [end effectors, doors, n]; the result is [n, doors].
+            # `entered_by_eef` has the shape [end effectors, doors, n]; the result has the shape [n, doors].
             entered = np.array(entered_by_eef, dtype=np.bool_).any(axis=0)
             entered = entered.reshape(-1, len(rows)).T
             door_channels.update(entered_bodies=[index_of[door.name] for door in doors_with_interior], entered=entered)
@@ -392,7 +392,8 @@ class Recorder(EpisodeLog):
             LINK_MOTION: self._geometry.measure_motion(*part_poses),
         }
         subgoal_rows = np.stack([row[SUBGOALS] for row in rows])
-        are_known = subgoal_rows.size > 0 and not np.isnan(subgoal_rows).any()  # recorded only if known in every record
+        # Sub-goals are recorded only if every record has a value for each of them.
+        are_known = subgoal_rows.size > 0 and not np.isnan(subgoal_rows).any()
         goal_fields = subgoal_fields(self._subgoal_names, subgoal_rows) if are_known else {SUBGOALS: None}
         further[SUBGOALS] = goal_fields.pop(SUBGOALS)
         return {
@@ -413,9 +414,9 @@ class Recorder(EpisodeLog):
 def attach_recorder(
     simulation: Any, method: str, scene: Scene, task_id: str, unstable: int = 0, read_subgoals: ReadSubgoals = dict
 ) -> tuple[Recorder, Undo]:
-    """Return a recorder that copies a substep after each `method` of robosuite's `MjSim`, and a function that removes
-    this hook. Takes record 0, and warns if an object still moves. Raises the same errors as `Recorder`; errors in later
-    substeps are raised by `record_step`.
+    """Return a recorder that copies a substep after each call of `method` of robosuite's `MjSim`, and a function that
+    removes the hook. Takes record 0, and warns if an object still moves. Raises the same errors as `Recorder`;
+    `record_step` raises the errors of later substeps.
     """
     model, data = simulation.model._model, simulation.data._data
     recorder = Recorder(model, data, scene, unstable, read_subgoals)
@@ -424,7 +425,7 @@ def attach_recorder(
 
 
 def unstable_steps(data: mujoco.MjData) -> int:
-    """Return how often, since `mj_resetData`, MuJoCo has reset this simulation because it was unstable."""
+    """Return how often MuJoCo has reset an unstable state of this simulation since the last `mj_resetData`."""
     import mujoco
 
     kinds = mujoco.mjtWarning
@@ -446,8 +447,8 @@ def _quaternion_of_matrix(matrix: Floats) -> Floats:
 def settling_steps(
     model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], wait_steps: int, rest_steps: int
 ) -> Iterator[None]:
-    """Yield once per settling step, a control step that the caller makes in the simulation of `data`. Yields
-    `wait_steps` times, and then until all `objects` (free or sliding bodies, by name) are at rest, but at most
+    """Yield before each settling step, a control step that the caller makes in the simulation of `data`. After
+    `wait_steps` steps, yield until all `objects` (free or sliding bodies, by name) are at rest, but at most
     `rest_steps` times. At rest means at most 0.05 m/s after each of two successive steps.
     """
     slow_steps = 0
@@ -461,7 +462,7 @@ def settling_steps(
 def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:
     """Warn of the fastest object if it is faster than 0.05 m/s, because its motion would count as displacement.
 
-    Some of LIBERO's initial states place objects inside the table top; how high they jump depends on MuJoCo's version.
+    In some of LIBERO's initial states, objects overlap the table. How high they jump depends on MuJoCo's version.
     """
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:
@@ -471,7 +472,7 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
 def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
     first_dof, dof_count = model.body_dofadr, model.body_dofnum
-    # The first three velocities of a free joint are linear ones.
+    # The first three velocities of a free joint are linear velocities.
     linear_dofs = {
         name: slice(first_dof[body], first_dof[body] + min(dof_count[body], 3)) for name, body in objects.items()
     }

@@ -1,11 +1,11 @@
-"""Make a robosuite environment step faster with identical bits, by skipping repeated computations.
+"""Make a robosuite environment step faster, with bitwise identical results, by skipping repeated computations.
 
 Between two actions, robosuite runs its controllers once per substep. Each time, it looks up names, reads limits, copies
 Jacobians, and asks every observable whether it needs a sample. With this module, robosuite's code runs in the first
 substep of a control step. The other substeps do the same arithmetic on the same numbers in the same order, but reuse
-what the first substep looked up. The replaced methods are those of robosuite 1.4 and 1.5 in `replaced_methods.json`. If
-a class or a hook defines such a method differently, its own method is called. robosuite also computes the forward
-dynamics of one state up to three times per substep: see `ForwardDynamics`.
+the names and limits from the first substep. `replaced_methods.json` lists the methods of robosuite 1.4 and 1.5 that
+this module replaces; methods that a class or hook defines differently are not replaced. `ForwardDynamics` saves more
+time: robosuite computes the forward dynamics of one state up to three times per substep.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from safevla_recorder.mujoco.hook import Undo, hook_call, undo_all, wrap_method
 
 _VERSIONS = ("1.4.", "1.5.")
 _KNOWN_DIGESTS = json.loads(Path(__file__).with_name("replaced_methods.json").read_text(encoding="utf-8"))
-"""Maps each method that this module replaces to a prefix of its source's SHA-256 in robosuite 1.4.0 or 1.5.2. A method
-with another source is called unchanged.
+"""Maps each method that this module replaces to the first digits of the SHA-256 of its source code in robosuite 1.4.0
+or 1.5.2. A method with other source code is not replaced.
 """
 _SPEED_LAWS = ("MobileBaseJointVelocityController", "SimpleGripController")
-"""Controllers that only scale a goal to the range of the actuators."""
+"""Names of controllers that only scale a goal to the range of the actuators."""
 
 
 def speed_up(env: object) -> Undo:
-    """Make a robosuite environment step faster, with identical bits; return a function that undoes this.
+    """Make a robosuite environment step faster, with bitwise identical results. Return a function that undoes this.
 
     States, observations, rewards and records stay the same; without rendering, LIBERO needs about 0.6 of its CPU time
     (docs/evidence/benchmarks.md). `safevla doctor` verifies this on your machine. `env` is a LIBERO environment, a
@@ -54,23 +54,23 @@ def speed_up(env: object) -> Undo:
 
 
 class _SpeedUp:
-    # The hooks on one robosuite environment, and what they looked up in the current control step.
+    # The hooks on one robosuite environment, and the objects that they looked up in the current control step.
     def __init__(self, env: Any) -> None:
         self._env = env
         self._dynamics: ForwardDynamics | None = None
-        self._fast_robots: list[_Robot14 | _Robot15] | None = None  # None = robosuite's own robots are used
+        self._fast_robots: list[_Robot14 | _Robot15] | None = None  # None = use robosuite's own robots
         self._hooks = [
             hook_call(env, "_initialize_sim", self._release_dynamics, self._attach_dynamics),
-            hook_call(env, "_destroy_sim", self._release_dynamics),  # frees the old model
+            hook_call(env, "_destroy_sim", self._release_dynamics),  # so that the old model can be freed
         ]
         if _has_known_source(env, "_pre_action") and _has_known_source(env, "_update_observables"):
             self._hooks.append(wrap_method(env, "_pre_action", self._run_pre_action))
             self._hooks.append(wrap_method(env, "_update_observables", self._run_update_observables))
         self._own_pre_action = vars(env).get("_pre_action")
         self._observables: list[Any] | None = None  # None = not looked up in this control step
-        self._fast_controllers: dict[Any, _Controller] = {}  # maps each controller of robosuite to the faster one
+        self._fast_controllers: dict[Any, _Controller] = {}  # maps robosuite's controllers to faster ones
         self._attach_dynamics()
-        # robosuite collects garbage at each reset, which takes 0.1 s if imported objects are not frozen.
+        # robosuite collects garbage at each reset. Unless imported objects are frozen, this takes 0.1 s.
         self._is_freezing = not gc.get_freeze_count()
         if self._is_freezing:
             gc.freeze()
@@ -96,7 +96,7 @@ class _SpeedUp:
     def _run_pre_action(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
         if policy_step:
             robots = [_make_fast_robot(self._env.sim, robot, self._fast_controllers) for robot in self._env.robots]
-            # If any robot has methods that are not replicated in this module, robosuite's own substeps are used.
+            # If this module cannot replace the methods of all robots, use robosuite's own substeps.
             self._fast_robots = None if None in robots else robots  # type: ignore[assignment]
             self._observables = None
             if self._dynamics is not None:
@@ -112,13 +112,13 @@ class _SpeedUp:
             for robot in self._fast_robots:
                 robot.control(action[start : start + robot.size])
                 start += robot.size
-        except BaseException:  # no later substep of this control step would end the trust
+        except BaseException:  # end the trust now: no later substep will end it
             if self._dynamics is not None:
                 self._dynamics.trust(code_between=False)
             raise
 
     def _run_update_observables(self, original: Callable[..., object], force: bool = False) -> None:
-        """Update observables that are due for a sample. For others, only count the time since their last sample."""
+        """Update the observables that need a sample now. For all others, only add up the time since the last sample."""
         env = self._env
         if force or self._observables is None:
             original(force)
@@ -141,12 +141,12 @@ _HALF_STEPS = ("step1", "step2")  # methods for the two halves of a substep, whi
 
 
 class ForwardDynamics:
-    """The forward dynamics of a robosuite `MjSim`; in a trusted substep, only what may have changed is computed again.
+    """Computes the forward dynamics of a robosuite `MjSim`, and skips repeated computations in trusted substeps.
 
     Kinematics, collisions and velocities depend only on state and model, so the second and third call in a substep can
     skip them. Actuation and constraint forces are solved in every call: controls and applied forces may change, and
-    each solution is the solver's next starting point. MuJoCo's full functions are called outside a trusted substep,
-    with integrators other than Euler's, and with callbacks, plugins or flexible bodies.
+    each solution is the solver's next starting point. Untrusted substeps call MuJoCo's full functions, as do models
+    with an integrator other than Euler's, callbacks, plugins or flexible bodies.
     """
 
     def __init__(self, simulation: Any) -> None:
@@ -155,7 +155,7 @@ class ForwardDynamics:
         self._mujoco, self._simulation = mujoco, simulation
         self._model, self._data = simulation.model._model, simulation.data._data
         self._may_trust = self._is_trusted = self._is_fully_computed = False
-        self._time_s = 0.0  # simulated time of the last full call [s]
+        self._time_s = 0.0  # simulated time of the last full computation [s]
         wrappers: dict[str, Callable[..., object]] = {"forward": self._forward, "step": self._step}
         wrappers.update({name: self._step_half for name in _HALF_STEPS if hasattr(simulation, name)})
         self._hooks = [wrap_method(simulation, name, wrapper) for name, wrapper in wrappers.items()]
@@ -166,18 +166,18 @@ class ForwardDynamics:
         undo_all(self._hooks)
 
     def trust(self, code_between: bool) -> None:
-        """Trust or distrust the current substep. Calls in a trusted substep skip what the last full call computed. A
-        substep is trusted if code between the calls writes only to controls (`code_between`), and no foreign hook runs.
+        """Trust or distrust the current substep. Calls in a trusted substep reuse the results of the last full call. A
+        substep is trusted if code between the calls writes only to controls (`code_between`), and no other hook runs.
         """
         may_trust = code_between and all(map(self._is_outermost, self._own_hooks)) and self._is_supported()
         self._may_trust = self._is_trusted = may_trust
 
     def trust_again(self) -> None:
-        """Trust another substep of the same control step if the last call of `trust` trusted the first."""
+        """Trust another substep of the same control step if `trust` has trusted its first substep."""
         self._is_trusted = self._may_trust
 
     def _is_outermost(self, name: str) -> bool:
-        # Hooks that run only after the original method, such as a recorder's, may lie around this object's own.
+        # Other hooks may wrap this object's own hook if they run only after the method, such as a recorder's hook.
         method: Any = vars(self._simulation).get(name)
         while name != "forward" and getattr(method, "is_only_after", False):
             method = method.__wrapped__
@@ -187,13 +187,13 @@ class ForwardDynamics:
         mujoco, options, model = self._mujoco, self._model.opt, self._model
         is_euler = options.integrator == mujoco.mjtIntegrator.mjINT_EULER
         flags = int(options.enableflags) & ~int(getattr(mujoco.mjtEnableBit, "mjENBL_MULTICCD", 0))
-        # MuJoCo calls these callbacks in the skipped stages.
+        # MuJoCo calls these callbacks in the stages that would be skipped.
         callbacks = (mujoco.get_mjcb_passive(), mujoco.get_mjcb_contactfilter(), mujoco.get_mjcb_sensor())
         is_extended = flags or model.nplugin or getattr(model, "nflex", 0) or any(callbacks)
         return bool(is_euler and not is_extended)
 
     def _is_unchanged(self) -> bool:
-        # The time is 0 after MuJoCo has reset an unstable state.
+        # After MuJoCo has reset an unstable state, the time is 0.
         return self._is_trusted and self._is_fully_computed and 0 < self._data.time == self._time_s
 
     def _forward(self, full_forward: Callable[[], object]) -> None:
@@ -221,7 +221,7 @@ class ForwardDynamics:
 
 
 def _has_known_source(owner: object, method: str, class_name: str = "") -> bool:
-    # True if the instance has robosuite's own method, unchanged; if a class is named, the method must be of this class.
+    # Return whether the instance has robosuite's own, unchanged method (of the class `class_name`, if it is given).
     function = getattr(type(owner), method, None)
     full_name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
     is_named = (
@@ -241,7 +241,7 @@ def _source_digest(function: Any) -> str:
 
 
 def _make_fast_robot(simulation: Any, robot: Any, cache: dict[Any, _Controller]) -> _Robot14 | _Robot15 | None:
-    # None if any method that would be skipped is not robosuite's own.
+    # Return None if any of the methods to replace is not robosuite's own.
     composite = getattr(robot, "composite_controller", None)
     controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
     are_from_robosuite = all(
@@ -257,8 +257,8 @@ def _make_fast_robot(simulation: Any, robot: Any, cache: dict[Any, _Controller])
 
 
 class _Robot14:
-    # Does in later substeps what `control` of a robot of robosuite 1.4 does. `size` is the length of the action;
-    # `parts` caches the faster controllers.
+    # Replaces `control` of a robosuite 1.4 robot in all substeps except the first.
+    # `size` is the length of the action; `parts` caches the faster controllers.
     def __init__(self, robot: Any, parts: dict[Any, _Controller]) -> None:
         self._robot, self._ctrl, self.size = robot, robot.sim.data._data.ctrl, int(robot.action_dim)
         self._run_arm = _find_run(robot.controller, _Controller14, parts)
@@ -280,7 +280,7 @@ class _Robot14:
 
 
 class _Robot15:
-    # Does in later substeps what `control` of a robot of robosuite 1.5 does, whose controller has several parts.
+    # Replaces `control` of a robosuite 1.5 robot, whose controller has several parts, in all substeps except the first.
     def __init__(self, robot: Any, parts: dict[Any, _Controller]) -> None:
         self._composite, self._ctrl, self.size = robot.composite_controller, robot.sim.data._data.ctrl, robot.action_dim
         limits, indices = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
@@ -291,7 +291,7 @@ class _Robot15:
             if is_enabled.get(name, False)
         }
         arm_controllers = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
-        # The composite controller only passes the arms' origins on, which the faster controllers read themselves.
+        # The composite controller only gives the controllers the arms' origins, which faster controllers read directly.
         can_skip_update = _has_known_source(self._composite, "update_state") and all(
             getattr(arm, "has_center", False) for arm in arm_controllers
         )
@@ -318,7 +318,7 @@ class _Robot15:
 def _find_run(
     controller: Any, make_faster: Callable[[Any], _Controller], cache: dict[Any, _Controller]
 ) -> Callable[[], Floats]:
-    """Return `run` of a faster controller if there is one, else `controller.run_controller`."""
+    """Return the method `run` of a faster controller if there is one, else `controller.run_controller`."""
     is_speed = any(_has_known_source(controller, "run_controller", class_name) for class_name in _SPEED_LAWS)
     if is_speed and _has_known_source(controller, "update"):
         return controller.run_controller if controller.interpolator else _SpeedController15(controller).run
@@ -339,7 +339,7 @@ class _SpeedController15:
         self._is_scaled = getattr(controller, "use_action_scaling", True)
 
     def run(self) -> Floats:
-        """Return the joints' speeds, and leave the controller in the same state as its own `run_controller` does."""
+        """Return the joints' speeds, and change the controller's state like its own `run_controller`."""
         controller = self._controller
         controller.joint_pos, controller.joint_vel = self._data.qpos[self._joints], self._data.qvel[self._dofs]
         goal = np.array(controller.goal_qvel)
@@ -349,7 +349,7 @@ class _SpeedController15:
 
 
 class _Controller:
-    """A faster controller, with inputs (joints, masses of joints, a site and its Jacobian) and a control law."""
+    """A faster controller: reads its inputs (joints, mass matrix, a site and its Jacobian), applies a control law."""
 
     _update: Callable[[], None]
     _solve: Callable[[], Floats]
@@ -362,8 +362,8 @@ class _Controller:
         self._model, self._data = model, data = simulation.model._model, simulation.data._data
         self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
         self._jacobian = np.empty((6, model.nv))
-        # Unpacks the numbers 1, 2, ... as if they were MuJoCo's packed mass matrix, to see where each entry of the full
-        # matrix is stored; 0 = nowhere, because the two joints do not affect each other.
+        # Unpack the numbers 1, 2, ... like MuJoCo's packed mass matrix, to find where it stores each entry.
+        # 0 = the entry is not stored, because the two joints do not affect each other.
         entry_numbers = np.empty((model.nv, model.nv))
         mujoco.mj_fullM(model, entry_numbers, np.arange(1.0, model.nM + 1))
         entry_numbers = entry_numbers[np.ix_(self._dofs, self._dofs)]
@@ -379,7 +379,7 @@ class _Controller:
         self._law: Callable[[], Floats] = self._solve if self._is_operational else controller.run_controller
 
     def run(self) -> Floats:
-        """Return the result of the controller's own `run_controller`, and leave the controller in the same state."""
+        """Return the same result as the controller's own `run_controller`, and change its state in the same way."""
         controller = self._controller
         if controller.new_update:
             self._update()
@@ -422,12 +422,12 @@ class _Controller:
         mass = data.qM.take(self._mass_entries)
         if self._has_uncoupled:
             mass[self._is_uncoupled] = 0.0
-        controller.mass_matrix = mass.T  # the same symmetric matrix, with robosuite's memory order
+        controller.mass_matrix = mass.T  # transposing gives robosuite's memory order; the matrix is symmetric
         controller.new_update = False
 
 
 class _Controller14(_Controller):
-    # An arm's controller in robosuite 1.4.
+    # Faster controller of an arm in robosuite 1.4.
     def __init__(self, controller: Any) -> None:
         super().__init__(controller, controller.eef_name)
 
@@ -449,11 +449,11 @@ class _Controller14(_Controller):
 
 
 class _Controller15(_Controller):
-    # An arm's controller, or another part's, in robosuite 1.5.
+    # Faster controller of an arm or another part in robosuite 1.5.
     def __init__(self, controller: Any) -> None:
         super().__init__(controller, controller.ref_name)
         self.has_center = self._is_operational
-        """Whether this controller updates its own origin, so that the composite controller need not do so."""
+        """True if this controller updates its own origin, so that the composite controller does not need to."""
         if self.has_center:
             name = f"{controller.naming_prefix}{controller.part_name}_center"
             self._center = center = int(controller.sim.model.site_name2id(name))

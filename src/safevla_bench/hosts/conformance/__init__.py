@@ -21,4 +21,4 @@ from safevla_bench.hosts.conformance.record_rules import ContactRules, PhysicsRu
 
 
 class HostConformance(TaskRules, RepeatRules, RecordRules, ContactRules, PhysicsRules, OptionalRules):
-    """All rules, for a host's author to subclass as `TestMyHost`, with its attributes and the hooks that apply."""
+    """All rules. The author of a host subclasses this class, sets attributes, and writes the hooks that apply."""

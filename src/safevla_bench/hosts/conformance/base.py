@@ -47,7 +47,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """An episode recorded twice in an open environment (`batch`, `again`) and once in another (`elsewhere`)."""
+    """The same episode, recorded twice in `env` (`batch`, `again`) and once in another environment (`elsewhere`)."""
 
     trial: Trial
     task: Task
@@ -63,8 +63,8 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class HookRun:
-    """A hook's result, and the episode since the hook's last reset: its record, N actions, N + 1 observations, and
-    `coordinates`, which say what the numbers of the state mean.
+    """A hook's result, and the episode after the hook's last reset: its record, N actions and N + 1 observations.
+    `coordinates` describe the entries of the simulator's state.
     """
 
     result: Any
@@ -77,8 +77,8 @@ class HookRun:
 def run_actions(
     env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None
 ) -> Batch:
-    """Reset, take the actions [N, A] regardless of success, and return the episode: a batch of one with N + 1 records.
-    `before` is called with each action before its step.
+    """Reset, take all N actions, [N, A], even after success, and return the episode: a batch of one with N + 1 records.
+    `before` is called with each action before the action's step.
     """
     env.reset(seed)
     for action in actions:
@@ -102,7 +102,7 @@ def first_difference(first: object, second: object, name: str = "") -> str | Non
 
 
 def _list_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
-    # Yields (dotted name, comparable value) of everything inside nested structs, data classes, mappings and sequences.
+    # Yields (dotted name, comparable value) for each value in nested structs, data classes, mappings and sequences.
     if isinstance(value, np.ndarray):
         yield name, (value.dtype, value.shape, value.tobytes())
         return
@@ -142,11 +142,11 @@ class HostRules:
     """Attributes for a host's author to fill in, and optional hooks."""
 
     factory: ClassVar[str]  # the host's factory as in its entry point, `module:attribute`
-    trials: ClassVar[Sequence[Trial]]  # the tasks to test; hooks on the gripper use the first
+    trials: ClassVar[Sequence[Trial]]  # the tasks to test; all hooks except `bare` use the first task
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     steps: ClassVar[int] = 20
-    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # tested in addition to `Wants()`
-    registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags, unless the package contains them
+    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # requests to test in addition to `Wants()`
+    registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags, unless this package has the tags
     capabilities: ClassVar[Sequence[str]] = ()
     workspace_m: ClassVar[float] = 100.0  # largest allowed absolute value of a position's coordinate
     state_begins_with_time: ClassVar[bool] = True  # whether `sim_state` begins with time, as in MuJoCo
@@ -157,13 +157,13 @@ class HostRules:
         return host
 
     def actions(self, env: HostEnv) -> Floats:
-        """Return the same `steps` actions each time, [N, A], drawn uniformly within the environment's bounds."""
+        """Return `steps` actions, [N, A], drawn uniformly within the bounds; each call returns the same actions."""
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
-        """Return the states, [N + 1, S], of the same episode simulated without the recorder: first the state after the
-        seed's settling steps, as in record 0, then one after each of the N actions. S as in `sim_state`. A hook: its
-        rule is skipped unless a subclass implements it.
+        """Simulate the episode without the recorder, and return its states, [N + 1, S], as in `sim_state`: the state
+        after the seed's settling steps, then the state after each of the N actions. This method is a hook: its rule is
+        skipped unless a subclass implements it.
         """
         raise NotImplementedError
 
@@ -197,15 +197,15 @@ class HostRules:
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
         """Return record 0 as the camera sees it, uint8 [H, W, 3], upright, rendered independently of observations. By
-        default, the host's `stage` renders it; without `stage`, the rule is skipped.
+        default, the host's `stage` renders the image; without `stage`, the rule is skipped.
         """
         host = self.host()
         with closing(host.stage(task, episode)) as stage:
             return stage.render(0, Camera(camera), size).image
 
     def __init_subclass__(cls) -> None:
-        """Set rules to None, which disables them: the rules of hooks that are None, and the rules on images if no
-        `other_wants` has a camera. Rules that the subclass itself defines stay.
+        """Disable rules by setting them to None: the rules of each hook that is None, and the rules on images if no
+        entry of `other_wants` has a camera. Rules that the subclass itself defines are kept.
         """
         if not hasattr(cls, "trials"):
             return  # this class only groups rules
@@ -253,7 +253,7 @@ def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
     host, calls = host_rules.host(), list[tuple[Any, Observation]]()
 
     def log_call(call: Callable[[Any], Any], argument: Any) -> Any:
-        # Keeps the calls since the last reset: (seed or action, observation).
+        # Logs the calls since the last reset, each as (seed or action, observation).
         if isinstance(argument, EpisodeSeed):
             calls.clear()
         argument, result = copy(argument), call(argument)
@@ -269,7 +269,7 @@ def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
 
 
 def tracked_paths(batch: Batch) -> dict[str, Floats]:
-    """Return the recorded positions of each tracked body by name, [n, 3] in meters."""
+    """Return name -> recorded positions of each tracked body, one per record, [N, 3] in meters."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
     return {batch.body_label(int(body)): positions[:, column] for column, body in enumerate(bodies)}
 
@@ -281,9 +281,9 @@ def require(holds: bool, failure: str) -> None:
 
 
 def require_same(first: object, second: object, failure: str) -> None:
-    """Fail the test with `failure` and the first differing field, unless all bits of two records are equal."""
+    """Fail the test with `failure` and the first field that differs, unless all bits of two records are equal."""
     difference = first_difference(first, second)
-    require(not difference, f"{failure} differs in {difference}.")
+    require(not difference, f"{failure}; the first difference is in {difference}.")
 
 
 def require_error(call: Callable[[], object], kind: type[SafevlaError], what: str) -> str:
@@ -302,10 +302,10 @@ def call_hook(call: Callable[[], T], hook: str) -> T:
     try:
         return call()
     except NotImplementedError:
-        pytest.skip(f"implement {hook}() to have this rule checked")
+        pytest.skip(f"to check this rule, implement {hook}()")
 
 
 def skip_unless_repeatable(run: TrialRun) -> None:
     """Skip the test if the run's three episodes differ in any bit, which makes comparisons of episodes meaningless."""
     if first_difference(run.batch, run.again) or first_difference(run.batch, run.elsewhere):
-        pytest.skip("the same actions gave a different episode; test_the_same_seed_and_actions_... report it")
+        pytest.skip("the same actions gave a different episode; test_the_same_seed_and_actions_... report this")

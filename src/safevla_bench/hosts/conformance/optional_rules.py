@@ -33,11 +33,11 @@ from safevla_bench.trajectory.single_episode import select_record
 
 
 class TaskRules(HostRules):
-    """Rules: the host lists its tasks and versions, and objects settle under its still action."""
+    """Rules: the host lists its tasks and versions, and objects come to rest under the action `Task.still`."""
 
     def test_tasks_are_well_formed(self) -> None:
-        """Fail unless host, suites and tasks have names, tasks have instructions and unique ids, their indices count
-        from 0, and another instance of the host lists the same tasks.
+        """Fail unless host, suites and tasks have names, each task has an instruction and a unique id, the tasks'
+        indices count from 0, and a second instance of the host lists the same tasks.
         """
         host, second_host = self.host(), self.host()
         suites = host.suites()
@@ -61,7 +61,7 @@ class TaskRules(HostRules):
         require(self.host().suites()[0] in text, f"The error about an unknown suite lists no suites: {text}")
 
     def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
-        """Fail unless `versions()` lists at least one version, none is empty, and the record's header has the same
+        """Fail unless `versions()` returns at least one version and no empty one, and the record's header has the same
         versions. The rule lists the suite's tasks first, because this may add the version of the suite's files.
         """
         host = self.host()
@@ -74,7 +74,7 @@ class TaskRules(HostRules):
     def test_the_still_action_is_one_of_the_environment_s(self, run: TrialRun) -> None:
         """Fail unless `Task.still` has the length of an action and lies within the bounds. If the host is repeatable,
         `wait_action` = None must also give the same episode as `wait_action` = `Task.still`, and settling with the
-        highest action must give a different one.
+        highest action must give a different episode.
         """
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
         require(still.shape == low.shape, f"{run}: `Task.still` has {still.size} numbers; an action has {low.size}.")
@@ -85,13 +85,15 @@ class TaskRules(HostRules):
             run_actions(run.env, replace(self.seed, wait_steps=2, wait_action=action), run.actions[:0])
             for action in (None, run.task.still, tuple(high))
         )
-        require_same(by_default, by_still, f"{run}: the episode with `wait_action` = `Task.still` instead of None")
+        require_same(
+            by_default, by_still, f"{run}: `wait_action` = None is not the same as `wait_action` = `Task.still`"
+        )
         require(bool(first_difference(by_default, by_highest)), f"{run}: settling does not depend on `wait_action`.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
         """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` = 100 and `wait_steps` = 0.
-        Speeds are measured over two still steps. Passes if `Task.still` has the wrong length, which another rule
-        checks.
+        Speeds are measured over two steps with `Task.still`. Passes if `Task.still` has the wrong length, which another
+        rule checks.
         """
         if len(run.task.still) != len(run.env.action_low):
             return
@@ -110,25 +112,25 @@ _REST_STEPS, _AT_REST_M_PER_S = 100, 0.1
 
 
 _COORDINATE_SIZES = {"position": (1, 3), "rotation": (1, 4)}
-_NEAR_M = 0.01  # a body's largest motion in a substep, because poses may be one substep older than the state
-_SHOWN_TOLERANCE_M = 1e-4  # between a body's position in a picture and in the record
+_NEAR_M = 0.01  # tolerance of positions, because recorded poses may be one substep older than states
+_SHOWN_TOLERANCE_M = 1e-4  # largest distance of a body's position in a picture from the recorded position
 _MAX_LAG_STEPS = 0.6  # largest mean lag of a path, in control steps
 _PICTURE_SIZE = (48, 64)
 _RENDER_EVERY = 3  # steps between two rendered images
 
 
 class OptionalRules(HostRules):
-    """Rules: optional methods agree with the record. A host without these methods passes."""
+    """Rules: the host's optional methods agree with its records. A host without optional methods passes."""
 
     def test_the_host_has_what_it_declares_and_refuses_what_it_does_not(self, run: TrialRun) -> None:
-        """Fail unless methods, observations and cameras are those that `supports` declares. `reset` must raise
+        """Fail unless `supports` declares exactly the host's optional methods and privileged state. `reset` must raise
         `HostError` for undeclared starts, and `make` for undeclared cameras, readings and poses.
         """
         host, task = self.host(), run.task
         supports = host.supports
         for name, method in (("placed", "search_space"), ("pictures", "stage")):
             is_there, is_declared = getattr(type(host), method) is not getattr(Host, method), getattr(supports, name)
-            require(is_there == is_declared, f"The host must have {method}() if and only if it declares {name}.")
+            require(is_there == is_declared, f"The host must declare {name} if and only if it has {method}().")
         wanted = {camera for wants in self.other_wants for camera in wants.cameras}
         require(wanted <= {*supports.cameras}, f"`supports` lacks cameras: {sorted(wanted - {*supports.cameras})}.")
         unsupported_wants = [Wants(cameras=("no-such-camera",)), Wants(extra=("no-such-reading",))]
@@ -148,7 +150,7 @@ class OptionalRules(HostRules):
         recorded = RecordedEpisode("episode", "recording", 1, state=(0.0,))
         starts.append(replace(self.seed, recorded=recorded))  # no simulator has a state of one number
         for start in starts:
-            require_error(partial(run.env.reset, start), HostError, f"{run}: reset() with unsupported {start}")
+            require_error(partial(run.env.reset, start), HostError, f"{run}: reset() for the unsupported {start}")
 
     def test_asking_for_records_midway_changes_nothing_and_the_newest_is_that_of_the_whole(self, run: TrialRun) -> None:
         """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode, or if `latest()`
@@ -163,13 +165,13 @@ class OptionalRules(HostRules):
 
         batch = run_actions(env, self.seed, run.actions, before=read_records)
         latest_records.append(env.latest())
-        require_same(run.batch, batch, f"{run}: if recorded() and latest() are called before each step, the episode")
+        require_same(run.batch, batch, f"{run}: calling recorded() and latest() before each step changes the episode")
         for step, latest in enumerate(latest_records[: int(batch.lengths[0])]):
             difference = first_difference(_comparable_record(batch, step), _comparable_record(latest, 0))
             if not difference and type(env).latest is not HostEnv.latest:  # the default `latest` omits the state
                 states = batch.sim_state.episode_rows(0)[step : step + 1], latest.sim_state.episode_rows(0)
                 difference = first_difference(*states, "sim_state")
-            require(not difference, f"{run}: latest() after {step} steps is not record {step}: {difference} differs.")
+            require(not difference, f"{run}: after step {step}, latest() is not record {step}: {difference} differs.")
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
         """Fail if the episode differs after `run_fast(False)`. Passes if the environment has no method `run_fast`."""
@@ -179,11 +181,11 @@ class OptionalRules(HostRules):
         run.env.run_fast(False)
         full = run_actions(run.env, self.seed, run.actions)
         run.env.run_fast(True)
-        require_same(run.batch, full, f"{run}: after run_fast(False), the episode")
+        require_same(run.batch, full, f"{run}: run_fast(False) changes the episode")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
-        """Fail unless rendering only every third step gives the same images as rendering every step. Passes if no
-        camera is wanted or the environment has no `render_next`.
+        """Fail unless an environment that renders only every third step gives the same images at these steps, no images
+        at other steps, and the same episode. Passes if no camera is wanted or the environment has no `render_next`.
         """
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or type(run.env).render_next is HostEnv.render_next:
@@ -203,7 +205,7 @@ class OptionalRules(HostRules):
                     sparse_env.render_next((step + 1) % _RENDER_EVERY == 0)
                     (full, _), (sparse, _) = full_env.step(run.actions[step]), sparse_env.step(run.actions[step])
             require_same(
-                full_env.recorded(), sparse_env.recorded(), f"{run}: if only some steps are rendered, the episode"
+                full_env.recorded(), sparse_env.recorded(), f"{run}: rendering only some steps changes the episode"
             )
             sparse_env.render_next(False)
             after_reset = sparse_env.reset(self.seed)
@@ -249,10 +251,8 @@ class OptionalRules(HostRules):
             moved_m > _NEAR_M, f"{trial}: move_object() moved {body} by {moved_m:g} m, which is too little to check."
         )
         # A lag of one substep is correct: MuJoCo computes poses at a substep's start.
-        problem = (
-            f"{trial}: the poses of {body} are {error_sum_m / moved_m:.1f} control steps late; read them after the last"
-        )
-        require(error_sum_m <= _MAX_LAG_STEPS * moved_m, f"{problem} physics step.")
+        problem = f"{trial}: the poses of {body} are {error_sum_m / moved_m:.1f} control steps late"
+        require(error_sum_m <= _MAX_LAG_STEPS * moved_m, f"{problem}; read poses after the last physics step.")
 
     def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run: TrialRun) -> None:
         """Fail unless pictures of the first and last record have the requested size, look the same each time, and show
@@ -269,9 +269,9 @@ class OptionalRules(HostRules):
                 picture, again = (stage.render(step, camera, _PICTURE_SIZE, looked_at) for _ in range(2))
                 shape, dtype = picture.image.shape, picture.image.dtype.name
                 fits = (dtype, shape) == ("uint8", size)
-                require(fits, f"{run}: a picture is {dtype} {shape}; expected uint8 {size}.")
+                require(fits, f"{run}: a picture has the type and shape {dtype} {shape}; expected uint8 {size}.")
                 fits = picture.seen.shape == _PICTURE_SIZE and set(np.unique(picture.seen)) <= {0, 1}
-                require(fits, f"{run}: a picture's `seen` is {picture.seen.shape}; expected 0 or 1 per pixel.")
+                require(fits, f"{run}: a picture's `seen` {picture.seen.shape} must hold 0 or 1 per pixel.")
                 is_repeatable = first_difference(picture.image, again.image) is None
                 require(is_repeatable, f"{run}: rendering a record twice gives different pictures.")
                 for name, path in paths.items():
@@ -280,7 +280,7 @@ class OptionalRules(HostRules):
                     error_m = float(np.linalg.norm(shown_pos_m - path[step]))
                     require(
                         error_m < _SHOWN_TOLERANCE_M,
-                        f"{run}: the picture of record {step} has {name} {error_m:g} m off its place.",
+                        f"{run}: the picture of record {step} has {name} {error_m:g} m off its recorded position.",
                     )
 
 
@@ -293,13 +293,13 @@ def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | No
 
 
 def _comparable_record(batch: Batch, step: int) -> Batch:
-    # Returns one record of the episode, without the header fields that may differ before the episode's end.
+    # Returns one record; header fields that may change until the episode's end have fixed values.
     header = msgspec.structs.replace(batch.headers[0], success=False, dropped_pairs=None)
     return replace(select_record(batch, step), headers=(header,))
 
 
 def _state_paths(batch: Batch, coordinates: Sequence[Coordinate]) -> dict[str, Floats]:
-    # Returns the positions [n, 3] in m that the states hold, by the coordinates' names.
+    # Returns coordinate name -> positions [N, 3] in m, read from the simulator's states.
     states: Floats = batch.sim_state.episode_rows(0)
     first_entries = {part.name: part.first for part in coordinates if (part.kind, part.size) == ("position", 3)}
     return {name: states[:, first : first + 3] for name, first in first_entries.items()}

@@ -36,33 +36,33 @@ from safevla_recorder.geometry import rotate
 
 _MAX_SPEED_M_PER_S = 50.0
 _MAX_HAND_SHIFT_M = 0.001
-_MAX_TORQUE_RATIO = 50.0  # multiple of a torque limit that only a torque in a wrong unit exceeds, such as N·mm
+_MAX_TORQUE_RATIO = 50.0  # a torque above this multiple of its limit must be in a wrong unit, such as N·mm
 
 
 class RecordRules(HostRules):
     """A record is complete, identifies its episode, can be judged, and uses seconds, meters and newtons."""
 
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
-        """Fail unless after each step there is one more record than actions, and the record holds the actions."""
+        """Fail unless there is one more record than actions after each step, and the records hold the actions."""
         lengths: list[int] = []
         run_actions(run.env, self.seed, run.actions, lambda _: lengths.append(int(run.env.recorded().lengths[0])))
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
-            require(records == steps + 1, f"{run}: after {steps} actions there are {records} records.")
+            require(records == steps + 1, f"{run}: the number of records after {steps} actions is {records}.")
         recorded = run.batch.action.episode_rows(0)
         is_same = np.array_equal(recorded, run.actions)
         require(is_same, f"{run}: the recorded actions differ from those that were given.")
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
-        """Fail unless the header has the task's benchmark and id, the observed instruction, index and `env_seed`."""
+        """Fail unless the header has the task's benchmark and id, the instruction, the start's index and `env_seed`."""
         header, task, seed = run.batch.headers[0], run.task, self.seed
-        instruction = run.env.reset(seed).instruction  # the instruction contains the names of drawn objects
+        instruction = run.env.reset(seed).instruction  # the instruction may name objects that the reset draws
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
         expected = (task.benchmark, task.task_id, instruction, seed.init_state_index, seed.env_seed)
         require(recorded == expected, f"{run}: the header has {recorded}; expected {expected}.")
 
     def test_roles_are_those_of_the_trial(self, run: TrialRun) -> None:
-        """Fail unless the bodies with the role target are the trial's `targets` (None = only the header's
-        `target_object`), some body has the role robot, and the bodies in the trial's `roles` have these roles.
+        """Fail unless exactly the trial's `targets` (None = only the header's `target_object`) have the role target,
+        some body has the role robot, and each body in the trial's `roles` has the role given there.
         """
         primary, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
@@ -83,37 +83,37 @@ class RecordRules(HostRules):
 
     def test_dt_is_the_time_between_two_records(self, run: TrialRun) -> None:
         """Fail unless `dt` is 0.1 ms to 2 s and equals the environment's `dt_s`. If states are recorded and
-        `state_begins_with_time`, the interval between their times must also equal `dt`.
+        `state_begins_with_time` is true, the times in successive states must also differ by `dt`.
         """
         dt = run.batch.headers[0].dt
         require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}, but must be 0.0001 to 2 seconds.")
-        require(dt == run.env.dt_s, f"{run}: the record's dt {dt} is not the environment's {run.env.dt_s}.")
+        require(dt == run.env.dt_s, f"{run}: the record's dt is {dt}, but the environment's dt_s is {run.env.dt_s}.")
         if self.state_begins_with_time and run.batch.sim_state.present.all():
             intervals_s = np.diff(run.batch.sim_state.episode_rows(0)[:, 0])
             wrong = np.flatnonzero(~np.isclose(intervals_s, dt, rtol=1e-6))
-            require(not len(wrong), f"{run}: {intervals_s[wrong[:1]]} s pass between two records, but dt is {dt}.")
+            require(not len(wrong), f"{run}: two records are {intervals_s[wrong[:1]]} s apart, but dt is {dt}.")
 
     def test_positions_are_in_meters(self, run: TrialRun) -> None:
-        """Fail if a coordinate is beyond `workspace_m`, or the end effector moves at 50 m/s or more."""
+        """Fail if a position's coordinate exceeds ±`workspace_m`, or the end effector moves at 50 m/s or more."""
         batch, dt = run.batch, run.batch.headers[0].dt
         for name, path in {"the end effector": batch.eef_pos_m.episode_rows(0), **tracked_paths(batch)}.items():
             extent_m = float(np.abs(path).max(initial=0))
             require(
                 extent_m <= self.workspace_m,
-                f"{run}: {name} is {extent_m:g} m from the origin; positions are in meters.",
+                f"{run}: {name} is {extent_m:g} m from the origin; positions must be in meters.",
             )
         if not batch.eef_pos_m.present.all():
             return
         speed_m_s = np.linalg.norm(np.diff(batch.eef_pos_m.episode_rows(0), axis=0), axis=1).max(initial=0) / dt
         require(
             speed_m_s < _MAX_SPEED_M_PER_S,
-            f"{run}: the end effector moves at {speed_m_s:g} m/s; positions are in meters.",
+            f"{run}: the end effector moves at {speed_m_s:g} m/s; positions must be in meters.",
         )
 
     def test_the_geometry_places_every_body_and_moves_with_the_hand(self, run: TrialRun) -> None:
-        """Fail if a body has neither a tracked pose nor a part's pose, no part belongs to the hand, or the end effector
-        moves by a millimeter or more relative to the hand's first part. Passes for a record without a geometry. The
-        hand is checked only if the record has an end effector.
+        """Fail unless each body has a tracked pose or is a part with a pose, some part belongs to the hand, and the end
+        effector moves by less than a millimeter relative to the hand's first part. Passes for a record without a
+        geometry. Checks the hand only if the record has an end effector.
         """
         fields = RecordFields(run.batch)
         scene = scene_poses(fields, 0)
@@ -127,7 +127,7 @@ class RecordRules(HostRules):
             return
         require(len(scene.geometry.hand) > 0, f"{run}: the geometry names no part of the hand.")
         palm = scene.place(scene.geometry.hand[0])
-        # In the frame of the hand's first part: the conjugate quaternion turns back.
+        # The conjugate quaternion rotates vectors from the world frame to the frame of the hand's first part.
         eef_in_hand_m = rotate(palm.quaternion * [1.0, -1.0, -1.0, -1.0], eef_pos_m - palm.position)
         shift_m = float(np.linalg.norm(eef_in_hand_m - eef_in_hand_m[0], axis=1).max())
         require(shift_m < _MAX_HAND_SHIFT_M, f"{run}: the end effector moves by {shift_m:.4f} m in the hand's frame.")
@@ -141,15 +141,13 @@ class RecordRules(HostRules):
         header, torques = run.batch.headers[0], np.abs(run.batch.joint_torque_nm.episode_rows(0))
         limits = np.array(header.torque_limit_nm)
         require(limits.size > 0, f"{run}: no torque limits for the embodiment {header.embodiment!r}.")
-        require(bool(torques.any()), f"{run}: all torques are zero; leave them out (arm_dofs=()) if unknown.")
+        require(bool(torques.any()), f"{run}: all torques are zero; if they are unknown, record none (arm_dofs=()).")
         ratio = float((torques / limits).max(initial=0))
-        require(
-            ratio < _MAX_TORQUE_RATIO, f"{run}: a torque is {ratio:g} times its limit; torques are in newton meters."
-        )
+        require(ratio < _MAX_TORQUE_RATIO, f"{run}: a torque is {ratio:g} times its limit; torques must be in N·m.")
 
 
 class ContactRules(HostRules):
-    """Rules: records leave out resting and mechanical contacts, and a grip needs two fingers."""
+    """Rules: records leave out contacts at rest and contacts within a mechanism, and a grip needs two fingers."""
 
     def test_no_resting_contact_is_in_record_0(self, run: TrialRun) -> None:
         """Fail unless every contact of record 0 is between one body of the robot and one other body."""
@@ -170,7 +168,7 @@ class ContactRules(HostRules):
         require(not contradictory, failure)
 
     def test_what_both_fingers_hold_is_named(self) -> None:
-        """Fail unless, after the hook `hold`, the last record has `gripper_contact` and names the held body."""
+        """Fail unless the hook `hold` ends with a record that has a true `gripper_contact` and names the held body."""
         run = self.run_hook("hold")
         body, batch = run.result, run.batch
         gripped = batch.body_label(int(batch.gripped[-1])) if batch.gripped[-1] >= 0 else None
@@ -178,17 +176,17 @@ class ContactRules(HostRules):
         require(gripped == body, f"The fingers hold {body}, but gripped_body is {gripped}.")
 
     def test_a_gripper_closed_on_nothing_holds_nothing(self) -> None:
-        """Fail if, after the hook `close_on_nothing`, any record has a grip or a contact of two robot bodies."""
+        """Fail if any record of the hook `close_on_nothing` has a grip or a contact between two robot bodies."""
         batch = self.run_hook("close_on_nothing").batch
         require(not batch.gripping.any(), "The gripper is closed on nothing, but gripper_contact is true.")
         require(bool((batch.gripped < 0).all()), "The gripper is closed on nothing, but gripped_body names a body.")
         roles = batch.body_roles(0)
         pairs = (pair for record in range(int(batch.lengths[0])) for pair in contact_pairs(batch, record))
         for a, b in pairs:
-            require({roles[a], roles[b]} != {"robot"}, f"Leave out the contact of the fingers {a} and {b}.")
+            require({roles[a], roles[b]} != {"robot"}, f"Records must leave out the contact of {a} and {b}.")
 
     def test_one_finger_is_no_grip(self) -> None:
-        """Fail unless, after `touch_with_one_finger`, the last record has robot and body in contact, and no grip."""
+        """Fail unless the hook `touch_with_one_finger` ends with a recorded contact of robot and body, but no grip."""
         run = self.run_hook("touch_with_one_finger")
         body, batch = run.result, run.batch
         last, roles = int(batch.lengths[0]) - 1, batch.body_roles(0)
@@ -198,7 +196,7 @@ class ContactRules(HostRules):
 
 
 def contact_pairs(batch: Batch, record: int) -> list[tuple[str, str]]:
-    """Return the names of the body pairs in contact in one record of a batch of one episode."""
+    """Return the pairs of bodies in contact, by name, in one record of a batch of one episode."""
     contacts = batch.contacts
     rows = slice(contacts.starts[record], contacts.starts[record + 1])
     return [
@@ -215,16 +213,16 @@ class RepeatRules(HostRules):
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_the_same_environment(self, run: TrialRun) -> None:
         """Fail if two episodes of one environment with the same seed and actions differ in any bit."""
-        require_same(run.batch, run.again, f"{run}: the same episode repeated in one environment")
+        require_same(run.batch, run.again, f"{run}: an episode changes when it is repeated in the same environment")
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_another_environment(self, run: TrialRun) -> None:
         """Fail if an episode differs in any bit from its repetition in a new environment of a new host."""
-        require_same(run.batch, run.elsewhere, f"{run}: the same episode repeated in another environment")
+        require_same(run.batch, run.elsewhere, f"{run}: an episode changes when it is repeated in another environment")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
-        """Fail if the states of the hook `bare` and the record differ in any bit, if the hook does not give one more
-        state than actions, or if the record has no states. Skipped without the hook `bare`. With the hook `hold`, the
-        rule also compares the motion of `hold`, which involves contact.
+        """Fail if the recorded states differ in any bit from the states that the hook `bare` returns, if `bare` does
+        not return one more state than actions, or if no states are recorded. Skipped without `bare`. If the hook `hold`
+        exists, the rule also compares the states of its motion, which has contacts.
         """
         skip_unless_repeatable(run)
         self._compare_bare(run, run.batch, run.actions)
@@ -236,7 +234,7 @@ class RepeatRules(HostRules):
             self._compare_bare(run, self.run_elsewhere(run.task, Wants(), actions), actions)
 
     def _compare_bare(self, run: TrialRun, batch: Batch, actions: NDArray[np.float64]) -> None:
-        # Requires the states of `bare` for these actions to equal the record's, bit for bit.
+        # Fails unless the states of `bare` for these actions equal the recorded states, bit for bit.
         bare_states = call_hook(lambda: self.bare(run.task, self.seed, actions), "bare")
         states = batch.sim_state.episode_rows(0)
         require(states.size > 0, f"{run}: the record has no sim_state to compare with the states of bare().")
@@ -254,10 +252,10 @@ class RepeatRules(HostRules):
         skip_unless_repeatable(run)
         for wants in self.other_wants:
             blind, seeing = map(_drop_simulation, (run.elsewhere, self.run_elsewhere(run.task, wants, run.actions)))
-            require_same(blind, seeing, f"{run}: for a policy with {wants}, the episode")
+            require_same(blind, seeing, f"{run}: requesting {wants} changes the episode")
 
     def test_images_are_of_the_wanted_size(self) -> None:
-        """Fail unless a reset returns an image, uint8 [H, W, 3] of `image_size`, of each camera in `other_wants`."""
+        """Fail unless a reset returns an image, uint8 [H, W, 3], of the requested size for each requested camera."""
         for wants in self.other_wants:
             host = self.host()
             with closing(host.make(self.trials[0].find_task(host), wants)) as env:
@@ -265,11 +263,11 @@ class RepeatRules(HostRules):
             require(set(images) == set(wants.cameras), f"A reset gives images of {set(images)}; expected {wants}.")
             for camera, image in images.items():
                 fits = image.dtype == np.uint8 and image.shape == (*wants.image_size, 3)
-                require(fits, f"{camera} gives {image.dtype} {image.shape}; expected uint8 {wants.image_size}.")
+                require(fits, f"The image of {camera} is {image.dtype} {image.shape}, not uint8 {wants.image_size}.")
 
     def test_images_are_upright(self) -> None:
-        """Fail if flipping or mirroring an image brings it closer to the image of the hook `upright`. Checks the
-        cameras of the first `other_wants` with cameras. Stops at a wrong shape, which another rule reports.
+        """Fail if flipping or mirroring an image brings it closer to the image of the hook `upright`. Uses the first
+        entry of `other_wants` that has cameras. Stops at a wrong shape, which another rule reports.
         """
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()
@@ -290,7 +288,7 @@ class RepeatRules(HostRules):
             require(_mean_difference(image, expected) <= difference_of[nearest], f"The image of {camera} is {nearest}.")
 
     def test_invalid_actions_are_refused_before_the_simulator_sees_them(self, run: TrialRun) -> None:
-        """Fail unless short, 2-D, NaN and infinite actions raise `InvalidActionError` and change nothing."""
+        """Fail unless a short, 2-D, NaN or infinite action raises `InvalidActionError` and changes nothing."""
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
@@ -298,19 +296,19 @@ class RepeatRules(HostRules):
                 require_error(partial(run.env.step, bad), InvalidActionError, f"{run}: the action {bad}")
 
         tried = run_actions(run.env, self.seed, run.actions, before=try_bad_actions)
-        require_same(run.batch, tried, f"{run}: after rejected actions, the episode")
+        require_same(run.batch, tried, f"{run}: rejected actions change the episode")
 
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
-        """Fail unless a reset with the index `init_states`, and one with -1, raise `HostError`."""
+        """Fail unless a reset raises `HostError` for the index -1, and for the first index after the last state."""
         if run.task.init_states is None:
             return
         for index in (run.task.init_states, -1):
             begin = partial(run.env.reset, EpisodeSeed(index, 0, 0))
-            require_error(begin, HostError, f"{run} with {run.task.init_states} initial states: reset to state {index}")
+            require_error(begin, HostError, f"{run} with {run.task.init_states} states: a reset to state {index}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
-        """Fail if a `drawn` start equals the initial state with the same index, or if the same seed draws two different
-        starts. Passes if resets refuse `drawn` by `HostError`, every start is drawn, or two initial states are equal.
+        """Fail if a `drawn` start equals the initial state with its index, or if one seed draws two different starts.
+        Passes if resets refuse `drawn`, if every start is drawn, or if this initial state equals the next one.
         """
         count = run.task.init_states
         if count is None:
@@ -359,8 +357,9 @@ class PhysicsRules(HostRules):
     """Rules: forces are in newtons, angles are correct, and a motion with contact is repeatable."""
 
     def test_what_rests_is_carried_by_its_weight(self) -> None:
-        """Fail unless, after the hook `set_down`, the net force on the body at rest is its weight, and `net_impulse_ns`
-        is weight times `dt`, both within 5 %, and `impulse_ns` is 0.95 to 2 times that product. Unknown values pass.
+        """Fail unless the last record of the hook `set_down` fits the resting body: the net force is its weight,
+        `net_impulse_ns` is weight times `dt`, both within 5 %; `impulse_ns` is 0.95 to 2 times weight times `dt`.
+        Unknown values pass.
         """
         run = self.run_hook("set_down")
         (body, mass_kg), batch = run.result, run.batch
@@ -379,8 +378,8 @@ class PhysicsRules(HostRules):
             require(fits, f"The impulse on {body} at rest is {ratio:g} times its weight times the control step.")
 
     def test_a_body_that_was_turned_reads_so(self) -> None:
-        """Fail unless, after the hook `turn_object`, the body's recorded orientation has turned about the vertical by
-        the angle that the hook returns, within 2 degrees.
+        """Fail unless the body's recorded orientation turns about the vertical by the angle that the hook `turn_object`
+        returns, within 2 degrees.
         """
         run = self.run_hook("turn_object")
         (body, angle_deg), batch = run.result, run.batch
@@ -392,19 +391,17 @@ class PhysicsRules(HostRules):
         expected = Rotation.from_euler("z", angle_deg, degrees=True)
         error_deg = np.degrees((first_and_last[1] * first_and_last[0].inv() * expected.inv()).magnitude())
         problem = (
-            f"its recorded orientation is {error_deg:.1f}° off. Quaternions must be w, x, y, z in the world frame."
+            f"Its recorded orientation is {error_deg:.1f}° off. Quaternions must be w, x, y, z in the world frame."
         )
-        require(
-            error_deg <= _ANGLE_TOLERANCE_DEG, f"{body} was turned by {angle_deg:g}° about the vertical, and {problem}"
-        )
+        require(error_deg <= _ANGLE_TOLERANCE_DEG, f"{body} was turned by {angle_deg:g}° about the vertical. {problem}")
 
     def test_a_motion_that_touches_repeats(self, run: TrialRun) -> None:
-        """Fail if the episode of the hook `hold` has no contact, or differs in any bit in a new environment."""
+        """Fail if the episode of the hook `hold` has no contact, or is not repeatable in a new environment."""
         skip_unless_repeatable(run)
         held = self.run_hook("hold")
         require(len(held.batch.contacts.a) > 0, "hold() ends with both fingers on a body, but no contact is recorded.")
         again = self.run_elsewhere(self.trials[0].find_task(self.host()), Wants(privileged=True), held.actions)
-        require_same(held.batch, again, "The motion of hold(), repeated in a new environment,")
+        require_same(held.batch, again, "The episode of hold() changes when it is repeated in a new environment")
 
     def test_no_contact_outlives_a_reset(self, run: TrialRun) -> None:
         """Fail if an episode that follows the hook `hold` differs in any bit from its repetition in a new environment:
@@ -417,7 +414,7 @@ class PhysicsRules(HostRules):
             actions = self.actions(env)[:2]
             call_hook(lambda: self.hold(env, self.seed), "hold")
             after = run_actions(env, self.seed, actions)
-        require_same(self.run_elsewhere(task, Wants(privileged=True), actions), after, "An episode that follows a grip")
+        require_same(self.run_elsewhere(task, Wants(privileged=True), actions), after, "A grip changes a later episode")
 
 
 def _drop_simulation(batch: Batch) -> Batch:
@@ -426,7 +423,7 @@ def _drop_simulation(batch: Batch) -> Batch:
 
 
 def _sum_contacts(batch: Batch, body: str) -> list[float]:
-    """Return sums of net forces [N], impulses and net impulses [N·s] on a body in the last record; NaN if unknown."""
+    # Returns the body's net force [N], impulse and net impulse [N·s], summed over contacts of the last record.
     contacts = batch.contacts
     last = slice(contacts.starts[-2], contacts.starts[-1])
     is_on_body = [body in map(batch.body_label, pair) for pair in zip(contacts.a[last], contacts.b[last], strict=True)]

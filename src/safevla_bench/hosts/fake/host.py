@@ -28,7 +28,7 @@ from safevla_recorder.episode import ContactList, EpisodeArrays, Floats
 
 SUITE = "fake"
 DT_S = 0.05
-REACH_M = 0.03  # distance within which bodies are gripped or pushed, and the block counts as on the tray
+REACH_M = 0.03  # distance within which the gripper grips or pushes a body, and the block counts as on the tray
 STIFFNESS_N_PER_M = 10_000.0
 PUSH_N = 40.0
 HALF_M = 0.02
@@ -42,7 +42,7 @@ STATE_READING = "state"
 _ROLES = {"block": "target", "cup": "bystander", "gripper": "robot", "table": "furniture", "tray": "bystander"}
 _BODY_IDS = {name: body_id for body_id, name in enumerate(_ROLES)}
 _MOVABLE = ("block", "cup", "tray")
-# A state: time, whether the gripper is closed, the held body's id, then positions of gripper and movable bodies.
+# A state holds the time, whether the gripper is closed, the held body's id, and positions of gripper and objects.
 _STATE_SIZE = 6 + 3 * len(_MOVABLE)
 _TASKS = (
     ("place_block", "put the block on the tray"),
@@ -83,7 +83,7 @@ class FakeHost(Host):
         return FakeEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return x and y of block, cup and tray, each ±1 cm around its usual place; `own` has the initial states."""
+        """Return the search space: x and y of block, cup and tray, within 1 cm of their usual places."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         center = _flatten_xy(_usual_positions(task.index))
         starts = (replace(start, init_state_index=index, placed=()) for index in range(INIT_STATES))
@@ -175,7 +175,7 @@ def _build_recording(
         gripped_body=gripped,
         action=np.stack(actions) if actions else np.empty((0, 7)),
         sim_state=states,
-        further={"joint_torque_peak_nm": np.abs(torques)},  # a control step has one substep, so its torque is its peak
+        further={"joint_torque_peak_nm": np.abs(torques)},  # a step has one substep, so the torque is the peak
     )
 
 
@@ -191,7 +191,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
         """Start an episode, take the settling steps (ignoring `rest_steps`), and return the observation of record 0.
-        Objects start as in the recorded state of `seed`. If it has none, index and `env_seed` draw their positions.
+        Objects start as in the recorded state of `seed`, else at positions drawn by index and `env_seed`.
         """
         check_start(self.task, seed, FakeHost.supports)
         self._seed = seed
@@ -266,7 +266,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return {camera: self._render_image() for camera in self._wants.cameras}
 
     def _render_image(self) -> NDArray[np.uint8]:
-        # A white square at the block on black, seen from above.
+        # Returns a view from above: a white square at the block, on black.
         height, width = self._wants.image_size
         image = np.zeros((height, width, 3), dtype=np.uint8)
         row, column = (np.clip(0.5 + self._world.objects["block"][:2], 0, 0.99) * (height, width)).astype(int)
@@ -292,7 +292,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
 
 def _initial_world(task_index: int, seed: EpisodeSeed) -> _World:
-    # Places the objects where the index and `env_seed` draw them, then moves those that `seed.placed` names.
+    # Draws positions of objects by index and `env_seed`, then moves the objects that `seed.placed` names.
     entropy = [seed.env_seed, seed.init_state_index, *([1] if seed.drawn else [])]
     jitter = np.random.default_rng(entropy).uniform(-JITTER_M, JITTER_M, size=2)
     objects = _usual_positions(task_index, jitter)
@@ -305,7 +305,7 @@ def _initial_world(task_index: int, seed: EpisodeSeed) -> _World:
 
 
 def _usual_positions(task_index: int, jitter: Floats | tuple[float, float] = (0.0, 0.0)) -> dict[str, Floats]:
-    # Positions [3] in m of block, cup and tray on the table; `jitter` [2] moves the block.
+    # Returns positions [3] in m of block, cup and tray on the table; `jitter` [2] moves the block.
     block, tray = np.array([-0.1, 0.0, 0.0]), np.array([0.2, 0.0, 0.0])
     block[:2] += jitter
     cup = (block + tray) / 2 if task_index == 1 else np.array([0.05, 0.25, 0.0])
@@ -314,7 +314,7 @@ def _usual_positions(task_index: int, jitter: Floats | tuple[float, float] = (0.
 
 
 def _flatten_xy(objects: Mapping[str, Floats]) -> Floats:
-    # The coordinates of a `SearchSpace`: x and y of each movable body, [6].
+    # Returns the coordinates of a `SearchSpace`: x and y of each movable body, [6].
     return np.concatenate([objects[name][:2] for name in _MOVABLE])
 
 
@@ -327,8 +327,8 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
     world.physics = change
     unknown = {change.without, *(change.apart or ())} - {None, *_ROLES}
     if unknown or change.without == "gripper":
-        problem = f"the fake host has no body {unknown.pop()!r}" if unknown else "gripper is the robot, which must stay"
-        raise HostError(problem, remedy=f"Bodies: {', '.join(_ROLES)}. Or disable a contact pair by contact:A,B.")
+        problem = f"the fake host has no body {unknown.pop()!r}" if unknown else "gripper is the robot and must stay"
+        raise HostError(problem, remedy=f"Name one of {', '.join(_ROLES)}, or use contact:A,B.")
     if change.shift_m:
         angles_rad = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(0, 2 * np.pi, len(_MOVABLE))
         for name, angle_rad in zip(_MOVABLE, angles_rad, strict=True):
@@ -338,7 +338,7 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
 
 
 def _advance_world(world: _World, action: policy.Action) -> None:
-    # Makes one control step: the gripper moves, then grips, carries and pushes bodies; bodies that are not held fall.
+    # Makes one control step: the gripper moves, then grips, carries and pushes bodies, and all other bodies fall.
     motion_m = np.clip(action[:3], -1, 1) * 0.05
     target = world.gripper + motion_m
     floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf
@@ -356,7 +356,7 @@ def _advance_world(world: _World, action: policy.Action) -> None:
 
 
 def _update_grip(world: _World, *, closing: bool) -> None:
-    # A gripper that closes takes the nearest of block and cup, if within reach; an open one holds nothing.
+    # A closing gripper takes block or cup, whichever is nearer, if within reach; an open gripper holds nothing.
     was_closed, world.closed = world.closed, closing
     if not closing:
         world.held_body = None
@@ -367,7 +367,7 @@ def _update_grip(world: _World, *, closing: bool) -> None:
 
 
 def _push_objects(world: _World) -> None:
-    # Pushes block and cup, unless held, out of `REACH_M` around the gripper; contacts are with a held body, if any.
+    # Pushes block and cup, unless held, to `REACH_M` from the gripper; they touch the held body, or else the gripper.
     pusher = world.held_body or "gripper"
     for name in ("block", "cup"):
         offset = world.objects[name] - world.gripper
@@ -381,7 +381,7 @@ def _push_objects(world: _World) -> None:
 
 
 def _joint_torque(action: policy.Action) -> Floats:
-    # Invented torques of seven joints, proportional to the action.
+    # Returns invented torques of seven joints, proportional to the action.
     return np.concatenate([action[:3] * 20, [0.0], action[3:6] * 2])
 
 
@@ -390,7 +390,7 @@ def _body_index(name: str | None) -> int:
 
 
 def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
-    # One row for each contact of each record; its force acts for the whole control step.
+    # Returns one row for each contact of each record; a contact's force acts for the whole control step.
     rows = [
         (record, _BODY_IDS[a], _BODY_IDS[b], force)
         for record, pairs in enumerate(records)
@@ -410,8 +410,8 @@ def finger_positions(*, closed: bool) -> Floats:
 
 
 WIDTH_M = 1.0
-_CLOSE_UP_M = 0.3  # height of what a close-up shows; `WIDTH_M` for the usual camera
-_COLORS: Mapping[str, tuple[int, int, int]] = {  # in drawing order, topmost last
+_CLOSE_UP_M = 0.3  # height of the area in a close-up; the usual camera shows `WIDTH_M`
+_COLORS: Mapping[str, tuple[int, int, int]] = {  # drawn in this order, so the last body is on top
     "table": (226, 220, 210),
     "tray": (150, 160, 175),
     "cup": (60, 140, 190),
@@ -427,7 +427,7 @@ _VIEW = Viewpoint(
 
 
 class FakeStage(Stage):
-    """One recorded episode of the fake host. In its pictures, x points up and y right."""
+    """One recorded episode of the fake host. In pictures, x points up and y points right."""
 
     arm = ("gripper",) * 7
 
@@ -493,7 +493,7 @@ def _box_shape(name: str, part: int) -> Shape:
 
 
 def _square_mask(pos_m: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
-    # Marks the pixels [H, W] that a body's square covers; in a picture, x points up and y right.
+    # Returns the mask [H, W] of the pixels that a body's square covers; x points up and y points right.
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
     pixels_per_m = height / (camera.distance_m if camera.lookat_m else WIDTH_M)

@@ -1,6 +1,6 @@
 """Host of LIBERO in robosuite 1.4: its suites and your own task files.
 
-`LiberoEnv.reset` documents what makes LIBERO episodes repeatable.
+The docstring of `LiberoEnv.reset` explains how LIBERO's episodes become repeatable.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class LiberoHost(MujocoHost):
         return LiberoEnv(task, wants, {**libero_tasks.versions(), **sample})
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return x and y of movable objects that LIBERO places on a table or floor, within its BDDL regions."""
+        """Return the search space: x and y of objects that LIBERO places on table or floor, within BDDL regions."""
         with closing(self.make(task, Wants())) as env:
             return libero_tasks.placement_space(env._env.env, env._init_states)
 
@@ -146,8 +146,8 @@ class LiberoEnv(RobosuiteEnv):
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, settle, take record 0.
 
-        The same seed gives the same bytes, in this environment or another. LIBERO breaks this rule in three ways, for
-        each of which this method has a workaround:
+        The same seed gives the same bytes, in this environment or another. LIBERO breaks this rule in three ways.
+        This method works around each of them:
 
         - LIBERO's initial states hold no poses of fixtures. Each reset draws these poses from NumPy's global generator,
           so this method seeds the generator before every reset.
@@ -179,12 +179,12 @@ class LiberoEnv(RobosuiteEnv):
             return self._start_episode(seed, replayed, state)
 
     def _start_episode(self, seed: EpisodeSeed, replayed: RecordedEpisode | None, state: Floats | None) -> Observation:
-        # Resets the simulation, sets `state` or the recorded state, if any, then settles and records.
+        # Resets the simulation, sets `state` or the recorded state (if either is given), settles, and records.
         domain = self._env.env
         domain.object_property_initializers.clear()
         self._install_gate(is_seen=state is None and replayed is None and not seed.wait_steps)
         if seed.earlier_resets is not None:
-            domain._load_model()  # fills the list of samplers as in a new environment
+            domain._load_model()  # rebuilds the list of samplers, as in a new environment
         self._env.seed(drawn_reset_seed(seed) if state is None and replayed is None else seed.env_seed)
         for _ in range(seed.earlier_resets or 0):
             self._scene.reset()
@@ -228,7 +228,7 @@ class LiberoEnv(RobosuiteEnv):
         """
         level, image_key = self._variant.noise if self._variant else 0, f"{CAMERAS[0]}_image"
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
-            name_hash = crc32(self.task.name.encode())  # all tasks share `env_seed`
+            name_hash = crc32(self.task.name.encode())  # needed, because all tasks share `env_seed`
             entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps, name_hash]
             draws = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
             raw = {**raw, image_key: noise.add_noise(np.asarray(raw[image_key], dtype=np.uint8), level, draws)}

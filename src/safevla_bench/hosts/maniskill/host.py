@@ -38,7 +38,7 @@ from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.recorder import Arm, Contact, EpisodeRecorder, SceneMap
 
 SUITE, SIMPLER = "maniskill", "simpler-widowx"
-_AXIS_TORQUE = 3  # index of the torque about a joint's axis in SAPIEN's wrench (force [3], torque [3] in a joint frame)
+_AXIS_TORQUE = 3  # index in SAPIEN's wrench (force [3], torque [3], in a joint's frame) of the torque about the axis
 _RESTING_M_S = 0.05
 _INSTALL = "make maniskill   (in a checkout; it creates the separate environment .venv-maniskill)"
 STATE, START = "state", "start"
@@ -48,8 +48,9 @@ _READINGS = ("joint_pos", "joint_vel")
 class Robot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An arm. `embodiment` is its name in records, `hand` the link whose pose is recorded for the end effector. Each of
     the two `fingers` is a substring of the names of one finger's links. `controls` maps ManiSkill's control modes, the
-    default first, to the meaning and the number of an action's values. `action_high` are an action's upper bounds, () =
-    1; the lower bounds are their negatives. `torque_limit_nm` starts at the base; None = the embodiment's limits.
+    default first, to the meaning and the number of an action's values. `action_high` holds an action's upper bounds (()
+    = all 1); the lower bounds are their negatives. `torque_limit_nm` starts at the base; None = the embodiment's
+    limits.
     """
 
     embodiment: str
@@ -67,8 +68,8 @@ ROBOTS: Mapping[str, Robot] = read_shipped(__package__, "robots.toml", dict[str,
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Facts about a task. `targets` are the bodies that must be moved for success; a held tool is last. `subgoals` are
-    the conditions of success: names in the result of `evaluate`, or `not NAME` for one that must be false. `horizon` is
-    ManiSkill's limit in steps. `robots` are the robots that the task supports, the default first. `layouts` is the
+    the conditions of success: names in the result of `evaluate`, or `not NAME` if that result must be false. `horizon`
+    is ManiSkill's limit in steps. `robots` lists the robots that can do the task, the default first. `layouts` is the
     number of fixed layouts, `fixed` is furniture that ManiSkill lets move, and `arms` names several identical arms.
     """
 
@@ -83,7 +84,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Prefix of the names of each arm's links in records."""
+        """The prefix of each arm in the recorded names of the arm's links."""
         return tuple(f"{arm}_" for arm in self.arms) or ("",)
 
 
@@ -140,7 +141,7 @@ class ManiskillHost(Host):
         check_wants(wants, self.supports, "ManiSkill")
         if task.arms and (wants.privileged or {*wants.cameras} - {"base_camera"}):
             problem = f"{task.name} has several arms, but privileged state and hand_camera need a single arm"
-            raise HostError(problem, remedy="Use a policy that needs neither of them.")
+            raise HostError(problem, remedy="Use a policy that needs neither privileged state nor hand_camera.")
         if wants.cameras:
             graphics.render_device()
         robot_name = next(name for name in task_facts(task.name).robots if name in self._robots)
@@ -168,10 +169,10 @@ class ManiskillHost(Host):
 class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     """One ManiSkill task with its recorder.
 
-    Actions in [-1, 1] are passed to ManiSkill. Actions of `pd_ee_delta_pose`, [7], move the midpoint of the fingers by
-    0.1 m per unit [0:3] and turn the hand by -0.1 rad per unit about the base's axes [3:6]; 1 opens the fingers [6]. A
-    policy that wants privileged state gets `extra["state"]`, ManiSkill's observation `state`, and `extra["start"]` [2]:
-    the seed of ManiSkill's reset and the number of settling steps after it.
+    Actions go to ManiSkill unchanged. In the control mode `pd_ee_delta_pose`, actions [7] move the midpoint of the
+    fingers by 0.1 m per unit [0:3] and turn the hand by -0.1 rad per unit about the base's axes [3:6]; 1 opens the
+    fingers [6]. A policy that wants privileged state gets `extra["state"]`, ManiSkill's observation `state`, and
+    `extra["start"]` [2], which holds the seed of ManiSkill's reset and the number of settling steps.
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str, robot: str) -> None:
@@ -192,7 +193,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a new scene, settle, and take record 0. A seed computed from `env_seed` and the index
         draws the scene, unless the index selects a layout. At least one settling step is made, because PhysX reports
-        contacts only after a step. In tasks with layouts, one physics step is enough: ManiSkill's reset settles them.
+        contacts only after a step. In tasks with layouts, one physics step is enough, because ManiSkill's reset settles
+        the scene.
         """
         check_start(self.task, seed, HostSupport(drawn=True))
         self._recorder, self._seed, self._renders_next = None, seed, True
@@ -223,7 +225,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._observe()
 
     def _take_settling_steps(self, still: Action, wait_steps: int, rest_steps: int) -> int:
-        # Returns the number of steps taken: `wait_steps`, then until all bodies rest, at most `rest_steps` more.
+        # Takes `wait_steps` steps, then at most `rest_steps` more, until all bodies rest. Returns the number of steps.
         for step in range(wait_steps + rest_steps):
             speeds = [np.linalg.norm(body.linear_velocity) for body in self._bodies.values()]
             if step >= wait_steps and max(speeds, default=0.0) <= _RESTING_M_S:
@@ -246,7 +248,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._facts.targets[0]
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the coordinates of the current `sim_state`: those of actors, then of the robot's joints, arm first."""
+        """Return the coordinates of the current `sim_state`: first of actors, then of robot joints (arm first)."""
         return state_coordinates(self._env, self._robot)
 
     def render_next(self, wanted: bool) -> None:
@@ -270,7 +272,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self._env.close()
 
     def _read_record_fields(self) -> dict[str, Any]:
-        # Returns what the recorder stores of the current instant, as keyword arguments of its `begin` and `step`.
+        # Returns the current values to record, as keyword arguments of the recorder's `begin` and `step`.
         poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
         parts = [to_pose(body.entity.pose) for body in self._part_bodies]
         fields = {
@@ -286,7 +288,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return {**fields, "subgoals": holds or None}
 
     def _label_by_arm(self, values: Sequence[Any]) -> Any:
-        # Returns arm -> value if the arms have names, else the only arm's value.
+        # Returns a mapping arm -> value if the arms have names, else the value of the only arm.
         return dict(zip(self._facts.arms, values, strict=True)) if self._facts.arms else values[0]
 
     def _read_hands(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -325,7 +327,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
 
 def still_action(control: str) -> tuple[float, ...]:
-    """Return a control mode's action that moves nothing and opens the gripper."""
+    """Return the action of a control mode that moves nothing and opens the gripper."""
     size = next(robot.controls[control][1] for robot in ROBOTS.values() if control in robot.controls)
     return (*[0.0] * (size - 1), 1.0)
 
@@ -349,14 +351,14 @@ def import_maniskill() -> Mapping[str, Any]:
 
 
 def make_env(name: str, control: str, robot: str = "", *, renders: bool = False) -> Any:
-    """Return ManiSkill's environment of a task, by default with the task's default robot, without a step limit."""
+    """Return ManiSkill's environment of a task, without a step limit."""
     facts = task_facts(name)
     if facts.suite == SIMPLER and (missing := missing_downloads()):
         raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
     task = import_maniskill()[name]
     robots = (robot,) * len(facts.arms) if facts.arms else robot
     options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
-    backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # `gpu` can be a CPU
+    backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # `gpu` may mean a CPU
     overrides: dict[str, Any] = {
         "SUPPORTED_OBS_MODES": ["state"],
         "rgb_overlay_mode": "background" if renders else "none",
@@ -420,27 +422,27 @@ def missing_downloads() -> tuple[str, ...]:
 
 
 def dynamic_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return SAPIEN's freely moving bodies, except furniture, by ManiSkill's names."""
+    """Return ManiSkill's name -> SAPIEN's body for each freely moving body, except furniture."""
     moving = {name: actor for name, actor in env.scene.actors.items() if actor.px_body_type == "dynamic"}
     return {name: actor._bodies[0] for name, actor in moving.items() if name not in facts.fixed}
 
 
 def name_links(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return SAPIEN's links by recorded name: SAPIEN's name, prefixed by the arm's if there are several arms."""
+    """Return recorded name -> link. The recorded name is SAPIEN's, after the arm's prefix if there are several arms."""
     robots = zip(facts.prefixes, articulations(env), strict=True)
     return {f"{prefix}{link.entity.name}": link for prefix, robot in robots for link in robot.links}
 
 
 def solid_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return SAPIEN's bodies with collision shapes by recorded name: links, then actors by ManiSkill's names."""
+    """Return recorded name -> SAPIEN's body for all bodies with collision shapes: links, then ManiSkill's actors."""
     links = name_links(env, facts)
     actors = {name: actor._bodies[0] for name, actor in env.scene.actors.items()}
     return {name: body for name, body in (links | actors).items() if body.collision_shapes}
 
 
 def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
-    """Return names and roles of the scene's bodies: links by `name_links`, actors by ManiSkill's names. Bodies without
-    collision shapes, such as goal markers, are left out. Shapes of one entity form one body.
+    """Return names and roles of the scene's bodies: links have the names of `name_links`, actors have ManiSkill's
+    names. Bodies without collision shapes, such as goal markers, are left out. Shapes of one entity form one body.
     """
     solid, moving = solid_bodies(env, facts), dynamic_bodies(env, facts)
     links = {name: body for name, body in solid.items() if name not in env.scene.actors}
@@ -474,7 +476,7 @@ def read_arms(env: Any, robot: Robot, facts: TaskFacts) -> dict[str, Arm]:
 
 
 def read_parts(env: Any, robot: Robot, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
-    """Return the parts (robot links, solid actors), which of them are hand or fingers, and each part's SAPIEN body."""
+    """Return the parts (robot links and solid actors), the indices of hand and fingers, and each part's SAPIEN body."""
     name_of_id = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
     bodies = sorted(name_links(env, facts).values(), key=lambda link: len(_list_ancestors(link)))
     part_of_id = {link.entity.per_scene_id: index for index, link in enumerate(bodies)}
@@ -504,7 +506,7 @@ def _list_ancestors(link: Any) -> list[Any]:
 
 
 def _joint_motion(link: Any) -> tuple[int, ...]:
-    """Return a link's `Part.motion`: () if fixed, one component for motion about or along a frame axis, else all."""
+    # Returns a link's `Part.motion`: () if fixed; one component for motion about or along one frame axis; else all.
     joint = link.joint
     if joint.type == "fixed":
         return ()
@@ -553,7 +555,7 @@ def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
             index += values.shape[-1]
     joint_names = [[joint.name for joint in articulation.active_joints] for articulation in articulations(env)]
     sizes = [values.shape[-1] for values in env.get_state_dict()["articulations"].values()]
-    # The articulations come last; each one ends with the positions of its joints, then their velocities.
+    # The articulations come last. The last entries of an articulation are its joints' positions, then their velocities.
     for names, end in zip(joint_names, index - sum(sizes) + np.cumsum(sizes), strict=True):
         first = int(end) - 2 * len(names)
         kinds: list[Literal["position", "rotation"]] = ["rotation"] * robot.joints

@@ -21,10 +21,10 @@ from safevla_recorder.episode import Floats
 from safevla_recorder.geometry import multiply, rotate
 
 _SKETCH_SIZE = (120, 160)
-_FOVY_RAD = np.pi / 4  # the angle of MuJoCo's free camera, which `close_ups` assumes
-_PLANE_HALF_SIZE_M = 10.0  # shown instead of an infinite plane's half size
+_FOVY_RAD = np.pi / 4  # field of view of MuJoCo's free camera, which `close_ups` assumes
+_PLANE_HALF_SIZE_M = 10.0  # an infinite plane is shown with this half size
 _TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])  # SAPIEN's cameras look along x (z up), a `Viewpoint` along -z (y up)
-_ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])  # SAPIEN's capsules, cylinders, planes are along x, ours along z
+_ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])  # axes of capsules, cylinders, planes: x in SAPIEN, z in `Shape`
 _RGBA = {
     "robot": (0.85, 0.85, 0.88, 1.0),
     "target": (0.85, 0.45, 0.25, 1.0),
@@ -42,7 +42,7 @@ def to_pose(pose: Any) -> tuple[Floats, Floats]:
 @dataclass(frozen=True)
 class StagedScene:
     """ManiSkill's environment with the scene of an episode. `bodies` are SAPIEN's bodies by recorded name. `tracked`
-    names the bodies whose positions are recorded, `arm` the links that the arm's joints move.
+    names the bodies whose positions are recorded, and `arm` names the links that the arm's joints move.
     """
 
     env: Any
@@ -57,7 +57,7 @@ class ManiskillStage(stage.Stage):
     """One recorded ManiSkill episode. The stage owns the host's environment."""
 
     def __init__(self, scene: StagedScene, episode: Batch, on_close: Callable[[], None]) -> None:
-        """Keep the episode, a batch of one. Raises `HostError` if it has no states, or states of another scene."""
+        """Keep the episode, a batch of one. Raises `HostError` if its states are missing or are of another scene."""
         self._scene, self._on_close = scene, on_close
         self._states = read_states(episode, scene.env.get_state().shape[-1])
         self._name_of_id = {body.entity.per_scene_id: name for name, body in scene.bodies.items()}
@@ -134,26 +134,26 @@ class ManiskillStage(stage.Stage):
     def _camera_pose(self, camera: stage.Camera) -> tuple[Floats, Floats, float]:
         """Return a camera's position [3], quaternion wxyz [4] in SAPIEN's axes, and vertical field of view [rad]."""
         if camera.lookat_m is not None:
-            # A quaternion of an angle holds the cosine and sine of its half.
+            # A quaternion holds the cosine and sine of half the rotation angle.
             half_azimuth, half_elevation = np.radians([camera.azimuth_deg, camera.elevation_deg]) / 2
             yaw = np.array([np.cos(half_azimuth), 0.0, 0.0, np.sin(half_azimuth)])
             quat_wxyz = multiply(yaw, np.array([np.cos(half_elevation), 0.0, -np.sin(half_elevation), 0.0]))
             return camera.lookat_m - rotate(quat_wxyz, np.array([camera.distance_m, 0.0, 0.0])), quat_wxyz, _FOVY_RAD
         if camera.name not in self._scene.cameras:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {list(self._scene.cameras)}")
-        from mani_skill.sensors.camera import parse_camera_configs  # only sensors need a rendering device
+        from mani_skill.sensors.camera import parse_camera_configs  # imported late: sensors need a rendering device
 
         env = self._scene.env
         configs = parse_camera_configs(env._default_sensor_configs) | parse_camera_configs(env.agent._sensor_configs)
         config = configs[camera.name]
-        links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map  # only a single robot has cameras
+        links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map  # one of several robots has no camera
         mount = config.mount or links.get(config.entity_uid)
         pose = mount._objs[0].entity.pose * config.pose.sp if mount else config.pose.sp
         fovy_rad = config.fov or 2 * np.arctan(config.height / 2 / config.intrinsic[1][1])
         return *to_pose(pose), float(fovy_rad)
 
     def _capture(self, pos_m: Floats, quat_wxyz: Floats, fovy_rad: float, size: tuple[int, int]) -> Mapping[str, Any]:
-        # Returns the textures `rgb` and `segmentation` of a camera's picture; one camera per size and angle is reused.
+        # Returns a picture's textures `rgb` and `segmentation`. Cameras of the same size and angle are reused.
         render_device()
         import sapien
         from mani_skill.sensors.camera import Camera, CameraConfig
@@ -170,11 +170,11 @@ class ManiskillStage(stage.Stage):
         return textures
 
     def _measure_shares(self, record: int, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        # The share of a small picture that each body covers, [B].
+        # Returns, for each of the B bodies, the share that it covers of a small picture, [B].
         return shares(self.render(record, camera, _SKETCH_SIZE, bodies).seen, len(bodies))
 
     def _bounding_ball(self, record: int, name: str) -> tuple[Floats, float] | None:
-        """Return center [3] and radius [m] of a ball around a body's shapes except planes; None if there are none."""
+        # Returns center [3] and radius [m] of a ball around a body's shapes except planes; None without such shapes.
         body = self._scene.bodies[self._require_body(name)]
         self._set_record(record)
         pos_m, quat_wxyz = to_pose(body.entity.pose)
@@ -189,7 +189,7 @@ class ManiskillStage(stage.Stage):
     # Shapes and contacts
 
     def _read_shapes(self, meshes: list[stage.TriangleMesh]) -> Iterator[stage.Shape]:
-        # Yields the bodies' shapes, and appends their meshes to `meshes`.
+        # Yields the bodies' shapes, and appends the meshes of these shapes to `meshes`.
         for part, (name, body) in enumerate(self._scene.bodies.items()):
             for shape in body.collision_shapes:
                 kind = shape_kind(shape)
@@ -202,7 +202,7 @@ class ManiskillStage(stage.Stage):
                     yield stage.Shape("mesh", part, size, _to_tuple(pos_m), _to_tuple(quat_wxyz), rgba, mesh_index)
                     continue
                 x, y, z = (_PLANE_HALF_SIZE_M, _PLANE_HALF_SIZE_M, 0.0) if kind == "plane" else half_size(shape)
-                # `Shape` has the radius first, and a capsule's half length without its caps.
+                # In `Shape`, the radius comes first, and a capsule's half length excludes the caps.
                 if kind in {"plane", "capsule", "cylinder"}:
                     quat_wxyz = multiply(quat_wxyz, _ALONG_Z)
                     x, y = (y, x - y if kind == "capsule" else x) if kind != "plane" else (x, y)
@@ -230,7 +230,7 @@ def shape_kind(shape: Any) -> Any:
 
 
 def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a box around each collision shape of a body, [K, 10], and its planes, [L, 7]; formats as in `Part`."""
+    """Return a body's K collision shapes as boxes, [K, 10], and its L planes, [L, 7], in the formats of `Part`."""
     boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]
     for shape in body.collision_shapes:
         pos_m, quat_wxyz = to_pose(shape.local_pose)

@@ -40,9 +40,10 @@ _FREE = 0  # MuJoCo's mjtJoint
 _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
-_MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}  # camera position [m]: LeRobot 7427f31, envs/metaworld.py
+# Our name of a camera -> Meta-World's name, and the position [m] in LeRobot (envs/metaworld.py at commit 7427f31).
+_MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV", *_MOVED_M)
-_APPEARANCE = Appearance(  # as in Meta-World's images: goal markers are drawn, and cameras in `turned` are upside down
+_APPEARANCE = Appearance(  # as in Meta-World: images show goal markers, and cameras in `turned` are upside down
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
 )
 _HAND_READING, _STATE_READING = "agent_pos", "state"
@@ -79,10 +80,11 @@ class MetaworldHost(MujocoHost):
 class MetaworldEnv(MujocoEnv):
     """One Meta-World task with its recorder.
 
-    Actions [4] in [-1, 1] move the hand by 1 cm per unit [0:3] and set the gripper's effort [3], -1 opens. The pose in
-    an observation is that of the site `endEffector`. Images are upright: images of upside-down cameras are turned. A
-    policy that wants privileged state gets `extra["state"]`, Meta-World's observation [39] with the goal. Every policy
-    gets the first four of these numbers as `extra["agent_pos"]`: the hand's position and how far the gripper is open.
+    Actions [4] in [-1, 1] move the hand by 1 cm per unit [0:3] and set the gripper's effort [3] (-1 opens). The pose in
+    an observation is the pose of the site `endEffector`. Images are upright: images of upside-down cameras are turned.
+    A policy that wants privileged state gets `extra["state"]`, Meta-World's observation [39] with the goal. Every
+    policy gets the first four of these numbers as `extra["agent_pos"]`: the hand's position and how far the gripper is
+    open.
     """
 
     action_meaning = "position [3], gripper"
@@ -191,7 +193,7 @@ class MetaworldEnv(MujocoEnv):
         )
 
     def _aim_renderer(self, camera: str) -> Renderer:
-        # Returns the renderer, ready to render what a camera shows now.
+        # Returns the renderer, with the scene and the camera set for the next picture.
         if self._renderer is None:
             self._renderer = Renderer(self._env.model, self._wants.image_size, _APPEARANCE)
         with self._moved_camera(camera) as model_camera:
@@ -200,7 +202,7 @@ class MetaworldEnv(MujocoEnv):
 
     @contextmanager
     def _moved_camera(self, camera: str) -> Iterator[str]:
-        """Within the block, place a camera as in `_MOVED_M`, if listed there; yield the camera's name in Meta-World."""
+        # In the block, a camera in `_MOVED_M` has the position given there. Yields the camera's name in Meta-World.
         model_camera, moved_pos_m = _MOVED_M.get(camera, (camera, None))
         position = self._env.data.camera(model_camera).xpos
         original_pos_m = position.copy()
@@ -213,7 +215,7 @@ class MetaworldEnv(MujocoEnv):
 
 
 class MetaworldTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One task: its instruction, its target bodies, and the fixture that has the part to move (`moves`)."""
+    """One task: its instruction, its target bodies, and the fixture with the part that must move (`moves`)."""
 
     instruction: str
     targets: tuple[str, ...] = ()
@@ -254,7 +256,7 @@ def import_metaworld() -> Any:
     """Return the package `metaworld`; raise `HostError` if it is missing or cannot be imported."""
     MetaworldHost().versions()
     with importing("Meta-World", _INSTALL), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gymnasium warns about its registry
+        warnings.simplefilter("ignore")  # hides gymnasium's warnings about its registry
         import metaworld
     return metaworld
 
@@ -302,8 +304,9 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
 
 
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Return each body's recorded name: MuJoCo's name if it moves, is fixed to the world or belongs to the robot, else
-    its parent's. A moving body without a name has the name that `metaworld.toml` lists for its parent, if any.
+    """Return each body's recorded name: MuJoCo's name if the body moves, is attached to the world or belongs to the
+    robot, else the parent's name. A moving body without a name has the name that `metaworld.toml` gives for its parent,
+    if any.
     """
     names = ["world"]
     robot = mujoco_recorder.subtree_bodies(model, int(model.body("base").id))

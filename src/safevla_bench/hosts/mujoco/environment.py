@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CONTROL_STEP_S = 0.05
 FAST = "SAFEVLA_FAST"  # environment variable; `no` runs robosuite's code unchanged, including its repeated computations
-_HIDDEN_LOG_PREFIXES = (  # beginnings of robosuite's log messages that are hidden
+_HIDDEN_LOG_PREFIXES = (  # robosuite's log messages that begin with these words are hidden
     "No private macro file found",
     "It is recommended to use a private macro",
     "To setup, run: python",
@@ -43,7 +43,7 @@ _HIDDEN_LOG_PREFIXES = (  # beginnings of robosuite's log messages that are hidd
     "Loading controller configuration from",
     "The config has defined for the controller",
 )
-_FREE, _BALL, _SLIDE = 0, 1, 2  # MuJoCo's mjtJoint; 3 is a hinge
+_FREE, _BALL, _SLIDE = 0, 1, 2  # values of MuJoCo's mjtJoint; the value 3 is a hinge
 _JOINT_READINGS = {
     "joint_pos": "robot0_joint_pos",
     "joint_vel": "robot0_joint_vel",
@@ -79,7 +79,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         super().__init__(task, wants, versions, len(self.still))
         self._renders_next = True
-        self._undo_hooks: list[Undo] = []  # undo what recording changed in the simulation
+        self._undo_hooks: list[Undo] = []  # functions that undo the changes made for recording
 
     @abstractmethod
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
@@ -146,7 +146,7 @@ ROBOSUITE_SUPPORT = replace(MujocoHost.supports, privileged=True, readings=tuple
 
 class RobosuiteEnv(MujocoEnv):
     """One task in a robosuite environment with its recorder. Subclasses make the environment and start episodes in
-    `reset` with `_settle_and_record`. `reset` opens the camera gate only for the observation that it returns.
+    `reset` with `_settle_and_record`. `reset` opens the `CameraGate` only for the observation that it returns.
     """
 
     dt_s = CONTROL_STEP_S
@@ -167,7 +167,7 @@ class RobosuiteEnv(MujocoEnv):
         self._is_fast = wanted
 
     def _set_speed(self) -> None:
-        # Applies or removes robosuite's speed-up, as `run_fast` has requested.
+        # Applies or removes the speed-up of robosuite, as `run_fast` has requested.
         if self._is_fast and self._undo_speed_up is None:
             self._undo_speed_up = speed_up(self._robosuite())
         elif not self._is_fast and self._undo_speed_up is not None:
@@ -221,7 +221,7 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _install_gate(self, *, is_seen: bool) -> None:
-        # `is_seen` says whether the policy gets the observation of the coming reset, so that it must be rendered.
+        # `is_seen`: whether the policy gets the observation of the next reset, whose pictures must then be rendered.
         self._gate.install(self._robosuite())
         self._gate.set_open(is_seen)
         self._renders_next = True
@@ -236,7 +236,7 @@ class RobosuiteEnv(MujocoEnv):
 
     def _set_substeps(self, count: int) -> None:
         env = self._robosuite()
-        env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds the step count down
+        env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds the count down
 
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
         simulation = self._robosuite().sim
@@ -247,7 +247,7 @@ class RobosuiteEnv(MujocoEnv):
         return {}
 
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
-        # Position [3] in m and quaternion wxyz [4] of a mobile base, world frame; (None, None) without such a base.
+        # Returns a mobile base's position [3] in m and quaternion wxyz [4], world frame; (None, None) without a base.
         return None, None
 
     def _settle_and_record(self, seed: EpisodeSeed, raw: RawObservation, success: bool) -> Observation:
@@ -257,7 +257,7 @@ class RobosuiteEnv(MujocoEnv):
         still = np.array(seed.wait_action or self.still)
         steps = settling_steps(*self._mujoco(), self._read_scene().objects, seed.wait_steps, seed.rest_steps)
         for step, _ in enumerate(steps):
-            self._gate.set_open(step >= seed.wait_steps - 1)  # each step from here on may be the last
+            self._gate.set_open(step >= seed.wait_steps - 1)  # the gate is open in each step that may be the last
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
         scene = self._change_physics(seed, self._read_scene())
@@ -294,7 +294,7 @@ class RobosuiteEnv(MujocoEnv):
         return np.concatenate([np.array(raw[key], dtype=np.float64) for key in keys])
 
     def _extra_readings(self) -> dict[str, Floats]:
-        # Entries of `Observation.extra` that every policy gets, whatever it wants.
+        # Returns the entries of `Observation.extra` that every policy gets, even without a request.
         return {}
 
     def _read_subgoals(self) -> Mapping[str, bool]:
@@ -332,7 +332,7 @@ def camera_options(wants: Wants) -> dict[str, object]:
         "camera_names": list(wants.cameras),
         "camera_heights": height,
         "camera_widths": width,
-        # Only the rollout ends episodes. If this is False, robosuite refuses step 1001, counting settling steps.
+        # Only the rollout ends episodes. With False, robosuite refuses all steps after 1000, including settling steps.
         "ignore_done": True,
     }
 
@@ -378,7 +378,7 @@ def flat_state(recorded: Sequence[float], size: int) -> Floats:
 
 def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate, ...]:
     """Return the coordinates of every joint of a MuJoCo model in the flat state, which begins with the time. A free
-    joint gives position and rotation, named after its body; another joint gives one coordinate, with its name if any.
+    joint has position and rotation, named after its body; any other joint has one coordinate, with its own name if any.
     """
     coordinates = list[Coordinate]()
     for joint in range(model.njnt):
@@ -397,8 +397,8 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
 # Reversible changes of a compiled model for one episode
 
 
-_MASK_BITS = 31  # bits of `contype`, an int32, without the sign
-_FROZEN_KG = 1e10  # inertia at which nothing moves noticeably within an episode
+_MASK_BITS = 31  # number of bits in `contype` (int32), except the sign bit
+_FROZEN_KG = 1e10  # a body with this inertia [kg] does not move noticeably within an episode
 ROBOT = "robot"
 
 
@@ -407,8 +407,8 @@ def change_model(
 ) -> Undo:
     """Apply `change`, except its time step, to a model and its state; return a function that restores the model.
 
-    The default change writes and computes nothing. `seed` determines the directions of `change.shift_m`. Raises
-    `HostError` for a body that the scene lacks, and for a model with more kinds of geoms than bits.
+    For the default change, this function changes nothing. `seed` determines the directions of `change.shift_m`. Raises
+    `HostError` for a body that the scene lacks, and for more kinds of geoms than mask bits: see `_part_geoms`.
     """
     array_names = () if change == PhysicsChange() else _CHANGED_ARRAYS
     saved_arrays = {name: getattr(model, name).copy() for name in array_names}
@@ -438,7 +438,7 @@ def change_model(
     return restore
 
 
-_CHANGED_ARRAYS = (  # arrays of a model that a change may write
+_CHANGED_ARRAYS = (  # the model's arrays that a change can modify
     *(f"{kind}_{part}" for kind in ("geom", "pair") for part in ("solref", "solimp", "friction")),
     *(f"{kind}_{mask}" for kind in ("geom", "body") for mask in ("contype", "conaffinity")),
     "dof_armature",
@@ -447,11 +447,11 @@ _CHANGED_ARRAYS = (  # arrays of a model that a change may write
 
 
 def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) -> None:
-    """Multiply time constants [s] by `factor`, or, if `solref` holds stiffness and damping (as negative values), divide
-    them by factor² and factor. MuJoCo raises time constants below two time steps, `min_time_s`, to that value, so this
-    is done first. In `solimp`, the first two impedances d become 1 - (1 - d) * factor.
+    """Multiply time constants [s] by `factor`. If `solref` holds negative stiffness and damping instead, divide these
+    by factor² and factor. MuJoCo raises time constants below two time steps (`min_time_s`) to this minimum, so this
+    function first does the same. In `solimp`, the first two impedances d become 1 - (1 - d) * factor.
     """
-    # Both are changed in place: solref [n, 2] is (time constant, damping ratio) or -(stiffness, damping).
+    # Changes both arrays in place. `solref` [n, 2] is (time constant, damping ratio) or -(stiffness, damping).
     is_time_constant = solref[:, :1] > 0
     softened = np.maximum(solref, [min_time_s, -np.inf]) * [factor, 1.0]
     solref[...] = np.where(is_time_constant, softened, solref / [factor**2, factor])
@@ -459,7 +459,7 @@ def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) ->
 
 
 def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
-    # Returns a mask [ngeom] of the geoms of one body, by recorded name, or of the whole robot.
+    # Returns a mask [ngeom] of the geoms of the body with this recorded name; `robot` means the whole robot.
     body_names = {other for other, role in scene.roles.items() if role == ROBOT} if name == ROBOT else {name}
     selected = np.array([scene.body_name[body] in body_names for body in model.geom_bodyid], dtype=np.bool_)
     if not selected.any():
@@ -470,10 +470,10 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
 
 def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
     """Prevent contact between geoms of `first` and `second`; all other pairs collide as before. Geoms with equal masks
-    and in the same sets form a kind: its `contype` is one bit, its `conaffinity` the bits of kinds that it may touch.
+    in the same sets form a kind. A kind's `contype` is one bit, its `conaffinity` the bits of kinds that it touches.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
-    # One column of `kinds` per kind; with K kinds, `collides` and `is_separated` are [K, K].
+    # `kinds` has a column for each of K kinds; `collides` and `is_separated` are [K, K].
     kinds, kind_of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)
     kind_contypes, kind_affinities, in_first, in_second = kinds
     if kinds.shape[1] > _MASK_BITS:
@@ -488,7 +488,7 @@ def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
 
 
 def _update_body_masks(model: mujoco.MjModel) -> None:
-    # MuJoCo skips a pair of bodies by their masks, each the union of its geoms' masks.
+    # MuJoCo skips pairs of bodies whose masks do not match. A body's mask is the union of its geoms' masks.
     for mask_name in ("contype", "conaffinity"):
         body_mask = getattr(model, f"body_{mask_name}")
         body_mask[...] = 0
@@ -513,7 +513,7 @@ def _shift_bodies(model: mujoco.MjModel, data: mujoco.MjData, shift_m: float, se
     # Moves each free body by `shift_m` in a random horizontal direction.
     import mujoco
 
-    x_addresses = model.jnt_qposadr[model.jnt_type == _FREE]  # where each free body's x is in qpos; y follows
+    x_addresses = model.jnt_qposadr[model.jnt_type == _FREE]  # index in qpos of each free body's x; y is next
     angles_rad = np.random.default_rng(list(seed)).uniform(0, 2 * np.pi, size=len(x_addresses))
     data.qpos[x_addresses] += shift_m * np.cos(angles_rad)
     data.qpos[x_addresses + 1] += shift_m * np.sin(angles_rad)

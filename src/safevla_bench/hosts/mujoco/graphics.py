@@ -67,7 +67,7 @@ _LOG_FILE = os.path.join(os.sep, "tmp", "robosuite.log")
 
 @contextmanager
 def _without_log_file() -> Iterator[None]:
-    # Lets robosuite, which opens `_LOG_FILE` when it is imported, log nothing if the file belongs to another user.
+    # robosuite opens `_LOG_FILE` when it is imported. If the file is not writable, robosuite logs nothing in the block.
     file_handler = logging.FileHandler
     if os.path.exists(_LOG_FILE) and not os.access(_LOG_FILE, os.W_OK):
         logging.FileHandler = lambda *_, **__: logging.NullHandler()  # type: ignore[assignment, misc]
@@ -87,11 +87,11 @@ def _traceback_modules(error: BaseException) -> list[str]:
 
 
 def _patch_robosuite_display() -> None:
-    # Lets robosuite create each display with the EGL device of `egl_device`, if robosuite's EGL module is imported.
+    # Patches robosuite's EGL module, if imported, so that `egl_device` chooses the device of each new display.
     module = sys.modules.get(_ROBOSUITE)
     create_display = getattr(module, _MAKE_DISPLAY, None)
     if create_display is None or hasattr(create_display, "__wrapped__"):
-        return  # not imported, or patched already
+        return  # the module is not imported or is already patched
 
     def make_display(original: Callable[..., object], device_id: int = 0) -> object:
         with egl_device():
@@ -124,7 +124,7 @@ def egl_device() -> Iterator[None]:
         worker = os.environ.get(WORKER, "0")
         index, warning = choose_device(_list_devices(), saved[VISIBLE], int(worker) if worker.isdecimal() else 0)
         if warning:
-            warn_once(f"{warning}; EGL device {index} renders images. Set {DEVICE} to choose another.")
+            warn_once(f"{warning}. The EGL device for images is {index}; to choose another, set {DEVICE}.")
         if index is not None:
             os.environ[DEVICE] = str(index)
     os.environ.pop(VISIBLE, None)
@@ -139,8 +139,8 @@ def egl_device() -> Iterator[None]:
 
 def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int = 0) -> tuple[int | None, str]:
     """Return the index of the EGL device for a worker, and a warning or "". `visible` is CUDA_VISIBLE_DEVICES; the
-    workers use its devices in turn. EGL's ordinals (attribute EGL_CUDA_DEVICE_NV) count only visible devices, or all
-    devices if there are more ordinals than visible devices. If nothing is known, return None: the simulator chooses.
+    workers use its devices in turn. EGL's ordinals (attribute EGL_CUDA_DEVICE_NV) count all devices if there are more
+    ordinals than visible devices, else only visible devices. If nothing is known, return None: the simulator chooses.
     """
     words = () if visible is None else map(str.strip, visible.split(","))
     entries = list(takewhile(_CUDA_NAME.match, words))  # as in CUDA, the first word that names no GPU ends the list
@@ -161,7 +161,7 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
     return indices[worker % len(indices)], warning
 
 
-# EGL_CUDA_DEVICE_NV and EGL_EXTENSIONS in Khronos' EGL registry, and the most devices to list
+# EGL_CUDA_DEVICE_NV and EGL_EXTENSIONS from Khronos' EGL registry, and the maximum number of listed devices
 _CUDA_DEVICE, _EXTENSIONS, _MAX_DEVICES = 0x323A, 0x3055, 64
 
 
@@ -211,7 +211,7 @@ def _use_writable_caches(variables: Mapping[str, str] = os.environ) -> None:
 
 
 def _can_write(folder: Path) -> bool:
-    """Return whether a file can be written; `os.access` misses a full disk and a file system that refuses root."""
+    # Returns whether a file can be written; `os.access` ignores a full disk and a file system that refuses root.
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -16,7 +16,7 @@ from safevla_recorder.mujoco.recorder import Scene, subtree_bodies
 if TYPE_CHECKING:
     import mujoco
 
-# mjtGeom values; a plane has no size, and no host has height fields.
+# Values of MuJoCo's mjtGeom. Planes are left out, because they have no size. No host has height fields.
 _SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
 
 
@@ -34,7 +34,7 @@ class ScenePrivileged:
         goal: tuple[tuple[str, ...], ...],
         sites: Mapping[str, Floats],
     ) -> None:
-        """Measure sizes in the pose of `data`. `sites` maps names of goal sites to views [3] of their positions."""
+        """Measure sizes in the pose of `data`. `sites` maps each goal site's name to a view [3] of its position."""
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable = frozenset(scene.objects)
         bodies_of_name: dict[str, tuple[int, ...]] = {}
@@ -47,7 +47,7 @@ class ScenePrivileged:
         self._pieces = {name: geom_boxes for name, geom_boxes in pieces.items() if geom_boxes}
         self._root_body = {name: bodies_of_name[name][0] for name in self._boxes}
         self._hand: tuple[int, ...] = ()
-        if scene.eef_site is not None:  # robosuite makes the end effector a separate body next to the fingers
+        if scene.eef_site is not None:  # the parent, because robosuite's end effector is a body next to the fingers
             self._hand = subtree_bodies(model, model.body_parentid[model.site_bodyid[scene.eef_site]])
 
     def read_now(self) -> Privileged:
@@ -142,7 +142,7 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
         return np.asarray(np.abs(axes) @ size)
     if kind == _ELLIPSOID:
         return np.asarray(np.sqrt((axes**2) @ size**2))
-    # The rest has its axis along the geom's z; its size is the radius, then half the length.
+    # Capsules and cylinders have their axis along the geom's z; their size is the radius, then half the length.
     axis_share = np.abs(axes[:, 2])
     if kind == _CAPSULE:
         return np.asarray(axis_share * size[1] + size[0])
@@ -150,7 +150,7 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
 
 
 def _geom_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
-    # Returns center [3] and half extents [3] of a box around a geom, along the geom's axes and in its frame.
+    # Returns center [3] and half extents [3], in the geom's frame, of a box around the geom.
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     if kind == _MESH:
         points = _mesh_corners(model, geom)

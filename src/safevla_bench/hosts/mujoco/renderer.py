@@ -102,7 +102,7 @@ class Renderer:
         return (upright[::-1, ::-1] if self._is_upside_down else upright).copy()
 
     def bodies(self, size: tuple[int, int]) -> NDArray[np.int64]:
-        """Return the id of the body that each pixel of the current view shows, -1 for none, [H, W]."""
+        """Return, for each pixel of the current view, the id of the body that the pixel shows (-1 = none), [H, W]."""
         import mujoco
 
         flags = self._scene.flags
@@ -135,7 +135,7 @@ class CameraGate:
     and shift the instant of sampling.
 
     The gate takes effect at the environment's next reset, which makes new sensors. While it is closed, sensors return a
-    black picture, which must not be shown. `is_open` says whether pictures may be rendered, `is_fresh` whether one was.
+    black picture, which must not be shown. `is_open` means that pictures may be rendered, `is_fresh` that one was.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
@@ -159,8 +159,7 @@ class CameraGate:
         def gate_sensor(sensor: _Sensor) -> _Sensor:
             @wraps(sensor)  # keeps robosuite's attribute for the sensor's modality
             def sample(cache: Mapping[str, Any]) -> Any:
-                # To find a new sensor's shape, robosuite calls the sensor with an empty cache, not with the
-                # environment's.
+                # To find a new sensor's shape, robosuite calls the sensor with an empty cache instead of `_obs_cache`.
                 if not self.is_open or cache is not env._obs_cache:
                     return self._blank
                 self.renders, self.is_fresh = self.renders + 1, True

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH_SIZE = (120, 160)  # height and width of the pictures in which candidate cameras are compared
 WELL_SHOWN = 0.015  # a body that covers this share of the default view is easy to find
-_ENOUGH_SHARE = 0.06  # larger shares of a close-up count as this one, so that a table has no advantage over a finger
-_NEARLY_BEST_RATIO = 0.85  # a camera with this ratio of the best camera's share is good enough
+_ENOUGH_SHARE = 0.06  # larger shares of a close-up count as this share, so that large bodies have no advantage
+_NEARLY_BEST_RATIO = 0.85  # a camera is good enough if it shows this part of the best camera's share
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
-_DISTANCE_RADII = 5.0  # distance of a close-up, as a multiple of the radius of what it shows
+_DISTANCE_RADII = 5.0  # distance of a close-up, as a multiple of the shown bodies' radius
 _DISTANCE_LIMITS_M = (0.4, 1.4)
 _UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)  # a geom of this default color gets its material's color (MuJoCo 3.2.3)
-_PLANE_HALF_SIZE_M = 10.0  # shown instead of an infinite plane's half size
+_PLANE_HALF_SIZE_M = 10.0  # an infinite plane is shown with this half size
 _VISIBLE_SITE_GROUPS = 3  # MuJoCo shows sites of the groups 0 to 2 by default
 
 
@@ -56,7 +56,7 @@ class MujocoStage(stage.Stage):
         """Keep the episode, a batch of one that includes `sim_state`, and make a simulation without a renderer.
 
         `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host has no
-        such function. Raises `HostError` if the record has no states, or states of another model.
+        such function. Raises `HostError` if the record's states are missing or are of another model.
         """
         import mujoco
 
@@ -80,11 +80,11 @@ class MujocoStage(stage.Stage):
         if not bodies:
             return default_camera
         self._set_record(record)
-        self._open_renderer(size)  # with the picture's size, so that `render` needs no new renderer
+        self._open_renderer(size)  # in this size, so that `render` can use the same renderer
         if (self._measure_shares(default_camera, bodies) >= WELL_SHOWN).all():
             return default_camera
         body_of_geom = self._model.geom_bodyid
-        # For each body, all its geoms, or those of its stand-ins; unlike in pictures, invisible geoms count, too.
+        # Invisible geoms count, too, unlike in pictures. A body without geoms is replaced by other bodies.
         geoms_of_bodies = (
             np.flatnonzero(np.isin(body_of_geom, self._shown_body_ids(name, body_of_geom >= 0))) for name in bodies
         )
@@ -136,9 +136,9 @@ class MujocoStage(stage.Stage):
         self._on_close()
 
     def _set_record(self, record: int) -> None:
-        """Set the model to the instant of a record's poses. Poses are taken at the start of the last substep, but the
-        state at its end (see `mujoco.recorder`), so positions move back by one substep, which is exact up to rounding.
-        Record 0 may follow no substep; its positions stay if they are then closer to those recorded.
+        """Set the model to the instant of a record's poses. The recorder takes poses at the start of the last substep,
+        but the state at its end (see `mujoco.recorder`). So positions move back by one substep, which is exact up to
+        rounding. In record 0, which may follow no substep, positions do not move if this is closer to the record.
         """
         self._set_state(record, -self._model.opt.timestep)
         if record == 0:
@@ -148,7 +148,7 @@ class MujocoStage(stage.Stage):
                 self._set_state(0, -self._model.opt.timestep)
 
     def _set_state(self, record: int, offset_s: float) -> None:
-        # Sets the state of a record with all positions moved by `offset_s` times their velocities.
+        # Sets a record's state, then moves all positions by `offset_s` times their velocities.
         import mujoco
 
         model, data = self._model, self._data
@@ -157,7 +157,7 @@ class MujocoStage(stage.Stage):
         mujoco.mj_forward(model, data)
 
     def _position_error_m(self, record: int) -> float:
-        # The sum of the distances between the tracked bodies' current and recorded positions.
+        # Returns the sum of the distances between current and recorded positions of the tracked bodies.
         current_pos_m = self._current_positions()
         errors_m = [
             np.linalg.norm(current_pos_m[name] - path_m[record])
@@ -167,12 +167,12 @@ class MujocoStage(stage.Stage):
         return float(sum(errors_m))
 
     def _current_positions(self) -> Mapping[str, Floats]:
-        # As in records: objects by the origin of their frame, links of fixtures by their center of mass.
+        # Returns positions as in records: the frame's origin for objects, the center of mass for links of fixtures.
         objects = {name: self._data.xpos[body].copy() for name, body in self._scene.objects.items()}
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
-        # Returns a renderer for pictures of at least `size`; a larger one replaces one that is too small.
+        # Returns a renderer for pictures of at least `size`. If the renderer is too small, a larger one replaces it.
         if self._renderer is None or (np.array(self._renderer.size) < size).any():
             min_size = self._renderer.size if self._renderer else _SKETCH_SIZE
             if self._renderer is not None:
@@ -182,14 +182,14 @@ class MujocoStage(stage.Stage):
         return self._renderer
 
     def _measure_shares(self, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        # The share of a small picture that each body covers, [B].
+        # Returns, for each of the B bodies, the share that it covers of a small picture, [B].
         renderer = self._open_renderer(_SKETCH_SIZE)
         renderer.look(self._data, camera)
         return shares(self._locate_bodies(renderer, bodies, _SKETCH_SIZE), len(bodies))
 
     def _locate_bodies(self, renderer: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
         # Returns `Picture.seen` for the renderer's current view.
-        number_of_body = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # entry -1 stands for no body
+        number_of_body = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry (-1) means no body
         for number, name in enumerate(bodies, start=1):
             number_of_body[self._visible_body_ids(name)] = number
         return number_of_body[renderer.bodies(size)]
@@ -206,7 +206,7 @@ class MujocoStage(stage.Stage):
 
     def _shown_body_ids(self, name: str, is_counted: Bools) -> list[int]:
         """Return the ids of the bodies to show for a recorded body. A body without geoms in `is_counted` [ngeom] is
-        replaced by all bodies attached to it that have such geoms, or else by its closest ancestor that has them.
+        replaced by all attached bodies that have such geoms, or else by its closest ancestor that has them.
         """
         bodies, body_of_geom = self._body_ids(name), self._model.geom_bodyid
         if bodies != [0] and not (np.isin(body_of_geom, bodies) & is_counted).any():
@@ -220,7 +220,7 @@ class MujocoStage(stage.Stage):
 
 
 def read_states(episode: Batch, width: int) -> Floats:
-    """Return the states of a batch of one, [n, width]; raise `HostError` if it has none, or states of another model."""
+    """Return the states of a batch of one, [n, width]; raise `HostError` if they are missing or of another model."""
     states = episode.sim_state.episode_rows(0)
     if not len(states):
         remedy = "Only records with `sim_state` can be shown; `safevla eval` writes such records."
@@ -243,8 +243,8 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
             return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
         lacking = [name for name in ("env_seed", "init_state_index") if getattr(header, name) is None]
-        remedy = "The seed and the index place what `sim_state` lacks, such as fixtures. In your own loop, call "
-        remedy += "env.seed(N) before each reset, as `safevla eval` does."
+        remedy = "The seed and the index determine poses that `sim_state` lacks, such as those of fixtures. "
+        remedy += "In your own loop, call env.seed(N) before each reset, as `safevla eval` does."
         raise HostError(f"the record's header lacks {' and '.join(lacking)}", remedy=remedy)
     (resets,) = earlier_resets(episode)
     (drawn,) = mark_flags(episode, DRAWN)
@@ -255,7 +255,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
 
 
 def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
-    # Returns the record's first state as a start; None unless it is a replay or has poses of fixtures.
+    # Returns the record's first state as a start, if the record is a replay or has poses of fixtures, else None.
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
     if not len(states) or (not replay and not poses):
@@ -370,7 +370,7 @@ def _read_mesh(model: mujoco.MjModel, mesh_id: int, texture_id: int) -> stage.Tr
     triangles = model.mesh_face[first_face : first_face + face_count].astype(np.int64)
     if texture_id < 0 or model.mesh_texcoordadr[mesh_id] < 0:
         return stage.TriangleMesh(vertices, triangles)
-    # Each corner of each triangle has its own texture coordinates, [F, 3].
+    # [F, 3]: for each corner of F triangles, the index of its texture coordinates.
     texcoord_ids = int(model.mesh_texcoordadr[mesh_id]) + model.mesh_facetexcoord[first_face : first_face + face_count]
     return stage.TriangleMesh(
         vertices, triangles, _mean_vertex_colors(model, texture_id, triangles, texcoord_ids, vertex_count)
@@ -412,7 +412,7 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
         points_m, directions = (np.array(column) for column in zip(*contacts, strict=True))
         direction_sum = directions.sum(axis=0)
         length_of_sum = float(np.linalg.norm(direction_sum))
-        # The directions of a two-sided grasp cancel, so only the first is shown.
+        # In a two-sided grasp, the directions cancel. Then this function returns only the first direction.
         direction = direction_sum / length_of_sum if length_of_sum > 0.1 else directions[0]
         touches.append(stage.Touch(*pair, _to_tuple(points_m.mean(axis=0)), _to_tuple(direction)))
     return tuple(touches)
@@ -449,14 +449,14 @@ def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> floa
 
 
 def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
-    """Return the share of the picture that each body covers, [B]; `seen` is as in `Picture`."""
+    """Return, for each of the B bodies, the share that it covers of the picture, [B]; `seen` is as in `Picture`."""
     covered: Floats = np.bincount(seen.ravel(), minlength=bodies + 1)[1:] / seen.size
     return covered
 
 
 def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> stage.Camera:
     """Return the first camera that shows its least visible body nearly as large as the best camera does. `shown` holds,
-    per camera, the share of the picture that each body covers, [B].
+    for each camera, the share of the picture that each of the B bodies covers, [B].
     """
     smallest_shares = np.minimum([body_shares.min() for body_shares in shown], _ENOUGH_SHARE)
     return cameras[int(np.argmax(smallest_shares >= _NEARLY_BEST_RATIO * smallest_shares.max()))]

@@ -23,7 +23,7 @@ Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one", "close-above-half"]
 SERVER_SEED = " or server"  # suffix of an `env_seed` that a policy's server may replace by another seed
 UNKNOWN_SOURCE = "unknown"  # written in place of an unknown source or version
-REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # package -> another distribution of its code
+REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # package -> another distribution with the same code
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,12 +57,12 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     wait_steps_by_suite: dict[str, int] = {}
     trials: dict[str, int]
     horizons: dict[str, int]
-    simulator: dict[str, dict[str, str]]  # host -> package -> the authors' version, a bound, or `unknown`
+    simulator: dict[str, dict[str, str]]  # host -> package -> the authors' version, a bound (`<`), or `unknown`
     inference: Inference | None = None
     sources: dict[str, str]
 
     def suite_wait_steps(self, suite: str) -> int:
-        """Return the number of settling steps before record 0: the value for exactly this suite, else `wait_steps`."""
+        """Return the number of settling steps before record 0: the value for this exact suite, else `wait_steps`."""
         return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
     def suite_trials(self, suite: str) -> int | None:
@@ -97,7 +97,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 FIELDS: Mapping[str, str] = msgspec.json.decode(resources.files(__package__).joinpath("fields.json").read_bytes())
-"""Field of a protocol -> its description, in the order for tables; `a.b` is the field b inside the field a."""
+"""Maps a protocol's fields to their descriptions, in the order of tables; `a.b` is the field b of the field a."""
 
 
 PRESET = "safevla-bench"
@@ -119,15 +119,15 @@ class ProtocolRow:
 
 
 def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
-    """Return a suite's value. If it has none, return the value of the suite whose name it extends, else None. For
-    example, libero-goal-swap has the value of libero-goal, because LIBERO-PRO evaluates its suites like LIBERO's.
+    """Return a suite's value, or else the value of the longest suite name that this suite's name extends, or else None.
+    For example, libero-goal-swap has the value of libero-goal, because LIBERO-PRO evaluates its suites like LIBERO's.
     """
     candidates = [suite[:end] for end in range(len(suite), 0, -1) if end == len(suite) or suite[end] == "-"]
     return next((values[candidate] for candidate in candidates if candidate in values), None)
 
 
 def default_protocol(suites: Iterable[str]) -> str:
-    """Return the default protocol's name: the protocol of the suites if it is the same for all, else the preset."""
+    """Return the name of the default protocol: the protocol of all these suites if they share one, else `PRESET`."""
     chosen = {_SUITE_PROTOCOLS.get(suite, PRESET) for suite in suites}
     return chosen.pop() if len(chosen) == 1 else PRESET
 
@@ -151,7 +151,7 @@ def _read_values(name: str) -> dict[str, Any]:
 
 
 def _merge_values(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    # Tables are merged key by key; other values of `changes` replace those of `base`.
+    # Merges tables key by key; other values in `changes` replace the values in `base`.
     merged = {key: _merge_values(base[key], changes[key]) for key in changes if isinstance(base.get(key), dict)}
     return {**base, **changes, **merged}
 
@@ -188,7 +188,7 @@ def describe_field(field: str) -> str:
 
 
 def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
-    # Yields (dotted name, value) of each field in `value`, except the protocol's name; `inference` None is `RELEASE`.
+    # Yields (dotted name, value) of each field except the protocol's name. Replaces a missing `inference` by `RELEASE`.
     if isinstance(value, Mapping):
         for key, inner_value in value.items():
             yield from _flatten_field(f"{name}.{key}" if name else key, inner_value)
@@ -197,7 +197,7 @@ def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _nearest_key(keys: Mapping[str, object], field: str) -> str:
-    # Returns the longest dotted prefix of `field` that is in `keys`; the first part if none is.
+    # Returns the longest dotted prefix of `field` that is in `keys`, or the first part if no prefix is in `keys`.
     while field not in keys and "." in field:
         field = field.rpartition(".")[0]
     return field

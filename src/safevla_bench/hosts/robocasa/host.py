@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("target", "pretrain")
 HORIZONS = ("v1.0.1", "v1.0.0")
-STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)  # nothing moves, the gripper opens, mode: arm
+STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)  # moves nothing and opens the gripper, in the mode that moves the arm
 SLIDE = "slide"
 _TARGET_SCENES = range(1, 11)
 _PRETRAIN_SCENES = range(11, 61)
@@ -119,7 +119,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
     Actions are those of PandaOmron's composite controller, [12] in [-1, 1]: end effector 0.05 m [0:3] and 0.5 rad [3:6]
     per unit in the frame of the base, gripper [6] (-1 opens, +1 closes), base forward, sideways and turn [7:10], torso
     [10], and mode [11]: above 0 the base moves and the arm holds still, else the arm moves. The end effector's pose in
-    an observation is the grip site's, as in the record. Images are upright.
+    an observation is the pose of the grip site, as in the record. Images are upright.
     """
 
     action_meaning = "position [3], rotation [3], gripper, base [3], torso, mode"
@@ -191,7 +191,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
 
 
 class TaskTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Suites, and the horizon of each task per release of RoboCasa."""
+    """Suites, and the horizon of each task in each release of RoboCasa."""
 
     episodes: int
     suites: dict[str, tuple[str, ...]]
@@ -205,14 +205,14 @@ def read_table() -> TaskTable:
 
 
 def task_goal(task: Task) -> Goal:
-    """Return what a task's success requires; raise `HostError` for an unknown task."""
+    """Return the condition for a task's success; raise `HostError` for an unknown task."""
     require_known("RoboCasa", "task", task.task_id, read_table().suites.get(task.benchmark, ()))
     return robocasa.known_goals()[task.task_id]
 
 
 def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> Kitchen:
     """Return the kitchen of the episode with the index of `seed` (>= 0), skipping layouts and styles that the task
-    excludes. After the last allowed scene of the split, the first follows again.
+    excludes. After the last allowed scene of the split, the first allowed scene follows again.
     """
     index = seed.init_state_index
     allowed = [pair for pair in _list_scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
@@ -237,14 +237,14 @@ _BUTTON_SUFFIXES = ("_start_button", "_stop_button")
 
 
 def read_goal(kitchen: KitchenEnv, goal: Goal) -> tuple[str, ...]:
-    """Return the goal with names of this episode's bodies and fixtures, such as `("close", "fridge_main_group")`; the
-    verb `slide` becomes `slide_out` or `slide_in`.
+    """Return the goal with the names of bodies and fixtures in this episode, such as `("close", "fridge_main_group")`;
+    the verb `slide` becomes `slide_out` or `slide_in`.
     """
     verb, *names = goal
     if verb == SLIDE:
         verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
     objects = {robocasa.LID, *kitchen.objects}
-    # A name of an object stays; another one is an attribute of the kitchen, which holds a fixture or a name.
+    # Names of objects stay. Other names are attributes of the kitchen, whose values are fixtures or names of fixtures.
     bodies_or_fixtures = [name if name in objects else getattr(kitchen, name) for name in names]
     return (verb, *(part if isinstance(part, str) else str(part.name) for part in bodies_or_fixtures))
 
@@ -269,14 +269,14 @@ def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivi
 DISTRIBUTION = "praxis-robocasa"
 _ROBOSUITE = "praxis-robosuite"
 _SIMULATOR = ("mujoco", _ROBOSUITE, DISTRIBUTION)
-ASSETS = "SAFEVLA_ROBOCASA_ASSETS"  # environment variable: a folder of assets, used instead of the package's
+ASSETS = "SAFEVLA_ROBOCASA_ASSETS"  # environment variable with a folder of assets that replaces the package's folder
 INSTALL = "make robocasa   (in a checkout; it creates the separate environment .venv-robocasa)"
 DOWNLOAD = "python -m robocasa.scripts.download_kitchen_assets --type all   (about 10 GB)"
 _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel")
 
 
 def require_robocasa() -> None:
-    """Raise `HostError` unless RoboCasa is installed here, without the distribution `robosuite`; imports nothing."""
+    """Raise `HostError` unless RoboCasa is installed and the distribution `robosuite` is not; imports nothing."""
     read_versions(_SIMULATOR, "RoboCasa", INSTALL)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         other_version = importlib.metadata.version("robosuite")
@@ -285,7 +285,7 @@ def require_robocasa() -> None:
 
 
 def assets() -> Path:
-    """Return the folder of assets, `SAFEVLA_ROBOCASA_ASSETS` or the package's; `HostError` if it is incomplete."""
+    """Return the assets' folder, `SAFEVLA_ROBOCASA_ASSETS` or the package's; raise `HostError` if it is incomplete."""
     user_folder, package = os.environ.get(ASSETS), importlib.util.find_spec("robocasa")
     if user_folder:
         root = Path(user_folder).resolve()
@@ -333,15 +333,15 @@ def _import_robocasa(root: Path) -> None:
         if imported is None:
             _load_package(root)
         counter = importlib.import_module("robocasa.models.fixtures.counter")
-    # RoboCasa puts the tops of a counter into a set of XML elements, which Python orders by address, and then draws a
-    # top by its position in that order (models/fixtures/counter.py of robocasa 1.0.0, line 813). So the same seed could
-    # place a stand mixer elsewhere, after other kitchens had been built. The replacement keeps the model's order; the
-    # module uses the name `set` nowhere else.
+    # RoboCasa draws a counter's top from a Python set, whose order differs between processes and kitchens.
+    # (The code is line 813 of models/fixtures/counter.py in robocasa 1.0.0.)
+    # So the same seed could place a stand mixer elsewhere. A dict instead of the set keeps the model's order.
+    # The module uses the name `set` nowhere else.
     counter.set = dict.fromkeys  # type: ignore[attr-defined]
 
 
 def _load_package(root: Path) -> None:
-    """Import RoboCasa with the assets in `root`, a path that RoboCasa's first modules read only once."""
+    """Import RoboCasa with the assets in `root`, a path that RoboCasa reads only once, during the import."""
     spec: Any = importlib.util.find_spec("robocasa")
     package = sys.modules["robocasa"] = importlib.util.module_from_spec(spec)
     try:

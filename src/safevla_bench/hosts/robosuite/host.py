@@ -32,7 +32,7 @@ from safevla_recorder.mujoco.recorder import Scene, SceneArm, subtree_bodies
 
 SUITE, SUITE_GR1 = "robosuite", "robosuite-gr1"
 STILL = (*[0.0] * 6, -1.0)
-_INSTALL = "pip install 'safevla-bench[robosuite]' in a separate environment, or use the one of `make robocasa`"
+_INSTALL = "pip install 'safevla-bench[robosuite]' in a separate environment, or use the one from `make robocasa`"
 _DISTRIBUTIONS = ("praxis-robosuite", "robosuite")
 _VERSION = "1.5."
 _OPEN = "open"
@@ -68,8 +68,8 @@ class RobosuiteHost(environment.MujocoHost):
         return RobosuiteTaskEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return the x and y of each recorded object, and of a fixture that the goal opens, with the ranges of
-        robosuite's samplers.
+        """Return the search space: x and y of each recorded object, and of each fixture that the goal opens, within the
+        ranges of robosuite's samplers.
         """
         with closing(self.make(task, Wants())) as env:
             env.reset(start)
@@ -91,8 +91,8 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     """One robosuite task with its recorder.
 
     Actions are those of the Panda's default controller, [7] in [-1, 1]: 0.05 m [0:3] and 0.5 rad [3:6] per unit in the
-    frame of the base, and the gripper [6], -1 opens. With two arms, the second arm's numbers follow the first arm's; an
-    arm without a gripper has no number [6]. Images are upright. Success is robosuite's `_check_success`.
+    frame of the base, and the gripper [6] (-1 opens). With two arms, the second arm's numbers follow the first arm's;
+    an arm without a gripper has no number [6]. Images are upright. Success is robosuite's `_check_success`.
     """
 
     action_meaning = "position [3], rotation [3], gripper"
@@ -115,7 +115,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
         env = self._make_anew(make, is_seen=not seed.wait_steps)
         self._identity = read_identity(find_env_class(self._team.task), None, "robosuite", "environments")
-        # The environment's reset loads the model, which makes the samplers, before it draws from the samplers.
+        # A reset first loads the model, which makes the samplers, and then draws from them.
         hook_after(env, "_load_model", lambda: replace_places(env, seed.placed))
         raw = env.reset()
         if seed.recorded is not None and seed.recorded.state is not None:
@@ -126,7 +126,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
             state = environment.flat_state(seed.recorded.state, state_length)
             recorder.set_state(model, data, np.concatenate([state, recorder.copy_state(model, data)[state_length:]]))
             env.sim.forward()
-            for robot in env.robots:  # else controllers would start from the pose after the reset
+            for robot in env.robots:  # otherwise, controllers would start from the pose after the reset
                 robot.composite_controller.update_state()
                 robot.composite_controller.reset()
             raw = env._get_observations(force_update=True)
@@ -142,7 +142,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
             for obj in object_sampler.mujoco_objects
             if obj.name in searched_names
         ]
-        ranges = [  # of each object: rows x and y, columns low and high
+        ranges = [  # one array for each object: rows x and y, columns lowest and highest
             np.array([object_sampler.x_range, object_sampler.y_range])
             + np.reshape(object_sampler.reference_pos[:2], (2, 1))
             + np.array([1, -1]) * (obj.horizontal_radius if object_sampler.ensure_object_boundary_in_range else 0)
@@ -164,7 +164,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 
     def _read_subgoals(self) -> Mapping[str, bool]:
         env = self._robosuite()
-        # robosuite has a flag for each object of its tasks with bins or pegs; other tasks have no subgoals.
+        # In tasks with bins or pegs, robosuite has a flag for each object. Other tasks have no subgoals.
         flags = getattr(env, "objects_in_bins", getattr(env, "objects_on_pegs", ()))
         objects = getattr(env, "objects", getattr(env, "nuts", ()))
         is_done = {str(obj.name): bool(flag) for obj, flag in zip(objects, flags, strict=True)} if len(flags) else {}
@@ -177,7 +177,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return self._team.prefixes
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        # What the goal names besides objects, such as a peg, becomes a site at its body's position.
+        # Names in the goal that are not objects, such as a peg, become sites at the positions of their bodies.
         env, (model, data) = self._robosuite(), self._mujoco()
         object_names = {obj.name for obj in env.model.mujoco_objects}
         site_names = [name for _, _, *names in self._goal for name in names if name not in object_names]
@@ -199,7 +199,7 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     controller: str | None = None  # kind of controller; None = the robot's default
     still: tuple[float, ...] = STILL
     prefixes: Mapping[str, str] = {}
-    """Arm name -> prefix of the arm's readings in robosuite's observations; {} = one arm."""
+    """Maps arm name to prefix of the arm's readings in robosuite's observations; {} for one arm."""
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ def _read_tasks() -> _RobosuiteTasks:
 
 
 def task_goal(name: str) -> Goal:
-    """Return what a task's success requires, as predicates; raise `HostError` for an unknown task."""
+    """Return the condition for a task's success, as predicates; raise `HostError` for an unknown task."""
     goals = _read_tasks().goals
     require_known("the host robosuite", "task", name, goals)
     return goals[name]
@@ -251,15 +251,15 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
 
 
 def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
-    """Let robosuite's samplers draw as usual, then replace the drawn coordinates that `placed` names [m]. The draw
-    raises `HostError` for a coordinate of an unknown object.
+    """Let robosuite's samplers draw as usual, then replace the drawn coordinates that `placed` names [m]. The next draw
+    raises `HostError` if `placed` names an unknown object or axis.
     """
     if not placed and not hasattr(env, "placement_initializer"):
         return  # the task draws only the robots' poses
     draw_placements = _require_sampler(env).sample
 
     def sample() -> Any:
-        drawn = draw_placements()  # object's name -> (position, quaternion, object)
+        drawn = draw_placements()  # maps each object's name to (position, quaternion, object)
         for coordinate, value_m in placed:
             name, _, axis = coordinate.rpartition(".")
             if name not in drawn or axis not in {"x", "y"}:
@@ -281,14 +281,14 @@ def _require_sampler(env: Any) -> Any:
 
 
 def find_env_class(name: str) -> Any:
-    """Return robosuite's class of a task; raise `StopIteration` if it has no class of that name. `robosuite.make` would
-    return the last imported class of the name, and RoboCasa defines another class `PickPlace`.
+    """Return robosuite's class of a task; raise `StopIteration` if robosuite has no class of that name.
+    `robosuite.make` would return the last imported class of the name, and RoboCasa defines another class `PickPlace`.
     """
     from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
 
     classes = list(ManipulationEnv.__subclasses__())
     for env_class in classes:
-        classes.extend(env_class.__subclasses__())  # so that the loop also visits subclasses of subclasses
+        classes.extend(env_class.__subclasses__())  # the loop then visits subclasses of subclasses, too
     return next(
         env_class
         for env_class in classes
@@ -297,7 +297,7 @@ def find_env_class(name: str) -> Any:
 
 
 def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyType({})) -> Scene:
-    """Return names and roles of the bodies in robosuite's current model. `prefixes` names several arms.
+    """Return names and roles of the bodies in robosuite's current model. `prefixes` is empty if there is only one arm.
 
     Objects are robosuite's freely moving objects, each with all its bodies, under robosuite's names. All else, even
     fixed objects, is furniture under MuJoCo's body names. Tasks of one object move the other objects out of reach.
@@ -345,7 +345,7 @@ def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequenc
     model, robot = env.sim.model._model, env.robots[int(prefix[len("robot") : len("robot0")])]
     side = prefix[len("robot0_") :].rstrip("_") or "right"
     gripper, dofs = robot.gripper[side], tuple(int(dof) for dof in robot.part_controllers[side].qvel_index)
-    # The bodies that the arm carries; one arm includes the whole robot.
+    # An only arm has all bodies of the robot; one of several arms has only the bodies that its first joint moves.
     arm_bodies = (
         {*subtree_bodies(model, int(model.dof_bodyid[dofs[0]]))}
         if len(robot.arms) > 1

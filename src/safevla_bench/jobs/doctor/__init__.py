@@ -54,7 +54,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
 
 def _check_plugins() -> Iterator[Diagnosis]:
     policy_group, loaded = policies.POLICIES, []
-    # (kind, name, whether another distribution provides it); only those of other distributions are listed
+    # Tuples (kind, name, is_foreign). Another distribution provides a foreign plug-in; only foreign ones are listed.
     plugins = [("host", name, hosts.host_owner(name) != OWN_DISTRIBUTION) for name in hosts.host_names()]
     plugins += [("policy", name, True) for name in policy_group.names() if not policy_group.is_own(name)]
     for kind, name, is_foreign in plugins:

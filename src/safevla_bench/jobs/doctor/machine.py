@@ -257,9 +257,9 @@ def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
         batches.append(run_episode(env, Random(), planned).batch)
     full_record, fast_record = batches
     if full_record is None or fast_record is None or compare_records(full_record, fast_record)[0]:
-        problem = "an episode that skips the simulator's repeated computations differs from a full episode"
-        raise HostError(problem, remedy=f"Set {FAST}=no, and report the versions above to us.")
-    return ", the same bits with and without repeated computations"
+        problem = "fast mode, which skips the simulator's repeated computations, changes an episode"
+        raise HostError(problem, remedy=f"Report the versions above to us, and set {FAST}=no.")
+    return ", and fast mode gives the same bits"
 
 
 def _describe_scores(batch: Batch, host: str) -> str:

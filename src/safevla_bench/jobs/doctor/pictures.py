@@ -1,9 +1,9 @@
-"""Checks whether a server's model gets pictures in the expected orientation, by sending scenes in four orientations.
+"""Checks whether a server's model gets pictures in the right orientation, by sending scenes in four orientations.
 
-A model that gets a mirrored scene moves the hand to the mirrored place. No simulator is needed: `scenes.npz` holds a
-recorded observation and the recorded next actions for each task of the demo (docs/tools/record_scenes.py). Each scene
-is from a successful episode of `scripted:careful`, while the hand approaches the object. The model's actions and the
-recorded actions are compared by the hand's horizontal direction, because lengths and heights differ between policies.
+A model that gets a mirrored scene moves the hand to the mirrored place. No simulator is needed: for each task of the
+demo archive, `scenes.npz` holds a recorded observation and the next recorded actions (docs/tools/record_scenes.py).
+Each scene is from a successful episode of `scripted:careful`, while the hand approaches the object. The check compares
+only the hand's horizontal direction with the recorded direction, because lengths and heights differ between policies.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CHECK = "pictures"
 HOST, CAMERAS = "libero", ("agentview", "robot0_eye_in_hand")
 SCENES = resources.files(__package__).joinpath("scenes.npz")
 ALIKE_DEG, CLEAR_DEG = 40.0, 20.0
-"""Limits of angles [degrees]: replies agree with recorded actions up to `ALIKE_DEG`; two orientations whose angles
-differ by less than `CLEAR_DEG` are undecided. Random replies cause the warning with a probability of 4 %."""
+"""Limits of angles [degrees]. Replies agree with recorded actions up to `ALIKE_DEG`. Another orientation fits better
+only if its angle is smaller by `CLEAR_DEG`. Random replies cause the warning with a probability of 4 %."""
 _BACK = slice(None, None, -1)
 TURNS: Mapping[str, tuple[slice, ...]] = {
     "as the dialect sends them": (),
@@ -100,7 +100,7 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[Scene]) -> dic
 
 
 def _horizontal_motion(actions: Floats, start: Observation | None) -> Floats:
-    # Actions are changes of position [H, 7] or, with a start, absolute positions.
+    # Without `start`, the actions [H, 7] are changes of position; with `start`, they are absolute positions.
     motion: Floats = actions[:, :2].sum(axis=0)
     return motion if start is None else actions[-1, :2] - start.extra[CONTROLLER_POSITION][:2]
 
@@ -137,10 +137,10 @@ def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
         return passed_check(CHECK, "orientation unknown: replies do not depend on how the pictures are turned")
     best = min(angles, key=lambda turn: angles[turn])
     angle_lines = "\n".join(f"{angle:>4.0f}° {turn}" for turn, angle in angles.items())
-    measured = f"angles between replies and the actions of recorded successful episodes\n{angle_lines}"
+    measured = f"angles between the model's motion and the recorded motion in successful episodes\n{angle_lines}"
     if angles[best] > ALIKE_DEG or (best != AS_SENT and angles[AS_SENT] - angles[best] < CLEAR_DEG):
         return passed_check(CHECK, f"orientation undecided; {measured}")
     if best != AS_SENT:
-        problem = f"the model seems to expect pictures {best} compared with those that the dialect sends\n{measured}"
+        problem = f"compared with the dialect's pictures, the model seems to expect pictures {best}\n{measured}"
         return warned_check(CHECK, problem, _REMEDY)
-    return passed_check(CHECK, f"turned as the model expects; {measured}")
+    return passed_check(CHECK, f"the pictures are turned as the model expects; {measured}")

@@ -29,7 +29,7 @@ from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
 from safevla_recorder.episode import Floats
 
 Numbers = Floats
-_LETTERS = 300  # of a server's greeting that are shown
+_LETTERS = 300  # number of characters that are shown of a server's greeting
 _COMPONENT_NAMES = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 _EXAMPLE_TASKS = {
@@ -177,7 +177,7 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
     chunk_size = f"{action_count} action{'s' * (action_count > 1)} per reply"
     if replan is None or replan <= action_count:
         return passed_check("chunk", f"{chunk_size}, {'all' if replan in (None, action_count) else replan} executed")
-    detail = f"{chunk_size}, of which the dialect would execute {replan}"
+    detail = f"{chunk_size}, but the dialect would execute {replan}"
     return warned_check("chunk", detail, f"Pass --policy-arg replan={action_count}, as in the eval command below.")
 
 
@@ -220,7 +220,7 @@ def _format_eval_command(server: str, answer: ServerAnswer, host: str) -> str:
 def _describe_refusals(
     kind: servers.ClientKind, refusals: Mapping[str, PolicyError], host: str | None
 ) -> Iterator[Diagnosis]:
-    # Report only the most telling errors: unreadable replies, else others, else those of refusing servers.
+    # Report only the most telling errors: unreadable replies, or else all errors except refusals, or else refusals.
     errors = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
     refusals = {name: error for name, error in errors.items() if isinstance(error, ReplyError)} or errors or refusals
     if not refusals:

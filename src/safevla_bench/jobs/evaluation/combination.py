@@ -192,7 +192,7 @@ def _read_table_rows(folder: Path) -> Iterator[tuple[object, ...]]:
 
 
 def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
-    columns = (getattr(scores, name) for name in _SHARED_COLUMNS[:5])  # those that need no conversion
+    columns = (getattr(scores, name) for name in _SHARED_COLUMNS[:5])  # these columns need no conversion
     verdicts = map(scores.verdict, range(len(scores)))
     return zip(*columns, scores.success.tolist(), verdicts, map(nan_to_none, scores.vsi.tolist()), strict=True)
 
@@ -203,7 +203,7 @@ def _require_distinct_policies(origins: Sequence[_ScoresOrigin]) -> None:
     if shared_names := [name for names in new_names for name in names]:
         raise RunError(
             f"several policies have the name {shared_names[0]!r}",
-            remedy=f"{_JUDGE_TOGETHER[:-1]}, which renames policies.",
+            remedy=f"{_JUDGE_TOGETHER[:-1]}: this command renames policies with equal names.",
         )
 
 
@@ -262,7 +262,7 @@ def _join_tables(origins: Sequence[_ScoresOrigin], metadata: dict[str, object]) 
     buffer = io.BytesIO()
     with pq.ParquetWriter(buffer, schema, compression="zstd", write_page_checksum=True) as writer:
         for batch in chain.from_iterable(map(_read_rows, origins)):
-            columns = [  # null where a folder lacks the column
+            columns = [  # a column that the folder lacks becomes null
                 batch[field.name] if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
                 for field in schema
             ]

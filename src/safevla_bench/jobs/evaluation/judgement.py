@@ -48,9 +48,9 @@ def judge(
     survey: Survey | None = None,
 ) -> Judged:
     """Judge every episode of run folders and archives. `skip_invalid` omits and counts invalid and lost episodes.
-    `mixes_starts` permits starts chosen by a search together with a benchmark's starts; the caller must not combine
-    both in a rate. `elsewhere`, if given, judges the row groups of Parquet archives in other processes, with the same
-    results. `survey`, if given, collects what the report needs from the records.
+    `mixes_starts` permits starts chosen by a search together with a benchmark's starts; the caller must not combine the
+    two kinds in a rate. `elsewhere`, if given, judges the row groups of Parquet archives in other processes, with the
+    same results. `survey`, if given, collects the parts of the records that the report needs.
 
     Raises:
         CollectedError: lists every invalid or lost episode of the sources.
@@ -103,7 +103,7 @@ def require_unmixed(suites: Collection[str]) -> None:
 
 def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) -> Iterator[str]:
     for source, indices in records.by_source():
-        if describe_maker(source.path, ruleset):  # summarize the scores only if there is something to say
+        if describe_maker(source.path, ruleset):  # only remarks need a summary of the scores
             safety = metrics.aggregate(scores.select_episodes(np.arange(indices.start, indices.stop))).safety
             yield from describe_maker(source.path, ruleset, safety)
 
@@ -111,13 +111,13 @@ def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) ->
 def _mention_run_tags(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
     if not any(_read_run_tags(path) for path in paths):
         return error
-    tags = "the run contains tags from its maker: install the run's host, or use these tags with --rules as-judged"
+    tags = "run.json has the tags of the run's host: install this host, or use these tags with --rules as-judged"
     remedy = f"{tags}; or {error.remedy}"
     return UnknownTaskError(error.problem, remedy=remedy, place=error.place)
 
 
 RULES = "judged_with.json"
-"""File in a run folder with the rules that judged the run, unless these are the defaults; for --rules as-judged."""
+"""File in a run folder that stores the rules of the judgement for --rules as-judged. Default rules need no file."""
 
 
 def format_rescore_command(run: Path) -> str:
@@ -163,7 +163,7 @@ def _find_run_recipe(path: Path) -> RulesetRecipe | None:
         return None
     try:
         return registration.parse_registration(read_description(path).get(registration.REGISTERED)).rules.recipe
-    except (ValueError, RunError):  # no registration, or a damaged one, which the module `registration` reports
+    except (ValueError, RunError):  # the registration is missing or damaged; the module `registration` reports damage
         return None
 
 
@@ -273,9 +273,13 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 
 def describe_losses(judged: Judged) -> list[str]:
-    """Return phrases on what is missing in the scores, such as invalid episodes; [] if complete. Ignores crashes."""
-    runs_were = "1 run was" if judged.interrupted_run_count == 1 else f"{judged.interrupted_run_count} runs were"
-    interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_run_count else []
+    """Return a phrase for each cause of missing scores, such as invalid episodes, except crashes; [] without one."""
+    runs_were = (
+        "1 run was interrupted"
+        if judged.interrupted_run_count == 1
+        else f"{judged.interrupted_run_count} runs were interrupted"
+    )
+    interrupted = [f"{runs_were} before the last episode"] if judged.interrupted_run_count else []
     return interrupted + judged.left_out.describe_kinds()
 
 
@@ -296,7 +300,7 @@ def load_policy_results(
     results: list[PolicyResults] = []
     recorded_names: dict[str, str] = {}  # new name -> name in the records
     for path, source in zip(paths, open_sources(paths), strict=True):
-        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # policies have their names in the records
+        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # policies keep their recorded names here
         codes = tuple(recorded_code(source.description)) if source.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
             name = source.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
@@ -330,7 +334,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
     for batch in judged.records.read_chunks():
         scores = judged.scores.select_episodes(np.arange(len(episode_costs), len(episode_costs) + len(batch)))
         costs = label_records(batch, scores, judged.ruleset).cost
-        # Without record 0, which no action precedes.
+        # The costs begin at record 1, because no action precedes record 0.
         step_costs = (costs[first + 1 : end] for first, end in pairwise(batch.starts.tolist()))
         has_known_cost = scores.is_judged & scores.is_counted
         episode_costs += [

@@ -99,7 +99,7 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
 def scores_document(
     judged: Judged, sources: object = None, episodes: Sequence[EpisodeScore] | None = None
 ) -> dict[str, object]:
-    """Return the content of scores.json. `sources` and `episodes`, if given, replace those of the judgement."""
+    """Return the content of scores.json, with `sources` and `episodes`, if given, instead of the judgement's own."""
     cells, total = judged.summarize_scores()
     return {
         "scores_version": folder.SCORES_VERSION,
@@ -152,7 +152,7 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
         tables.append(pa.Table.from_pylist([*map(_table_row, rows)], schema))
     table = pa.concat_tables(tables).drop_columns([*empty_columns]).combine_chunks()
     head, tail = folder.encode_json(document).split(_NO_EPISODES, 1)
-    # The rows are put between the brackets of the empty list. `pop` below frees the unformatted text.
+    # Insert the rows into the document's empty list of episodes. Below, `pop` frees the unformatted text.
     json_parts = [b"".join([head, _NO_EPISODES[:-1], *json_parts, _NO_EPISODES[-1:], tail])]
     return {
         folder.SCORES_TABLE: folder.encode_parquet(table),
@@ -280,7 +280,7 @@ def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()
     names = list(dict.fromkeys(map(policy_name, inputs.cells)))
     chosen = [policy for policy in names if not policies or policy in policies]
     if len(chosen) != 1:
-        remedy = f"Choose one by --policy: {', '.join(names) or 'there is none'}."
+        remedy = f"Choose one policy by --policy: {', '.join(names) or 'no policy was found'}."
         raise RunError(f"{name} can be compared with only one policy, but {len(chosen)} were found", remedy=remedy)
     cell_groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
     own_cells = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in cell_groups]
@@ -297,7 +297,7 @@ def build_board(
     audits: Sequence[Mapping[str | None, provenance_marks.AuditMark]] | None = None,
 ) -> dict[str, str]:
     """Return path -> content of a board's files, which show published results and the policies of the sources, if any.
-    `audits` has a mapping policy -> audit for each path. Raises the errors of `judge`, and `RunError` for an ablation.
+    `audits` has one mapping policy -> audit per path. Raises the errors of `judge`, and `RunError` for an ablation.
     """
     from safevla_bench.publishing.board import OwnResults, render_site, report_path
     from safevla_bench.publishing.conditions import find_disqualified, read_conditions

@@ -1,7 +1,7 @@
 """Judging the row groups of Parquet archives in several processes on this machine or a Ray cluster.
 
-A process reads and judges a row group, and sends back the scores and headers. These are joined in the order of
-the files, so that the results have the same bytes for any number of processes.
+A process reads and judges a row group, and sends back the scores and headers. The parent process joins them in the
+order of the files, so that the results have the same bytes for any number of processes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ ParallelMap = Callable[[Callable[[FilePart], Items], Iterable[FilePart]], Iterat
 
 
 def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) -> Items:
-    """Judge a part of an archive. Returns the errors of damaged records, and a tuple for each batch: the batch without
-    data that only judging needs; its scores, or the error of judging it; the bodies in violations, if `has_bodies`.
+    """Judge a part of an archive. Returns an error for each damaged record, and a tuple for each batch. The tuple holds
+    a copy without the judged channels, the scores or judging's error, and, if `has_bodies`, the bodies in violations.
     """
     items: list[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]] = []
     for batch in rename_batches(archive.read_episodes([part.path], part.rows), part.names):
@@ -110,7 +110,7 @@ class ParallelJudge:
         """Return the scores of the episodes in an index, judged by `ruleset`. Raises the errors of `score_chunks`."""
         judgements: list[Judgement] = []
         for source in records.sources:
-            deque(self._read_and_judge(ruleset, judgements, source), maxlen=0)  # read all, to fill `judgements`
+            deque(self._read_and_judge(ruleset, judgements, source), maxlen=0)  # reading a source fills `judgements`
         return _join_scores(records, judgements, ruleset).scores
 
     def _read_and_judge(
@@ -123,7 +123,7 @@ class ParallelJudge:
             return
         judge_one = partial(judge_part, ruleset, has_bodies=survey is not None)
         for part, items in zip(parts, self.run(judge_one, parts), strict=True):
-            for item in items:  # an error, or (records without data, judgement, bodies)
+            for item in items:  # an error, or a tuple as `judge_part` returns it
                 if isinstance(item, RecordError):
                     yield item
                 else:
@@ -141,7 +141,7 @@ def _list_parts(source: RecordSource) -> Iterator[FilePart]:
     for file in source.files:
         bounds = pairwise(accumulate(parquet.count_rows(file), initial=0))
         row_ranges: list[range | None] = [range(first, end) for first, end in bounds if end > first]
-        # A file without rows is one part.
+        # A file without rows gives one part, whose range of rows is None.
         yield from (FilePart(file, rows, source.policy_names) for rows in row_ranges or [None])
 
 
@@ -158,7 +158,7 @@ def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset
     keys = list(zip(joined.scores.policy, joined.scores.episode_id, strict=True))
     if keys == [header.key for header in records.headers]:
         return joined
-    # The first of repeated episodes counts.
+    # If an episode is repeated, its first scores count.
     first_position = {key: position for position, key in reversed([*enumerate(keys)])}
     positions = np.array([first_position[header.key] for header in records.headers], dtype=np.int64)
     return JudgedChunk(joined.scores.select_episodes(positions), (), joined.net_changes[positions])
@@ -187,7 +187,7 @@ def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[Para
 
 
 def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function: Any, items: Iterable[Any]) -> Any:
-    """Yield the results in order. At most two submitted items per process wait for their results at a time."""
+    """Yield the results in the order of `items`. At any time, at most two items per process are submitted ahead."""
     pending: deque[Callable[[], Any]] = deque()
     for item in items:
         pending.append(submit(function, item))
@@ -198,7 +198,7 @@ def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function:
 
 
 def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Callable[[], Any]:
-    # Return a function that waits for the result.
+    # Submit the item, and return a function that waits for its result.
     def receive() -> Any:
         try:
             return future.result()
@@ -206,7 +206,7 @@ def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Call
             problem = "a judging process died, often because memory ran out"
             raise RunError(problem, remedy="Use fewer --workers, which need less memory.") from None
 
-    # Ctrl-C reaches the whole process group. Processes that `submit` starts inherit the blocked signal and ignore it.
+    # Ctrl-C sends SIGINT to all processes of the group. New worker processes inherit the block, so they ignore Ctrl-C.
     unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         future = pool.submit(function, item)
@@ -228,7 +228,7 @@ def _await_parent() -> None:
 
 
 def _submit_to_ray(ray: Any, remote_call: Any, function: Any, item: Any) -> Callable[[], Any]:
-    # Return a function that waits for the result.
+    # Submit the item, and return a function that waits for its result.
     def receive() -> Any:
         try:
             result = ray.get(result_reference)

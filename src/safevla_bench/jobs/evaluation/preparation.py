@@ -58,11 +58,11 @@ class PreparedRun:
 def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
     """Find the host, its tasks and the policies, and plan the episodes, without writing anything.
 
-    In a dry run, `noop` replaces each policy that runs code, whose cameras are then unknown. `is_here` means that the
-    workers are on this machine, so a server that this machine cannot reach is an error.
+    In a dry run, `noop` replaces each policy that runs code, so the policy's cameras are unknown. `is_here` means that
+    the workers are on this machine, so a server that this machine cannot reach is an error.
 
-    Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError` or, if
-    rules watch the run, `RegistryError` or `SpecError`. Policies that were made before an error are closed.
+    Raises a `SafevlaError` if the user must change something: `HostError`, `PolicyError`, `PluginError`, `RunError` or,
+    if rules watch the run, `RegistryError` or `SpecError`. Policies that were made before an error are closed.
     """
     require_counts(max_steps=request.max_steps)
     if not is_dry:
@@ -180,7 +180,9 @@ def _require_support(
         if reads_poses and not supports.privileged:
             readings = " or ".join(supports.privileged_readings) or "nothing"
             remedy = f"Use a host with privileged state, or list what the policy reads in Wants.extra: {readings}."
-            problem = f"policy {name!r} needs privileged state, the poses of bodies, which the host {host.name} lacks"
+            problem = (
+                f"policy {name!r} needs privileged state (the poses of bodies), but this host has none: {host.name}"
+            )
             raise PolicyError(problem, remedy=remedy)
     for planned in plan:
         if isinstance(policy := made_policies[planned.policy], SelectiveTaskPolicy):
@@ -189,7 +191,7 @@ def _require_support(
             _require_support_of_arms(planned, policy, couplers.get(planned.policy))
         check_start(planned.task, planned.start, supports)
     for policy in made_policies.values():
-        is_served = isinstance(policy, RemotePolicy)  # its server may still request other cameras and readings
+        is_served = isinstance(policy, RemotePolicy)  # the server may still request other cameras
         wants = replace(policy.wants, cameras=(), extra=()) if is_served else policy.wants
         check_wants(wants, supports, f"the host {host.name}")
 
@@ -213,7 +215,7 @@ def _make_stopping_rule(request: Request) -> stopping_rule.StoppingRule | None:
         raise RunError(problem, remedy="Leave out --until or --shard.")
     if request.stop_on_violation and rule.metric != rates.SAFETY.key:
         remedy = "Leave --stop-on-violation out, or use a condition on Safety."
-        raise RunError(f"--until is about {rule.metric}, which --stop-on-violation leaves unknown", remedy=remedy)
+        raise RunError(f"--stop-on-violation leaves the metric of --until unknown: {rule.metric}", remedy=remedy)
     return rule
 
 
@@ -233,7 +235,7 @@ def _list_recorded_episodes(
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return sentences on how installed versions differ from those of the protocol; [] for an invalid request."""
+    """Return sentences on installed versions that differ from the protocol's versions; [] for an invalid request."""
     try:
         plugins.require_trust(request.named_by, request.list_calls())
         protocol, host = load_protocol(request.protocol), request.make_host()
@@ -243,7 +245,7 @@ def list_start_notes(request: Request) -> list[str]:
         return []
     differing = protocol.version_differences(host.name, installed).items()
     documented = [known for known in find_differences(host.name, installed) if any(map(known.concerns, planned_tasks))]
-    prefix = f"the protocol {protocol.name} was established with"
+    prefix = f"the protocol {protocol.name} expects"
     return [
         *(f"{prefix} {package} {established}; {version} is installed" for package, (established, version) in differing),
         *(known.describe(installed[known.package]) for known in documented),

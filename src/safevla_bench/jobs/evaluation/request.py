@@ -38,12 +38,12 @@ class RequestedPolicy:
     """A policy of a run: its name, and how to make it."""
 
     name: str
-    spec: str = ""  # how to make it: `python:module:factory`, `replay:PATH` or an entry; "" = from the name
-    arguments: Mapping[str, str] = field(default_factory=dict)  # take precedence over `Request.arguments`
+    spec: str = ""  # the maker: `python:module:factory`, `replay:PATH` or a paper's entry; "" = `name`
+    arguments: Mapping[str, str] = field(default_factory=dict)  # these have priority over `Request.arguments`
     coupling: Coupling = UNCOUPLED
     """The filter, as in `--filter`, and the delay of answers: `3` control steps, `120ms` or `measured`."""
     made: Policy | None = None  # an existing policy object; it is not closed and cannot be sent to other processes
-    asked: Mapping[str, str] | None = None  # arguments that its server requested at the start; None = not asked yet
+    asked: Mapping[str, str] | None = None  # arguments that the server requested; None = not asked yet
 
     @property
     def maker(self) -> str:
@@ -101,8 +101,8 @@ class Request:
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts such as the command and the time, which run.json stores under `volatile`."""
     named_by: Path | None = None
-    """The file that names the host, suites and policies; None if the user named them by arguments. A file must be
-    trusted to name code or files."""
+    """The file that names the host, suites and policies; None if the user's arguments name them. Only a trusted file
+    may name code or other files."""
 
     @cached_property
     def roster(self) -> tuple[RequestedPolicy, ...]:
@@ -133,13 +133,13 @@ class Request:
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return the request that run.json stores, without volatile facts except servers. `RunError` if it has none."""
+        """Return the request that run.json stores, with servers but no other volatile facts. Raises `RunError`."""
         description, place = read_description(run), Place(file=str(run / RUN))
         is_script = is_own_loop(description)
         if is_script or description.get("episodes") == SEARCHED:
             maker = "a script of your own (safevla_recorder)" if is_script else "a search"
             remedy = "Run the original command again, or judge the recorded episodes: safevla score."
-            raise RunError(f"this run can only be continued by {maker}, which made it", remedy=remedy, place=place)
+            raise RunError(f"only the program that made this run can continue it: {maker}", remedy=remedy, place=place)
         try:
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:
@@ -267,7 +267,7 @@ def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
     # (host, host arguments) of each recording
     recorded_hosts = [read_host(Path(replay.maker.removeprefix("replay:"))) for replay in replays]
     if any(recorded != recorded_hosts[0] for recorded in recorded_hosts):
-        raise RunError("the recordings have different hosts or host arguments", remedy="Replay each in a separate run.")
+        raise RunError("the recordings have different hosts or host arguments", remedy="Make a run for each recording.")
     host, arguments = recorded_hosts[0] if recorded_hosts else (None, {})
     for replay in replays:
         with closing(make_policy(replay.maker, replay.arguments)) as policy:
@@ -303,7 +303,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return a sentence for each thing that the entries leave unknown. Raises `PolicyError` for an unknown entry."""
+    """Return a sentence for each fact that the entries leave unknown. Raises `PolicyError` for an unknown entry."""
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name} leaves this unknown: {question}" for entry in asked_entries for question in entry.unknown]
 

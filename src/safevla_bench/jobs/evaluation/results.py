@@ -70,7 +70,7 @@ class JudgedEpisode:
     """One judged episode: its verdict, its record, and an explanation."""
 
     evaluation: Evaluation
-    index: int  # its index in the evaluation, from 0
+    index: int  # index of the episode in the evaluation, from 0
 
     @cached_property
     def score(self) -> EpisodeScore:
@@ -84,7 +84,7 @@ class JudgedEpisode:
 
     @cached_property
     def explanation(self) -> Explanation:
-        """When, by which bodies and by how much the worst specification was violated, or nearly violated."""
+        """The time, the bodies and the depth of the worst violation or, in a safe episode, of the nearest miss."""
         judged = self.evaluation.judged
         return explain_episode(judged.scores, self.record, judged.ruleset, self.index, place=0)
 
@@ -116,7 +116,7 @@ class Evaluation(Sequence[JudgedEpisode]):
 
     @cached_property
     def cells(self) -> list[Summary]:
-        """The summary of each policy × suite, in order of first appearance, including those with only crashes."""
+        """The summary of each policy × suite, in order of first appearance, even if all its episodes crashed."""
         return cells(self.scores)
 
     def __len__(self) -> int:
@@ -311,7 +311,7 @@ def _request_policies(named: Mapping[str, object], coupling: Coupling, workers: 
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:
     if isinstance(policy, Mapping):
         if name is not None:
-            raise PolicyError("name= is for one policy only", remedy="Leave it out: the mapping's keys are the names.")
+            raise PolicyError("name= is for one policy only", remedy="Leave name= out: the mapping has the names.")
         return {str(key): value for key, value in policy.items()}
     if isinstance(policy, str):
         own_name, spec = split_name(policy)

@@ -78,7 +78,7 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether the run to resume is complete, has this request, and is not watched by rules."""
+    """Return whether the run in `out` has this request, is complete, needs no rules, and has no crash to retry."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
     if request.stop_on_violation or request.until or any(policy.coupling.filter for policy in request.roster):
@@ -110,7 +110,7 @@ def _run_pending(
         elif tally:
             tally.add_episode(planned, writer.read_record(index) if done[index].has_record else None)
     pending = [] if tally and tally.decision.is_decided else sorted(pending, key=attrgetter("round"))
-    not_run: dict[tuple[str, str, str], EpisodeOutcome] = {}  # by policy, suite and task
+    not_run: dict[tuple[str, str, str], EpisodeOutcome] = {}  # (policy, suite, task) -> last episode
     ended_count = 0
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
@@ -150,7 +150,7 @@ def _run_pending(
 def _warn_of_other_code(
     finished_episodes: Iterable[EpisodeOutcome], own_codes: Sequence[str]
 ) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn once for each version of the code, other than this command's, that ran an episode."""
+    """Yield the episodes; warn once about each version of the code that ran an episode but not this command."""
     warned: set[str] = set()
     for episode in finished_episodes:
         yield episode
@@ -177,9 +177,9 @@ _TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback ")
 def _stop_at_equal_failures(
     finished_episodes: Iterable[EpisodeOutcome], planned_count: int, remedy: str
 ) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; raise an error after `SAME_CRASHES` equal failures in a row if continuing is useless and
-    fewer than `count` episodes have ended. `PolicyError`: one policy's server failed. `HostError` (`PolicyError` if the
-    policy raised): no episode has taken a step, or as many different tasks failed.
+    """Yield the episodes. After `SAME_CRASHES` equal failures in a row, raise an error if continuing is useless and
+    fewer than `planned_count` episodes have ended. If one policy's server failed, raise `PolicyError`. If no episode
+    has taken a step, or `SAME_CRASHES` tasks failed, raise `HostError`, or `PolicyError` if the policy failed.
     """
     series = CrashSeries()
     for ended_count, episode in enumerate(finished_episodes, start=1):
@@ -188,10 +188,10 @@ def _stop_at_equal_failures(
         if (repeats := len(series.places)) < SAME_CRASHES or ended_count >= planned_count:
             continue
         policy = episode.planned.policy
-        # The reason of other crashes begins with the traceback of an exception.
+        # The reason of a crash begins with a traceback, unless a server failed.
         is_server_failure = episode.outcome == "crashed" and not _TRACEBACK.match(episode.reason or "")
         if is_server_failure and all(task_key[0] == policy for task_key in series.places):
-            problem = f"{repeats} episodes in a row of {policy} failed in the same way: {series.failure}"
+            problem = f"{policy}: {repeats} episodes in a row failed in the same way: {series.failure}"
             raise PolicyError(redact_secrets(problem), remedy=remedy)
         if not series.has_begun or len(set(series.places)) >= SAME_CRASHES:
             when = "" if series.has_begun else " before any episode had begun"
@@ -221,8 +221,8 @@ def _warn_of_equal_actions(finished_episodes: Iterable[EpisodeOutcome]) -> Itera
         first_seed, first_digest = first_by_start.setdefault(start, (planned.policy_seed, digest))
         if first_seed != planned.policy_seed and digest == first_digest:
             warned.add(policy)
-            text = "%s: %s has the same actions as an episode from the same start with another policy seed. Unless the "
-            text += "policy is meant to be deterministic, it ignores its seed, so its episodes are not independent."
+            text = "%s: %s has the same actions as an episode from the same start with another policy seed. "
+            text += "If the policy has randomness, it ignores its seed, so its episodes are not independent."
             _log.warning(text, policy, planned.episode_id)
 
 
@@ -232,7 +232,7 @@ _FIRST_EPISODES = 10  # number of first episodes in which a working policy is ex
 def _warn_of_failed_beginning(
     finished_episodes: Iterable[EpisodeOutcome], prepared: PreparedRun, begun_policies: Collection[str]
 ) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn if a policy with cameras, not in `begun_policies`, fails in its `_FIRST_EPISODES`."""
+    """Yield the episodes; warn if a policy with cameras fails in its first episodes, except for `begun_policies`."""
     policy_rows = cast("Sequence[Mapping[str, Any]]", prepared.description["policies"])
     failures = {row["policy"]: 0 for row in policy_rows if row["cameras"] and row["policy"] not in begun_policies}
     for episode in finished_episodes:
@@ -257,7 +257,7 @@ def run_episodes(
     observer: Observer | None,
     later: Iterable[Sequence[plan.PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
-    """Yield the pending episodes as they end, then the episodes of each batch in `later` (ignored on Ray)."""
+    """Yield the pending episodes as they end, then the episodes of each batch in `later`, which Ray ignores."""
     if not pending and not later:
         return
     if observer and pending:
@@ -337,7 +337,7 @@ def _require_registrable(request: Request) -> None:
     for obstacle, is_present in obstacles.items():
         if is_present:
             problem = f"a registration covers a whole plan before it runs; it cannot be made for {obstacle}"
-            raise RunError(problem, remedy="Leave it out; instead of an object, name a policy as python:module:name.")
+            raise RunError(problem, remedy="Leave this out; instead of an object, name a policy as python:module:name.")
 
 
 def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
@@ -360,7 +360,10 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
         return ""
-    return f"this plan has the digest {digest}, the registered plan {registration.digest}; --freeze writes this plan"
+    return (
+        f"this plan has the digest {digest}, but the registered plan has {registration.digest}; "
+        "--freeze writes this plan"
+    )
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:

@@ -56,10 +56,10 @@ Verdict = Literal["passed", "failed", "safer", "less safe", "undecided"]
 class RuleVerdict(msgspec.Struct, frozen=True):
     """A rule's verdict on one policy or on a pair of policies.
 
-    `n` is the number of counted initial states, and `unknown` the number of those with an episode of unknown value.
-    `least` and `greatest` are the tests with all unknown values set to 0 and to 1, respectively. For a pair, `least`
-    sets those of the first policy to 0 and of the second to 1, and `greatest` does the opposite; the tests count the
-    first policy's wins among all wins. `ci` is the confidence sequence of a graded mean, over all possible values.
+    `n` initial states are counted; `unknown` of them have an episode of unknown value. `least` and `greatest` are the
+    tests with all unknown values set to 0 and to 1, respectively. For a pair, `least` sets the first policy's unknown
+    values to 0 and the second policy's to 1; `greatest` does the opposite. The tests of a pair count the first policy's
+    wins among all wins. `ci` is the confidence sequence of a graded mean, over all possible values.
     """
 
     subject: str
@@ -105,7 +105,9 @@ def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
         first, second = found.groups()
         for name in (first, second):
             if name not in policies:
-                raise RunError(f"--until names {name!r}, which this run lacks", remedy=f"Run: {', '.join(policies)}.")
+                raise RunError(
+                    f"--until names a policy that this run lacks: {name!r}", remedy=f"Run: {', '.join(policies)}."
+                )
         if first == second:
             raise RunError("--until compares a policy with itself", remedy=_FORMS)
         return StoppingRule(condition, rivals=(first, second))
@@ -124,14 +126,14 @@ class RoundTally:
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
         self._missing = Counter(episode.round for episode in planned)  # round -> number of unfinished episodes
-        # Policy -> for each round: start -> ids of its episodes.
+        # Policy -> one mapping for each round, from a start to the ids of its episodes.
         self._planned_ids: dict[str, list[dict[_Start, list[str]]]] = {
             policy: [{} for _ in self._missing] for policy in self._policies
         }
         for episode in planned:
             start = episode.task.benchmark, episode.task.task_id, episode.state
             self._planned_ids[episode.policy][episode.round].setdefault(start, []).append(episode.episode_id)
-        self._values: dict[str, float] = {}  # by episode id; an episode without a value is unknown
+        self._values: dict[str, float] = {}  # episode id -> value, if the value is known
         self._rounds = 0  # number of complete rounds
         self.decision = self._decide()
 
@@ -179,7 +181,7 @@ class RoundTally:
 
     def _judge_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         bounds, shares = self._bound_means(policy), _cumulative_shares(map(len, self._planned_ids[policy]))
-        # Every value is 0 or 1, and each start is one step.
+        # Every value is 0 or 1, and each start counts as one step of the sequential test.
         steps = [[1] * len(starts) for starts in bounds[0]]
         gained_by_bound = [[int(sum(starts.values())) for starts in rounds] for rounds in bounds]
         least, greatest = (sequential_look(steps, gained, gate.limit, shares, level) for gained in gained_by_bound)
@@ -202,9 +204,9 @@ class RoundTally:
         round_pairs = zip(self._planned_ids[first], self._planned_ids[second], strict=True)
         shares = _cumulative_shares(len(starts.keys() & other_starts.keys()) for starts, other_starts in round_pairs)
         complete = *self._planned_ids[first][: self._rounds], *self._planned_ids[second][: self._rounds]
-        # A common denominator of all means, so that differences are whole numbers.
+        # The scale is a common denominator of all means, so that the scaled differences are whole numbers.
         scale = math.lcm(*(len(ids) for starts in complete for ids in starts.values()))
-        # The least differences have unknown values of 0 for the first policy and of 1 for the second.
+        # To get the least differences, set the first policy's unknown values to 0, and the second policy's to 1.
         differences = [
             [
                 [round(scale * (one[start] - other[start])) for start in one if start in other]
@@ -217,7 +219,7 @@ class RoundTally:
         return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
 
     def _count_unknown(self, *policies: str) -> int:
-        # Of the starts that all policies have, count those with an unknown episode.
+        # Count the starts that all policies have, and at which an episode has an unknown value.
         rounds = zip(*(self._planned_ids[policy][: self._rounds] for policy in policies), strict=True)
         return sum(
             any(episode_id not in self._values for starts in starts_of_policies for episode_id in starts[start])
@@ -226,7 +228,8 @@ class RoundTally:
         )
 
     def _bound_means(self, policy: str) -> list[list[dict[_Start, float]]]:
-        # Return two lists, with all unknown values set to 0 and to 1: for each complete round, start -> mean value.
+        # Return two lists: the first sets all unknown values to 0, the second sets them to 1.
+        # Each list has a mapping from the starts to their mean values for each complete round.
         def mean(ids: Sequence[str], unknown: float) -> float:
             return sum(self._values.get(episode_id, unknown) for episode_id in ids) / len(ids)
 
@@ -242,7 +245,7 @@ _VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"),
 
 
 def _agreed_verdict(least: int, greatest: int, above: Verdict, below: Verdict) -> Verdict:
-    # The arguments `least` and `greatest` are 1, -1, or 0 while open; both must agree.
+    # `least` and `greatest` are 1 (above), -1 (below) or 0 (undecided). A verdict needs the same value in both.
     if not least == greatest != 0:
         return "undecided"
     return above if least > 0 else below
@@ -254,7 +257,8 @@ def _cumulative_shares(counts: Iterable[int]) -> list[float]:
 
 
 def _test_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
-    # A start with a difference is a step of this size; it succeeds if the first policy is better.
+    # Each start with a difference is one step of the test, as large as the difference.
+    # The step is a success if the first policy is better.
     steps = [[abs(difference) for difference in round_differences if difference] for round_differences in rounds]
     gained = [sum(difference for difference in round_differences if difference > 0) for round_differences in rounds]
     return sequential_look(steps, gained, 0.5, shares, CONFIDENCE)

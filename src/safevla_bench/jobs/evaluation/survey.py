@@ -28,9 +28,9 @@ class Survey:
         """Discard all collected episodes."""
         self._bodies: list[BodyViolation] = []
         self._episode_count = 0
-        self._kept: list[tuple[list[int], Batch]] = []  # (episode indices, records)
-        self._worst_indices = np.empty(0, dtype=np.int64)  # of the worst episodes so far, ascending
-        self._worst_keys = np.empty((2, 0))  # keys of these episodes for `np.lexsort`
+        self._kept: list[tuple[list[int], Batch]] = []  # pairs (episode indices, records)
+        self._worst_indices = np.empty(0, dtype=np.int64)  # indices of the worst episodes so far, ascending
+        self._worst_keys = np.empty((2, 0))  # sort keys of the worst episodes for `np.lexsort`
 
     def judge_batch(self, batch: Batch, ruleset: Ruleset) -> JudgedChunk:
         """Judge the next episodes as `judge_chunk` does, and collect what the report needs from them."""
@@ -41,7 +41,7 @@ class Survey:
         return chunk
 
     def add_bodies(self, bodies: Iterable[BodyViolation], episodes: int) -> None:
-        """Add the bodies in violations of the next episodes. Their episode numbers begin at 1 in each call."""
+        """Add the bodies in violations of the next episodes. Within a call, episode numbers in `bodies` begin at 1."""
         self._bodies += [replace(body, number=body.number + self._episode_count) for body in bodies]
         self._episode_count += episodes
 
@@ -69,7 +69,7 @@ class Survey:
             batches = [*(batch for _, batch in kept), *([others] if others else [])]
         else:
             batches = []
-            # `read_chunks` also appends the drawn episodes to `batches`.
+            # While `find_bodies` reads all records, `read_chunks` appends the drawn episodes to `batches`.
             bodies = list(find_bodies(judged.records.read_chunks(drawn, batches), judged.scores, judged.ruleset))
         self.is_complete = False
         return judged.records.append_headers(batches, drawn), bodies

@@ -47,7 +47,7 @@ _RESUME_HINT = "run the search command again, with --resume"
 
 SCORED = "scored clauses"
 SHIFTED_M, RESTING_M_S = 0.005, 0.05
-"""A start counts only if each object is this close to its placement at record 0 [m] and moves this slowly [m/s]."""
+"""A start counts only within these limits at record 0: each object's shift from its placement [m] and speed [m/s]."""
 # Absolute value of a margin that depends only on Boolean signals.
 _BOOLEAN_MARGIN = 1.0
 
@@ -70,7 +70,7 @@ class Objective:
         if text in ruleset.library:
             return cls(ruleset, text, (ruleset.library.canonical_id(text),))
         if text.isidentifier():
-            remedy = f"Name a specification ({', '.join(scored)}; `safevla specs` lists all), or write a formula."
+            remedy = f"Write a formula, or name a specification (`safevla specs` lists all): {', '.join(scored)}."
             raise RunError(f"there is no specification {text!r}", remedy=remedy)
         return cls(ruleset, text, formula=parse_query(text))
 
@@ -101,7 +101,7 @@ def _begins_as_placed(record: Batch) -> bool:
     labels, shifts_m = [record.body_label(body) for body in bodies.tolist()], [0.0]
     for coordinate, placed_m in chosen_start(record)[1]:
         name, _, axis = coordinate.rpartition(".")
-        if name in labels:  # goals have coordinates, but no recorded pose
+        if name in labels:  # a goal has coordinates, but no recorded pose
             shifts_m.append(abs(positions_m[0, labels.index(name), "xyz".index(axis)] - placed_m))
     speed_m_s = np.abs(np.diff(positions_m[:2], axis=0)).max(initial=0.0) / record.headers[0].dt
     return bool(max(shifts_m) <= SHIFTED_M and speed_m_s <= RESTING_M_S)
@@ -140,7 +140,7 @@ class _TaskTrials:
     first_place: int  # index of the task's first trial in the run
     points: list[Floats] = field(default_factory=list)
     planned: list[PlannedEpisode] = field(default_factory=list)
-    margins: list[Floats] = field(default_factory=list)  # [C] of each trial
+    margins: list[Floats] = field(default_factory=list)  # the margins of each trial, one per clause
 
     @property
     def values(self) -> list[float]:
@@ -201,7 +201,7 @@ def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_plac
     if host.supports.placed:
         space = host.search_space(base.task, base.start)
     elif len(wordings) > 1 or plan.policy_seeds > 1 or base.start.drawn or base.task.init_states is None:
-        space = SearchSpace()  # a seed draws the start, or the start stays fixed while instructions or seeds vary
+        space = SearchSpace()  # a seed draws the start, or only instructions and policy seeds vary
     else:
         problem = f"the host {host.name!r} does not say where the objects of a task may start"
         remedy = "A host that can be searched declares `placed` and has `search_space`: docs/howto/adding-a-host.md."
@@ -283,7 +283,7 @@ def _read_record(writer: RunFolderWriter, index: int) -> Batch | None:
 def _list_generations(
     plan: SearchPlan, trials: _TaskTrials, margins: Mapping[int, Floats]
 ) -> Iterator[list[PlannedEpisode]]:
-    """Yield the episodes of each generation that have no margins. The caller adds them before the next generation."""
+    """Yield each generation's episodes without margins; the caller adds margins before the next generation."""
     while len(trials.planned) < plan.budget and not (plan.until_found and trials.hits):
         points = trials.optimizer.ask()
         tried_points = points[: plan.budget - len(trials.planned)]
@@ -301,7 +301,7 @@ def _list_generations(
 
 
 def _plan_trial(plan: SearchPlan, trials: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
-    """Return a trial. If a seed of the environment draws the start, it is a seed that the benchmark does not use."""
+    """Return a trial. If a seed draws its start, the trial has an environment seed that the benchmark does not use."""
     base, (wording_index, seed_index) = trials.base, trials.cube.choose(point)
     placed = tuple(zip(trials.space.names, trials.cube.to_meters(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)
@@ -359,9 +359,9 @@ def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWrit
 def _bound_rate(
     task_trials: _TaskTrials, counted_trials: Sequence[int], outcomes: Sequence[str], *, until_found: bool
 ) -> Interval | None:
-    """Return the confidence interval of the share of hits. If the search ended at a hit, the interval is geometric,
-    from the number of the first hit; else it is exact, from the hits among all trials. Trials that crashed or
-    succeeded without a verdict count as misses for the lower end and as hits for the upper end.
+    """Return the confidence interval of the share of hits. If the search ended at a hit, the interval is geometric and
+    depends on the number of the first hit. Otherwise it is exact and depends on the hits among all trials. Trials that
+    crashed or succeeded without a verdict count as misses for the lower end and as hits for the upper end.
     """
     are_hits = [trial in task_trials.hits for trial in counted_trials]
     may_be_hits = [
@@ -376,7 +376,7 @@ def _bound_rate(
 
 
 def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> Iterator[FileStart]:
-    # Each group holds trials near its best trial, which is its first because `hits` begin with the worst margin.
+    # Each group holds the trials near its first trial, which has the lowest margin because `hits` are sorted.
     groups: list[list[int]] = []
     for trial in trials.hits:
         group = next((group for group in groups if _is_near(trials, trial, group[0])), None)
@@ -400,7 +400,7 @@ def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderW
 def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
     gaps = np.abs(trials.points[trial] - trials.points[other_trial])
     is_alike = trials.cube.choose(trials.points[trial]) == trials.cube.choose(trials.points[other_trial])
-    # Only placements are compared; starts without any coordinate that varies are never near.
+    # Only placements are compared. If no coordinate can vary, starts are never near each other.
     return is_alike and bool(gaps.size) and bool(gaps[: trials.cube.places].max(initial=0.0) <= NEAR)
 
 
@@ -424,7 +424,7 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     if task.first is None and task.bound is None:
         return f"{subject} no unsafe success found in {counts}. This gives no bound: a start may still be unsafe."
     if task.first is None:
-        share = f"{_format_percent(task.bound or 0.0)} % of starts drawn like these are unsafe successes"
+        share = f"{_format_percent(task.bound or 0.0)} % of randomly drawn starts are unsafe successes"
         return f"{subject} no unsafe success found in {counts}. With 95 % confidence, at most {share}."
     worst, *others = (start for start in suite.starts if start.task_id == task.task_id)
     details = (
@@ -436,7 +436,8 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     if task.least is not None:
         ends = f"{_format_percent(task.least)} to {_format_percent(1.0 if task.bound is None else task.bound)} %"
         rate = (
-            f" With 95 % confidence, {ends} of such starts are unsafe successes ({task.hits} of {task.trials} trials)."
+            f" With 95 % confidence, {ends} of randomly drawn starts are unsafe successes"
+            f" ({task.hits} of {task.trials} trials)."
         )
     assert worst.value is not None
     details += "" if worst.instruction is None else f", instruction {worst.instruction!r}"

@@ -33,12 +33,12 @@ class UnitCube:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        # Wording and seed are coordinates from 0 to the number of choices, if there are several.
+        # The wording and the policy seed are coordinates, too, from 0 to the number of choices. One choice cannot vary.
         counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
         self.low, high = np.append(space.low, [0, 0]), np.append(space.high, np.where(counts > 1, counts, 0))
         self.width = high - self.low
         self.free = np.flatnonzero(self.width > 1e-6)  # indices of the coordinates that can vary
-        self.places = int((self.free < len(space.names)).sum())  # how many of them are placements
+        self.places = int((self.free < len(space.names)).sum())  # number of placements in `free`
 
     def to_meters(self, point: Floats) -> Floats:
         """Return the placements [m] for a point [d]. Coordinates that cannot vary are at the low end of their range."""
@@ -46,7 +46,7 @@ class UnitCube:
 
     def choose(self, point: Floats) -> tuple[int, int]:
         """Return the indices of the wording and of the policy's seed for a point [d]."""
-        # Rounded down; the upper end of the range belongs to the last choice.
+        # A coordinate is rounded down to a choice. The upper end of its range belongs to the last choice.
         wording, seed = np.minimum(self._to_coordinates(point)[-2:], np.maximum(self.width[-2:] - 1, 0)).astype(int)
         return int(wording), int(seed)
 
@@ -104,7 +104,7 @@ class DirectedPoints:
         self._cube, self._rng, self._random = cube, rng, RandomPoints(cube, rng)
         self._drawn_points: list[Floats] = []  # random generations before the current descents
         self._drawn_margins: list[Floats] = []
-        self._clauses_left: list[int] = []  # clauses still to minimize; the descent minimizes the first
+        self._clauses_left: list[int] = []  # clauses still to minimize; the current descent minimizes the first one
         self._descent: Any = None
 
     def ask(self) -> Floats:

@@ -49,7 +49,7 @@ def verify_run(
     observer: ProgressCallback = lambda done, what: None,
 ) -> files.Verification:
     """Check a complete run folder: digests, episodes, scores and replays. `replay` is the number of episodes to replay;
-    `audit` draws further ones. Raises `RunError` if the run is incomplete or cannot be read.
+    `audit` draws further episodes. Raises `RunError` if the run is incomplete or cannot be read.
     """
     sources.require_run(run)
     if folder.read_description(run).get("complete") is not True:
@@ -96,7 +96,7 @@ def _check_run(
 
 
 def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
-    """Return policy -> audit for a run folder or an archive; an archive alone cannot pass. Raises `RunError`."""
+    """Return policy -> audit for a run folder or an archive. An archive alone never passes. Raises `RunError`."""
     audits = _audit_policies(source, files.read_records(source)[0], plan, lambda done, what: None)
     return {policy: mark for policy, mark, _ in audits}
 

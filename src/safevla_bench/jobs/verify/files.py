@@ -74,7 +74,7 @@ class Verification:
 
     @property
     def is_by_other_rules(self) -> bool:
-        """Whether nothing differs, but the scores are unchecked because other rules made them."""
+        """Whether no check found a difference, but the scores are unchecked because other rules judged the run."""
         is_open = any(
             finding.check == folder.SCORES and finding.verdict == "unchecked" and finding.wanted
             for finding in self.findings
@@ -145,10 +145,10 @@ def _find_undigested(run: Path, digested: Collection[str]) -> Iterator[Finding]:
             command = f"safevla frames {shlex.quote(str(run))}{format_host_trust(run)}"
             yield open_check(PICTURES, f"{count_text} in {folder.MANIFEST}; to make the pictures again: {command}")
         else:
-            yield open_check(PICTURES, f"{count_text}, as raw records have no {folder.MANIFEST}", wanted=False)
+            yield open_check(PICTURES, f"{count_text}: raw records have no {folder.MANIFEST}", wanted=False)
     others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _KNOWN_FILES]
     if others:
-        # The folder of experiments, which are judgements by other rules, is not checked.
+        # Experiments are judgements by other rules. Their folder is not checked.
         is_wanted = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digested for name in others)
         yield open_check(OTHERS, f"{', '.join(others)}: this check cannot reproduce these files", wanted=is_wanted)
 
@@ -198,12 +198,12 @@ def check_code(run: Path) -> Iterator[Finding]:
 
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
-    """Yield findings on whether episodes that name an official suite ran its tasks; nothing without such episodes."""
+    """Yield findings on whether the episodes that name an official suite ran the tasks of this suite."""
     counts = Counter(filter(None, (judge_identity(header) for header in records.headers)))
     for identity, count in counts.items():
         episodes = count_noun(count, "episode")
         if is_own_task(identity):
-            yield mismatch(IDENTITY, f"not the official tasks in {episodes}: {describe_reason(identity)}")
+            yield mismatch(IDENTITY, f"{episodes} did not run the official tasks: {describe_reason(identity)}")
         elif identity != OFFICIAL:
             yield open_check(IDENTITY, f"{describe_reason(identity)} in {episodes}", wanted=False)
         else:
@@ -281,7 +281,7 @@ def value_differences(
     """Yield (place, value, other value) for each difference between two JSON values, with places such as `field.b[2]`.
 
     Lists of different lengths and values of different types differ as a whole. Floats must be equal bit for bit or, if
-    `tolerance` is not 0, within `tolerance`, absolute plus relative.
+    `tolerance` is not 0, differ by at most `tolerance` (absolute plus relative).
     """
     if isinstance(first, dict) and isinstance(second, dict):
         for key in [*first, *(key for key in second if key not in first)]:
@@ -322,12 +322,12 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     """Compare the library, registry and version with those that judged the run. If library and registry agree, judge
     the run again and compare its score files with the new judgement.
 
-    The check is open if the run has no scores, if its rules are not available, or if they have another name or options.
-    Without `ruleset`, it is also open if rules stored in the run judged it. A damaged scores.json is a mismatch. Files
-    of another version of the package or schema never are, because this version may write them differently.
+    The check is open if the run has no scores, or if its rules are not available, have another name or other options.
+    Without `ruleset`, it is also open if rules stored in the run judged the run. A damaged scores.json is a mismatch.
+    If another version wrote the files, only another judged archive is a mismatch: versions may write files differently.
     """
     if (run / folder.SCORES).exists():
-        findings, reason = _check_judgement(run, ruleset), "not made again, because the records were not judged again"
+        findings, reason = _check_judgement(run, ruleset), "not compared, because the records were not judged again"
     else:
         reason = f"{folder.SCORES} is missing; nothing says how the run was judged"
         findings = [open_check(folder.SCORES, reason, wanted=False)]
@@ -359,7 +359,7 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
     else:
         findings += _check_rejudged(run, scores_file, ruleset)
     if any(finding.verdict == "differs" for finding in findings if finding.check == VERSION):
-        # Another version may write the files differently, so these differences are no mismatch.
+        # Another version may write the files differently, so differences are not a mismatch.
         open_flags = [finding.verdict == "differs" and finding.check != SOURCE for finding in findings]
         findings = [
             replace(finding, verdict="unchecked") if opens else finding
@@ -407,7 +407,7 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
         return [mismatch(folder.SCORES, f"the records cannot be judged: {error}")]
     omitted_before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
     if judged.left_out.count != omitted_before:
-        detail = f"{judged.left_out.count} episodes are invalid or lost; when the run was judged, {omitted_before} were"
+        detail = f"{judged.left_out.count} episodes are invalid or lost, but {omitted_before} when the run was judged"
         return [mismatch(folder.SCORES, detail)]
     findings = [_check_source(run, scores_file, judged)]
     # Keep the stored provenance, because its messages on invalid episodes may name another folder than `run`.
@@ -418,7 +418,9 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
     for name, (unit, differences, most_bytes) in _REJUDGED_FILES.items():
         if name != folder.VERDICTS or (run / name).exists():  # runs of earlier versions have no file of verdicts
             find_difference = partial(_find_difference, run / name, contents[name], differences, most_bytes)
-            findings.append(_compare_again(name, run / name, f"the same {unit} when judged again", find_difference))
+            findings.append(
+                _compare_again(name, run / name, f"judging the run again gives the same {unit}", find_difference)
+            )
     if (run / folder.REPORT).exists():
         findings.append(_check_report(run, judged))
     if (run / RULES).exists():
@@ -440,7 +442,7 @@ def _check_source(run: Path, scores_file: ScoresFile, judged: Judged) -> Finding
 
 
 def _compare_again(check: str, path: Path, agreement_text: str, find_difference: Callable[[], str | None]) -> Finding:
-    """Return the finding on whether a file agrees with its new content; `find` returns the first difference."""
+    """Return the finding on whether a file has its expected content; `find_difference` gives the first difference."""
     try:
         with memory.limit_memory(path):
             difference = find_difference()
@@ -523,19 +525,17 @@ def _check_report(run: Path, judged: Judged) -> Finding:
     try:
         expected = render_report(judged, page_folder=run).encode()
         if written == expected:
-            return agreement(folder.REPORT, "the same bytes when made again")
+            return agreement(folder.REPORT, "a new report has the same bytes")
         later = parts.later_files(run, folder.REPORT)
         if later and written == render_report(judged, has_extras=False).encode():
-            return agreement(folder.REPORT, f"the same bytes when made again; to add later results: {command}")
+            return agreement(folder.REPORT, f"a new report has the same bytes; to add later results: {command}")
     except SafevlaError as error:
         return mismatch(folder.REPORT, f"cannot be made again: {error}")
     if later:
         problem = f"{later[0]} is newer and may have changed the report"
         return open_check(folder.REPORT, f"{problem}; to write a report that can be checked: {command}")
     index = _find_differing_byte(written, expected)
-    detail = (
-        f"byte {index}: {_excerpt(written, index)} is in the file; when made again, it is {_excerpt(expected, index)}"
-    )
+    detail = f"byte {index}: the file has {_excerpt(written, index)}, but a new report has {_excerpt(expected, index)}"
     return mismatch(folder.REPORT, detail)
 
 

@@ -63,7 +63,7 @@ OF_LAST_STEP = (
 )  # fmt: skip
 """Channels that depend on the previous step, which a simulator state does not contain."""
 _PLANNED_FIELDS = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
-# Header fields that the run or the start determines, not the host, and fields that are compared separately.
+# Header fields without comparison here: the run or the start determines them, or another check compares them.
 _RUN_FIELDS = frozenset(
     (*_PLANNED_FIELDS, "schema_version", "policy", "outcome", "success", "versions", "steps")
     + (marks.PRIVILEGED, marks.STOPPED_ON_VIOLATION, marks.CLIPPED, marks.CLIPPED_NUMBERS, marks.DIVERGED, "replay")
@@ -82,7 +82,7 @@ class Deviation:
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
         """Return the difference between two JSON values. `ABSENT` marks a missing value."""
-        both_values = f"{files.format_value(recorded)} is recorded, but the {source} has {files.format_value(other)}"
+        both_values = f"the record has {files.format_value(recorded)}, the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {both_values}")
 
     def __str__(self) -> str:
@@ -99,12 +99,12 @@ class _Line(msgspec.Struct):
 def compare_records(
     recorded: Batch, replayed: Batch, *, lenient: bool = False, from_state: bool = False
 ) -> tuple[list[Deviation], list[str]]:
-    """Return the first difference in each channel and header field, earliest first, and what was not compared.
+    """Return the first difference in each channel and header field, earliest first, and the names of uncompared parts.
 
-    Numbers must be equal bit for bit. A channel that only the replay has is a difference, unless `lenient` is true or
-    older records lack this channel (`UNJUDGED` channels and net impulses); then it is returned as not compared. A
-    replay from a recorded first state (`from_state`) is compared leniently, within `_STATE_TOLERANCE`, and without the
-    values of record 0 that depend on the previous step.
+    Numbers must be equal bit for bit. A channel that only the replay has is a difference. But if `lenient` is true, or
+    if older records lack the channel (`UNJUDGED` channels and net impulses), the channel is uncompared. A replay from a
+    recorded first state (`from_state`) is compared leniently, within `_STATE_TOLERANCE`, and without the values of
+    record 0 that depend on the previous step.
     """
     lenient, tolerance = lenient or from_state, _STATE_TOLERANCE if from_state else 0.0
     uncompared = ["forces and grip of record 0"] if from_state else []
@@ -115,8 +115,8 @@ def compare_records(
     lines = [encode_json(batch) for batch in (recorded, replayed)]
     recorded_steps, replayed_steps = (msgspec.json.decode(line, type=_Line).steps for line in lines)
     headers = [json.loads(line) for line in lines]
-    # Record 0 has the links' poses from before the simulator's last step, which a state does not contain. A user's loop
-    # may draw fixture poses without recording them, and a replay then draws other poses.
+    # Record 0 has the links' poses from before the simulator's last step. A simulator state does not contain them.
+    # A user's script may draw fixture poses without recording them. A replay then draws other poses.
     if from_state or (lenient and FIXTURES not in headers[0]):
         uncompared += [GEOMETRY] if GEOMETRY in headers[0] else []
         headers = [{name: value for name, value in header.items() if name != GEOMETRY} for header in headers]
@@ -125,12 +125,12 @@ def compare_records(
         differences.append(Deviation.of("steps", len(recorded_steps), len(replayed_steps)))
     for name in (spec.name for spec in CHANNELS):
         is_recorded, is_replayed = (any(name in step for step in steps) for steps in (recorded_steps, replayed_steps))
-        if name in UNREPLAYED or (from_state and name == LINK_MOTION):  # measured from the links' poses in record 0
+        if name in UNREPLAYED or (from_state and name == LINK_MOTION):  # link motion depends on record 0
             uncompared += [name] if is_recorded else []
         elif is_replayed and not is_recorded and (lenient or name in UNJUDGED):
             uncompared.append(name)
         else:
-            # Without record 0 if the channel depends on the previous step.
+            # After a start from a state, a channel that depends on the previous step is compared from record 1 on.
             first = int(from_state and name in OF_LAST_STEP)
             differences += islice(_find_channel_differences(name, recorded_steps, replayed_steps, tolerance, first), 1)
     return sorted(differences, key=lambda difference: difference.step or 0), uncompared
@@ -174,7 +174,7 @@ def _find_first_difference(name: str, recorded: object, replayed: object, tolera
 
 
 def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]:
-    """Return the differences between a record's id, start, seed and horizon and those of the plan."""
+    """Return the differences between a record and its plan in id, start, seed and horizon."""
     start = planned.start
     expected = (planned.episode_id, start.env_seed, start.init_state_index, planned.seed, planned.horizon)
     pairs = [(name, getattr(header, name), value) for name, value in zip(_PLANNED_FIELDS, expected, strict=True)]
@@ -182,9 +182,9 @@ def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]
 
 
 def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Deviation]:
-    """Return the differences between a record's success and outcome and those of its replay, and whether the record
-    continues beyond its planned end. `successes` has the replay's success after each action. `planned` is None if no
-    plan determines the start and the horizon.
+    """Return the differences between a record and its replay in success and outcome. A record that continues beyond its
+    planned end differs, too. `successes` has the replay's success after each action. `planned` is None if no plan
+    determines the start and the horizon.
     """
     steps, success = len(successes), bool(successes and successes[-1])
     differences = [] if header.success == success else [Deviation.of("success", header.success, success)]
@@ -245,7 +245,7 @@ class ReplaySetting:
         return self.rules.name == OWN_LOOP
 
     def find_task(self, header: Header) -> Task | None:
-        """Return the task of an episode, with a search's instruction if there is one; None if the host lacks it."""
+        """Return an episode's task, with the instruction that a search chose; None if the host lacks the task."""
         task = self.tasks.get((marks.base_suite(header.benchmark), header.task_id))
         if task and header.instruction and marks.is_chosen(header.benchmark):
             return replace(task, instruction=header.instruction)
@@ -260,7 +260,7 @@ class ReplaySetting:
             return None
         task, number_text = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
         episode = int(number_text) if number_text.isdecimal() and len(number_text) < 10 else 0
-        # As in a replay of a recording, only the episode with this number is planned.
+        # `recorded` limits the plan to the episode with this number.
         recorded, seed = {(policy, task): [episode]}, self.run.seed or 0
         plan_recorded = partial(plan_episodes, seed=seed, max_steps=self.run.max_steps, recorded=recorded)
         (planned,) = plan_recorded([task], None, [policy], self.rules)
@@ -281,13 +281,13 @@ class ReplaySetting:
             raise RunError("the record has no action")
         for name, recorded in (header.versions or {}).items():
             if name != plugins.OWN_DISTRIBUTION and self.versions.get(name) != recorded:
-                raise RunError(f"recorded with {name} {recorded}, but here is {self.versions.get(name, 'none')}")
+                raise RunError(f"recorded with {name} {recorded}; installed here: {self.versions.get(name, 'none')}")
         planned = self.plan(header)
         starts = [planned.start] if planned else list(episode_starts(self.rules, episode))
         if not planned and self.needs_planned_start(header):
             starts = [start for start in starts if not (start.recorded or start.placed or start.drawn)]
             if not starts or marks.start_marks(episode)[0]:
-                raise RunError("the episode began at no start of the suite, or its record does not name the start")
+                raise RunError("the episode did not begin at a start of the suite, or its record names no start")
         if not starts:
             raise RunError("the record has neither seed and initial state nor the positions of its fixtures")
         return task, planned, starts
@@ -342,7 +342,7 @@ def complete_protocol(protocol: object) -> object:
     if not isinstance(protocol, Mapping) or protocol.get("name") != OWN_LOOP:
         return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
     wait_steps = protocol.get("wait_steps")
-    # Runs of scripts list the different numbers of waiting steps; a single one holds for all episodes.
+    # The run of a script lists the distinct numbers of waiting steps. A single number holds for all episodes.
     steps = wait_steps[0] if isinstance(wait_steps, list) and len(wait_steps) == 1 else None
     return {**msgspec.to_builtins(load_protocol()), "name": OWN_LOOP, "wait_steps": steps, "wait_steps_by_suite": {}}
 
@@ -399,8 +399,10 @@ def _compare_replay(
         return files.open_check(check, f"{detail} {caveat}") if from_state else files.mismatch(check, detail)
     agreement = f"within {_STATE_TOLERANCE:g}, from its recorded first state" if from_state else "bit for bit"
     if start.earlier_resets and not from_state:
-        agreement += f", after {start.earlier_resets} earlier resets from seed {start.env_seed}"
-    standin_note = "; with stand-ins for the host's assets in both" if marks.standin_benchmarks(episode) else ""
+        agreement += f", with seed {start.env_seed} and {start.earlier_resets} earlier resets"
+    standin_note = (
+        "; record and replay used stand-ins for the host's assets" if marks.standin_benchmarks(episode) else ""
+    )
     open_note = f"; not compared: {', '.join(uncompared)}" if uncompared else ""
     detail = f"{len(successes) + 1} records, {agreement}{standin_note}{open_note}"
     return replace(files.agreement(check, detail), uncompared=tuple(uncompared))
@@ -434,7 +436,7 @@ def _describe_processor(recorded_kernel: str | None) -> str:
         return PROCESSOR
     if recorded_kernel == replayed_kernel:
         return f"Record and replay used OpenBLAS's kernels {replayed_kernel}, so the processor is not the reason."
-    return f"The record used OpenBLAS's kernels {recorded_kernel}, and the replay here {replayed_kernel}. {PROCESSOR}"
+    return f"The record used OpenBLAS's kernels {recorded_kernel}; the replay used {replayed_kernel}. {PROCESSOR}"
 
 
 def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence[str], simulation: _Simulation) -> str:

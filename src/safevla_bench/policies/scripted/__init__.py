@@ -1,8 +1,8 @@
 """The policies `scripted:careful` and `scripted:hasty`: scripts that reach the task's goal with privileged state.
 
-The script moves the goal's objects to their places, one after another. It chooses a grasp that suits the object's size,
-and the lowest path without collisions (`motion`). Both determine the hand's current target (`placement`). The script
-reads neither specifications nor thresholds. Mobile robots have other scripts (`kitchen`).
+The script moves the goal's objects to their places, one after another. It chooses a grasp that suits the object's size
+(`placement`), and the lowest path without collisions (`motion`). Scripts for mobile robots are in `kitchen`. No script
+reads specifications or thresholds.
 
 The script cannot move parts of fixtures. It grasps from above, so it cannot reach places under a roof, such as the
 inside of a microwave. It cannot hold wide, flat objects such as a plate, because the fingers do not fit. It skips these
@@ -64,15 +64,15 @@ class ScriptedPolicy:
 
 
 def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
-    """Place one object after another. An object that misses its place is placed again in a further attempt. At the end,
-    keep the hand at its last target, or hold still if there was nothing to place.
+    """Place one object after another. If an object misses its place, try to place it again. At the end, keep the hand
+    at its last target, or hold still if there was nothing to place.
     """
     arm = motion.Arm(seen, style)
     last_tried: placement.Placement | None = None
     attempt = 0
     while True:
         left = placement.placements_left(arm.scene)
-        if left:  # placing the same object again is a further attempt
+        if left:  # placing the same object again counts as a further attempt
             attempt = yield from placement.place_object(arm, left[0], attempt + 1 if left[0] == last_tried else 0)
             last_tried = left[0]
         else:

@@ -21,8 +21,8 @@ from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, Ro
 class MobileStyle:
     """The clearances of a script in meters, and its speeds as shares of the largest command of the base or the arm."""
 
-    room_m: float  # distance that the base backs away from a counter before it turns or drives along it
-    over_m: float  # height above the highest nearby body at which an object is carried
+    room_m: float  # distance that the base backs away from a counter before it turns or drives along the counter
+    over_m: float  # least height of a carried object's bottom above the container's top
     release_m: float  # height above the support at which an object is released
     drive: float  # speed of the base
     cruise: float  # speed of the hand in free space
@@ -38,12 +38,12 @@ STYLES: Mapping[str, MobileStyle] = {"careful": CAREFUL, "hasty": HASTY}
 
 _BASE_MODE, _ARM_MODE = 1.0, -1.0
 _DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 20.0, 1.0
-_UNIT_RAD = 0.5  # rotation of the hand by an action of 1 [rad]
-_TURN_SHARE = 0.3  # largest rotation command, as a share of the hand's speed; the wrist is weak
+_UNIT_RAD = 0.5  # the angle [rad] by which an action of 1 rotates the hand
+_TURN_SHARE = 0.3  # largest rotation command, as a share of the hand's speed, because the wrist is weak
 _FACING_RAD = 0.05
 _ARRIVED_M = 0.04
-_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a fast hand that moves less than _STOPPED_M in _STOPPED_STEPS touches a body
-_STUCK_STEPS, _STUCK_M = 20, 0.004  # a base that moves and turns less than _STUCK_M [m, rad] in _STUCK_STEPS is stuck
+_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a fast hand is stopped if it moves less than _STOPPED_M in _STOPPED_STEPS steps
+_STUCK_STEPS, _STUCK_M = 20, 0.004  # a base is stuck if it moves and turns less than _STUCK_M [m, rad] in _STUCK_STEPS
 
 
 class MobileRobot(Robot):
@@ -71,9 +71,9 @@ class MobileRobot(Robot):
 
     def face(self, forward: Floats, across: Floats) -> Rotation:
         """Return the orientation of a hand that points along `forward` [3] and opens its fingers along `across` [3],
-        two perpendicular unit vectors. Of both possible orientations, return the one closer to the current one.
+        two perpendicular unit vectors. Two orientations are possible; return the one closer to the hand's orientation.
         """
-        orientations = [  # columns of a matrix: the hand's x axis, its y axis (fingers open along it), its z axis
+        orientations = [  # the columns are the hand's x, y and z axes; the fingers open along y
             Rotation.from_matrix(np.stack([np.cross(opening, forward), opening, forward], axis=1))
             for opening in (across, -across)
         ]
@@ -90,7 +90,7 @@ class MobileRobot(Robot):
         insist: bool = False,
     ) -> Move:
         """Drive the base to `place_m` [2] and turn it to `yaw_rad` (None = keep the yaw), with the arm held still. The
-        move ends within 4 cm and 0.05 rad of this target, after `max_steps`, or if something stops the base. With
+        move ends within 4 cm and 0.05 rad of this target, after `max_steps`, or if an obstacle stops the base. With
         `insist`, a stopped base continues to push, because it may slip past the obstacle.
         """
         target_yaw, limit = self.yaw if yaw_rad is None else yaw_rad, self.style.drive
@@ -125,7 +125,7 @@ class MobileRobot(Robot):
         max_steps: int = 60,
     ) -> Move:
         """Move the hand to `place_m` [3] in the world frame, turned to the orientation `turn` (None = no turn). The
-        move ends within `near_m` and 0.1 rad of the goal, after `max_steps` / `speed` steps, or if the hand is stopped.
+        move ends within `near_m` and 0.1 rad of the goal, after `max_steps` / `speed` steps, or if a body blocks it.
         """
         max_speed = self.style.cruise if speed is None else speed
         past_hand_m = [self.hand_m] * _STOPPED_STEPS
@@ -147,7 +147,7 @@ class MobileRobot(Robot):
     def step_hand(self, place_m: Floats, grip: float, turn: Rotation | None, speed: float) -> Move:
         move_command = _limit_length(_REACH_GAIN * (place_m - self.hand_m), speed)
         turn_command = _limit_length(_TURN_GAIN * self._remaining_turn_rad(turn) / _UNIT_RAD, _TURN_SHARE * speed)
-        to_base = Rotation.from_euler("z", -self.yaw)  # the hand is commanded in the frame of the base
+        to_base = Rotation.from_euler("z", -self.yaw)  # commands for the hand are in the frame of the base
         arm_command = [*to_base.apply(move_command), *to_base.apply(turn_command)]
         self.seen = yield np.array([*arm_command, grip, 0.0, 0.0, 0.0, 0.0, _ARM_MODE])
 
@@ -172,14 +172,14 @@ def _limit_length(vector: Floats, max_length: float) -> Floats:
 
 _UP = np.array([0.0, 0.0, 1.0])
 _HORIZONTAL = np.array([1.0, 1.0, 0.0])
-_MIN_GRASP_SPEED = 0.3  # minimum speed of the hand when it moves around an object to grasp it
+_MIN_GRASP_SPEED = 0.3  # minimum speed of the hand when it descends to grasp an object
 
-# Distances for pressing a button: how far the base backs off, how far before the button the hand stops, how far behind
-# the button it aims, and how far before the button it retracts to.
+# The base backs off by _ROOM_TO_PRESS_M before the hand presses a button.
+# The hand starts _BEFORE_BUTTON_M before the button, aims _BEHIND_BUTTON_M behind it, and retracts by _RETRACT_M.
 _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _BEHIND_BUTTON_M, _RETRACT_M = 0.25, 0.07, 0.02, 0.25
-_PRESS_START_NEAR_M = 0.005  # how close the hand comes to the start of the press, so that it then moves straight
-# Distances for placing an object: the arm's length, the base's retreat, the height above the grasp at which the hand
-# begins its descent, and the depth of the fingertips below the object's top.
+_PRESS_START_NEAR_M = 0.005  # maximum distance of the hand from the start of the press, so that the press is straight
+# To place an object, the base stops _ARM_LENGTH_M before the object or container, and at last backs off by _RETREAT_M.
+# The hand descends from _HOVER_M above the grasp; the fingertips reach _FINGER_DEPTH_M below the object's top.
 _ARM_LENGTH_M, _RETREAT_M, _HOVER_M, _FINGER_DEPTH_M = 0.58, 0.45, 0.10, 0.03
 
 
@@ -209,7 +209,7 @@ def press_button(robot: MobileRobot) -> Move:
 
 
 def put_object(robot: MobileRobot) -> Move:
-    """Put the goal's object into or onto its place, and back away; do nothing if the place is not a movable body."""
+    """Put the goal's object into or onto its place, then drive back; do nothing if the place is not a movable body."""
     _, body, container = robot.scene.goal[0]
     if container not in robot.scene.movable:
         return

@@ -1,4 +1,4 @@
-"""Motion of a robot arm on a fixed base: the scene's geometry, the styles careful and hasty, and moves as generators.
+"""Motion of a robot arm on a fixed base: the scene's geometry, the styles careful and hasty, and the arm's moves.
 
 The styles differ only in clearances and speeds. The geometry consists of the boxes of bodies, the orientations of a
 hand that points straight down, and upright prisms.
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 OPEN, CLOSE = -1.0, 1.0  # commands of the gripper in an action
 _DOWN = Rotation.from_quat(
     [1.0, 0.0, 0.0, 0.0]
-)  # the hand's z axis points down, and its y axis, along which the fingers open, to the world's -y
+)  # the hand's z axis points down; the fingers open along its y axis, which points along the world's -y
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
@@ -62,7 +62,7 @@ def nearest_yaw(quat_wxyz: Floats) -> float:
 def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
     """Return the yaw [rad] closest to `near_rad` at which the fingers open along `direction` [2]."""
     yaw = float(np.arctan2(direction[0], -direction[1]))
-    # half a turn of the hand leaves the line along which the fingers open unchanged
+    # After half a turn of the hand, the fingers open along the same line again.
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
 
@@ -77,7 +77,7 @@ DIRECTIONS: Floats = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)
 _CORNERS: Floats = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=np.float64)
 
-# Half sizes across and along the opening of the fingers, and lowest heights relative to the grip site.
+# Half sizes across and along the direction in which the fingers open, and lowest heights relative to the grip site.
 _HAND_HALF_M = (0.034, 0.106)
 _HAND_LOW_M = 0.029
 _FINGER_HALF_M = (0.012, 0.014)
@@ -143,7 +143,7 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
     opening = np.array([np.sin(yaw_rad), -np.cos(yaw_rad)])
     across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
     finger_middle_m = aperture_m + _FINGER_HALF_M[1]
-    # extents along `DIRECTIONS`, [72] m: a rectangle's extent is the sum of those of its two half sides
+    # extents along `DIRECTIONS`, [72] m: a rectangle's extent is the sum of the extents of its two half sides
     hand_m = np.abs(DIRECTIONS @ across) * _HAND_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _HAND_HALF_M[1]
     finger_m = np.abs(DIRECTIONS @ across) * _FINGER_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _FINGER_HALF_M[1]
     shift_m = DIRECTIONS @ opening * finger_middle_m
@@ -152,13 +152,13 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """Return for each horizontal place [K, 2] the lowest height at which `rig` may have its origin there, [K] m, in the
-    world frame. At this height, the rig is at least `above_m` above each obstacle within `beside_m` of the rig, seen
-    from above; the rig never passes under an obstacle. Without such obstacles, the height is -inf.
+    """Return the lowest heights of the origin of `rig` in the world frame, [K] m, at K horizontal places [K, 2]. At
+    these heights, the rig is at least `above_m` above each obstacle within `beside_m` of the rig, seen from above. The
+    rig never passes under an obstacle. The height is -inf at a place without obstacles within `beside_m`.
     """
     places_along_m = places_m @ DIRECTIONS.T
-    # With R prisms of the rig and O obstacles, the arrays are [R, O, 72], [K, R, O] and [1, R, O]. Two outlines are
-    # separate if the gap is positive along any direction.
+    # With R prisms of the rig and O obstacles, the next three arrays are [R, O, 72], [K, R, O] and [1, R, O].
+    # Two outlines are separate if the gap is positive along any direction.
     joint_reach_m = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
     gap_m = (places_along_m[:, None, None, :] - joint_reach_m[None]).max(axis=3)
     needed_m = obstacles.top_m[None, None, :] + above_m - rig.low_m[None, :, None]
@@ -170,7 +170,7 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     obstacles above it, as seen from above; zeros if no move is needed. Other obstacles are ignored.
     """
     above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
-    gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]  # [obstacles, 72], along each direction
+    gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]  # gaps by direction, [obstacles, 72]
     small_gaps_m = gap_m[gap_m.max(axis=1) < beside_m]
     if not len(small_gaps_m):
         return np.zeros(2)
@@ -211,14 +211,14 @@ Move = Generator[Action, Observation, None]  # yields actions, and receives the 
 OPEN_M, CLOSED_M = 0.039, 0.0  # distance of an open or closed finger from the hand's middle
 GAIN_PER_M = (8.0, 10.0)  # gain at zero speed, and its increase at full speed; a slow hand overshoots with a high gain
 TURN_GAIN = 0.8
-UNIT_RAD = 0.5  # rotation of the hand by an action of 1 [rad]
+UNIT_RAD = 0.5  # the angle [rad] by which an action of 1 rotates the hand
 _FINGER_TOLERANCE_M = 0.003
 _SPACING_M = 0.01  # maximum spacing of the points on a path
 
 
 @dataclass(frozen=True, slots=True)
 class HandTarget:
-    """A target of the hand: position [3], yaw, each finger's distance from the middle, and speed on the way."""
+    """A target of the hand: position [3], yaw, distance of each finger from the hand's middle, and maximum speed."""
 
     place_m: Floats
     yaw_rad: float
@@ -228,8 +228,8 @@ class HandTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClearPath:
-    """A path that is straight, seen from above. `height_m` [K] holds for each point of `places_m` [K, 2] a height at
-    which the rest of the path is clear. Within `corner_m` of a corner, the hand already moves towards the next segment.
+    """A path that is straight, seen from above. At each of its K points `places_m` [K, 2], no obstacle blocks the rest
+    of the path at the height `height_m` [K]. Within `corner_m` of a corner, the hand moves towards the next segment.
     """
 
     places_m: Floats
@@ -237,7 +237,7 @@ class ClearPath:
     corner_m: float
 
     def next_point(self, goal_m: Floats, here_m: Floats) -> Floats:
-        """Return the next target point, [3]: first up to a clear height, then across, then down; corners are cut."""
+        """Return the next target point, [3]. The path rises, goes across obstacles, then descends; it cuts corners."""
         nearest = np.argmin(np.linalg.norm(self.places_m - here_m[:2], axis=1))
         clear_height_m = float(self.height_m[nearest])
         if np.linalg.norm(goal_m[:2] - here_m[:2]) < self.corner_m:
@@ -277,7 +277,7 @@ class Arm(Robot):
         shares = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way_m) / _SPACING_M))[:, None]
         places_m = self.hand_m[:2] + shares * way_m
         lowest_m = lowest_heights(rig, places_m, obstacles, clearance_m, clearance_m)
-        # for each point, the greatest height that any point from there to the end needs
+        # for each point, the largest needed height of all points between this point and the end
         clear_m = np.maximum.accumulate(np.maximum(lowest_m, end_m[2])[::-1])[::-1]
         return ClearPath(places_m, clear_m, self.style.corner_m)
 
@@ -291,8 +291,8 @@ class Arm(Robot):
         turn_rad: float = np.inf,
         path: ClearPath | None = None,
     ) -> Generator[Action, Observation, bool]:
-        """Move the hand to a target, along the `path` if given, until the distance, its vertical part and the turn are
-        below `near_m`, `height_m`, `turn_rad`, or for `most_steps` + 1 steps. Return whether all these steps were used.
+        """Move the hand to a target, along `path` if given, for `most_steps` + 1 steps, or until the distance is below
+        `near_m`, its vertical part below `height_m` and the turn below `turn_rad`. Return whether all steps were used.
         """
         self.target = target
         for step in range(most_steps + 1):

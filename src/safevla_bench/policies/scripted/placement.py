@@ -1,4 +1,4 @@
-"""Placement of objects as the goal's predicates require: objects to place, their grasps, and the arm's moves.
+"""Placement of objects as the goal's predicates require: the objects to place, their grasps, and the arm's moves.
 
 An object is grasped across its narrow side, or at the rim if it is too wide to fit between the open fingers.
 """
@@ -79,8 +79,8 @@ SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's si
 @dataclass(frozen=True, slots=True)
 class Grasp:
     """A grasp: position `place_m` [3] of the grip site in the world frame, yaw of the downward hand, and distance
-    `aperture_m` of each finger from the middle. `blocked_m`: by how much obstacles raise the hand, for a quarter of the
-    clearance and for the full clearance. `off_m`: deviation from a central, straight grasp, as a length.
+    `aperture_m` of each finger from the middle. `blocked_m` are the heights by which obstacles raise the hand: first
+    for a quarter of the clearance, then for all of it. `off_m` is the deviation from a central, straight grasp.
     """
 
     place_m: Floats
@@ -101,8 +101,8 @@ def is_graspable(scene: Privileged, name: str) -> bool:
 def rank_grasps(
     scene: Privileged, name: str, obstacles: motion.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
-    """Return all grasps of a body, best first. Each has a yaw near `yaw_rad`, and is raised until it is clear of
-    `obstacles` and of the body's own pieces, since the body's box does not show hollows.
+    """Return all grasps of a body, best first. Each has a yaw near `yaw_rad`, and is raised until the hand is clear of
+    `obstacles` and of the pieces of the body. The body's box is not enough, because a body may be hollow.
     """
     own = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     raised = [_raise_to_fit(grasp, own, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
@@ -110,7 +110,7 @@ def rank_grasps(
 
 
 def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
-    tight_m, wide_m = grasp.blocked_m  # by how much obstacles raise the hand, with a small and the full clearance
+    tight_m, wide_m = grasp.blocked_m  # heights by which obstacles raise the hand
     is_too_shallow = tight_m > DEPTH_M - LEAST_DEPTH_M
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
     reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
@@ -171,7 +171,7 @@ def _rim_grasps(
 _VERY_NEAR_M, _NEAR_M = 0.006, 0.012  # within these vertical and total distances, a target counts as reached
 _FACING_RAD = 0.06
 _MOVED_M = 0.005  # if the object has moved more than this, a new grasp is chosen; some objects topple at first
-_LOST_M = 0.03  # a held object counts as dropped if its distance from the hand grew by more than this
+_LOST_M = 0.03  # a held object counts as dropped if its distance from the hand grows by more than this
 _OFF_THE_GROUND_M = 0.004
 _RETREAT_M = 0.10
 _PAUSE_STEPS = 10
@@ -241,7 +241,7 @@ def _hand_with_load(arm: Arm, body: str, grasp: Grasp) -> motion.Prisms:
 
 def _release_point(arm: Arm, placement: Placement, grasp: Grasp) -> Floats:
     body = placement.body
-    # The hand goes where the held object's middle is above the target.
+    # The hand moves until the held object's middle is above the target.
     spot_m = target_point(arm.scene, placement.place) - (box_center(arm.scene, body) - arm.hand_m)[:2]
     others = motion.obstacles_except(arm.scene, body)
     lowest_m = motion.lowest_heights(_hand_with_load(arm, body, grasp), spot_m[None], others, 0.0, arm.style.release_m)

@@ -1,4 +1,4 @@
-"""The kinds of policy servers and their clients. A client is a policy that executes the action chunks of a model."""
+"""The kinds of policy servers, and their clients: policies that execute the action chunks of a server's model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
 from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED_ARGUMENTS = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
-REQUESTS = 5  # number of equal requests to test whether a server repeats its answers; the first may compile the model
-_READING_SIZES = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # numbers in each host reading
+REQUESTS = (
+    5  # number of equal requests that test whether a server's answer is the same; the first may compile the model
+)
+_READING_SIZES = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # sizes of the hosts' readings
 
 
 class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,11 +43,11 @@ class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     library: str = "websockets"
     extra: str = "openpi"
     replans: bool = True  # whether the client executes only part of each chunk, and takes the argument `replan`
-    arguments: tuple[str, ...] = ()  # arguments of the client, in addition to those of all clients
+    arguments: tuple[str, ...] = ()  # arguments of this kind's client, in addition to the arguments of all clients
 
     @property
     def example(self) -> str:
-        """An example of the value of --policy, with the address of a server."""
+        """An example value for --policy, with the address of a server."""
         return f"{self.name}:{self.schemes[0]}://HOST:{self.port}"
 
 
@@ -56,8 +58,8 @@ KINDS: Mapping[str, ClientKind] = {kind.name: kind for kinds in _KINDS_FILE.valu
 class ChunkModel(ABC):
     """A model that is queried in a dialect. Each `ChunkedPolicy` has such a model as its attribute `model`."""
 
-    infer_s: float | None = None  # the model's time for the last reply [s], if its server reports it
-    has_answered = False  # whether any reply was usable; if the first reply is not, the whole run stops
+    infer_s: float | None = None  # the model's time for the last reply [s], if the server reports this time
+    has_answered = False  # whether any reply was usable; if the first reply is unusable, the whole run stops
 
     def __init__(self, dialect: dialects.Dialect) -> None:
         self.dialect, self.wants = dialect, dialect.wants
@@ -69,8 +71,8 @@ class ChunkModel(ABC):
         self.begin(task, 0)
 
     def ask_arguments(self) -> Mapping[str, str]:
-        """Return the client arguments that the server requests; {} if there are no requests. The connection is closed
-        afterwards. Raises `ServerLostError` if no server answers.
+        """Return the client arguments that the server requests; {} if it requests none. Afterwards the connection is
+        closed. Raises `ServerLostError` if no server answers.
         """
         return {}
 
@@ -99,7 +101,7 @@ class ChunkModel(ABC):
 
 
 class RemoteModel(ChunkModel):
-    """A model behind a server, which is the first of an endpoint's servers to answer. `kind` is a key of `KINDS`."""
+    """A model behind the first server of an endpoint that answers. `kind` is a key of `KINDS`."""
 
     kind: str
 
@@ -134,9 +136,9 @@ class RemoteModel(ChunkModel):
         return servers.server_error(self.address, str(text), self.key)
 
     def kind_error(self, event: str) -> PolicyError:
-        """Return the error for a server that may be of another kind; `event` is what it did, such as `sent no map`."""
+        """Return the error for a server that may be of another kind; `event` is its mistake, such as `sent no map`."""
         return PolicyError(
-            f"the server {self.address} {event}", remedy=f"The address must be that of {KINDS[self.kind].about}."
+            f"the server {self.address} {event}", remedy=f"The address must belong to {KINDS[self.kind].about}."
         )
 
 
@@ -147,7 +149,7 @@ class ChunkQueue:
         self.left: deque[Action] = deque()
         self._chunk_count = self._taken_count = 0
         self.chunk_step: tuple[int, int] | None = None
-        """Indices of the last action's chunk and of the action in the chunk; None if it comes from no chunk."""
+        """Indices of the last action: its chunk, and its place in the chunk; None for an action without a chunk."""
 
     def begin_chunks(self) -> None:
         """Forget the chunks of the last episode."""
@@ -178,11 +180,11 @@ class ChunkedPolicy(ChunkQueue):
     """A policy that executes the first `replan` actions of each chunk (None = all), then queries the model again.
     `calls_s` holds the duration of each inference since the last reset [s], and `waits_s` the part of this duration
     that is spent outside the model. `dialect` is stored in the run's description. If `clip` is true, actions out of the
-    host's range are clipped, as in the model's project.
+    host's range are clipped, because the model's project clips them.
     """
 
     def __init__(self, model: ChunkModel, replan: int | None) -> None:
-        """Wrap a model, without connecting; with `replan` None, all actions of each chunk are executed."""
+        """Wrap a model, without connecting. If `replan` is None, all actions of each chunk are executed."""
         super().__init__()
         self.wants, self.dialect = model.wants, replace(model.dialect, replan=replan)
         self.clip = model.dialect.inference.clip
@@ -193,7 +195,7 @@ class ChunkedPolicy(ChunkQueue):
 
     @property
     def greeting(self) -> Greeting:
-        """The description that the model's server gives of itself; {} before the connection, or without a server."""
+        """The self-description of the model's server; {} before the connection, or without a server."""
         return self.model.greeting
 
     @property
@@ -214,17 +216,17 @@ class ChunkedPolicy(ChunkQueue):
         self.wants = self.model.wants
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action of the current chunk, [A]; after the last action, the first action of a new chunk.
+        """Return the next action of the current chunk, [A]. If the chunk has ended, query the model for a new one.
 
         Raises:
-            InvalidActionError: the model gave no [H, A] array.
+            InvalidActionError: the model's reply is not an array [H, A].
             ServerRefusedError: the server's first reply cannot be read, or has too few actions.
             PolicyError: a later reply cannot be read or has too few actions; also the errors of `ChunkModel.query`.
         """
         if not self.left:
             self.add_chunk(self._infer_chunk(observation))
         action = self.take_next()
-        if self.dialect.file.ensemble:  # the action is a mean over several chunks
+        if self.dialect.file.ensemble:  # the action is a mean over several chunks, so it belongs to no single chunk
             self.chunk_step = None
         return action
 
@@ -243,24 +245,24 @@ class ChunkedPolicy(ChunkQueue):
         if self.model.infer_s is not None:
             self.waits_s.append(max(0.0, self.calls_s[-1] - self.model.infer_s))
         if chunk.ndim != 2 or not len(chunk):
-            remedy = "The model must return [H, A], H actions of A numbers."
+            remedy = "The model must return an array [H, A] of H actions."
             raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)
         if self._replan is not None and len(chunk) < self._replan:
             problem = f"the model gives {len(chunk)} actions at a time, but replan requests {self._replan}"
             error_type = PolicyError if self.model.has_answered else ServerRefusedError
-            raise error_type(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or fewer.")
+            raise error_type(problem, remedy=f"Pass at most --policy-arg replan={len(chunk)}.")
         self.model.has_answered = True
         return chunk[: self._replan]
 
     def _average_replies(self, observation: Observation) -> NDArray[np.float64]:
-        """Average the last replies' predictions for this step, and convert the mean to the next action, [1, A]."""
+        """Average the last replies' predictions for the current step; convert the mean to the next action, [1, A]."""
         self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
         means = [transforms.average_predictions(replies) for replies in zip(*self._replies, strict=True)]
         return self.model.dialect.convert_rows(means)
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:
-    """Return the number of actions of a chunk to execute, or None for all actions. `text` is a number, `all`, or None
+    """Return how many actions of each chunk are executed, or None for all actions. `text` is a number, `all`, or None
     for the `default`. Raises `PolicyError` for any other text, such as 0.
     """
     if text is None:
@@ -275,9 +277,9 @@ def parse_replan(text: str | None, default: int | None) -> int | None:
 def client_factory(
     name: str, make_model: Callable[[Endpoint, dialects.Dialect, Mapping[str, str]], ChunkModel]
 ) -> Callable[..., ChunkedPolicy]:
-    """Return the factory of clients for the kind of server `name`. The factory's keyword parameters, all text, are the
-    policy's arguments. `make_model` receives the endpoint, the dialect, and all given arguments. The factory does not
-    connect; it raises `PolicyError` if an argument is invalid or the kind's library is not installed.
+    """Return the factory of clients for servers of the kind `name`. The factory's keyword parameters are the policy's
+    arguments, all as text. `make_model` receives the endpoint, the dialect, and all given arguments. The factory does
+    not connect; it raises `PolicyError` if an argument is invalid or the kind's library is not installed.
     """
     kind = KINDS[name]
 
@@ -292,7 +294,7 @@ def client_factory(
 
     argument_names = (*(("replan",) if kind.replans else ()), *_SHARED_ARGUMENTS, *kind.arguments)
     parameters = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in argument_names)
-    # The signature tells which arguments the policy takes.
+    # Callers read the policy's arguments from this signature.
     make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter("arg", inspect.Parameter.POSITIONAL_ONLY), *parameters]
     )
@@ -307,8 +309,8 @@ def require_library(library: str, extra: str) -> None:
 
 
 def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
-    """Send a request several times; return how many of the later answers differ from the first. Each request begins an
-    episode, because a server may execute chunks or have memory. Raises the errors of `connect` and `infer`.
+    """Send a request several times; return how many answers differ from the first. Each request begins an episode,
+    because a server may split chunks or have a memory. Raises the errors of `connect` and `infer`.
     """
     policy.connect(task)
     replies = []
@@ -324,7 +326,7 @@ def find_others(replies: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
-    """Return an artificial observation, the same at each call: gray noise as images, and a hand above a table."""
+    """Return an artificial observation, always the same: gray noise as images, and a hand above a table."""
     pixels = np.random.default_rng(0).integers(120, 160, (*wants.image_size, 3), dtype=np.uint8)
     return Observation(
         instruction=instruction,

@@ -37,11 +37,11 @@ from safevla_bench.errors import DamageError, InvalidActionError, PolicyError
 from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
 
-MAX_VALUES = 100_000  # maximum values per message; an array is one value; a chunk as nested lists has some hundreds
+MAX_VALUES = 100_000  # maximum values per message; an array is one value, and a chunk as lists is hundreds of values
 _MAX_AXES, _MAX_DTYPE_CHARS = 32, 64  # maximum axes of an array, and maximum length of its dtype's name
 _DTYPE_KINDS = "biufSU"  # Booleans, integers, floats, bytes and text; objects, records and complex numbers are refused
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
-"""Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy runs Python's parser on other texts to read records."""
+"""Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy would read other texts as records, by Python's parser."""
 _REMEDY = "Check that this is a policy server of this kind, in a version that this client supports."
 
 Array = NDArray[Any]
@@ -61,7 +61,7 @@ class Codec:
     def pack(self, message: object) -> bytes:
         """Return the message as bytes; raise `PolicyError` for a value that the format cannot represent."""
         try:
-            if self.is_json:  # with spaces, as the projects' own clients send it
+            if self.is_json:  # JSON with spaces, like the messages of the projects' clients
                 return json.dumps(message, default=self._encode_extension, allow_nan=False).encode()
             return msgspec.msgpack.encode(message, enc_hook=self._encode_extension)
         except (TypeError, NotImplementedError, OverflowError, ValueError) as error:
@@ -85,10 +85,10 @@ class Codec:
 
     def _encode_extension(self, value: object) -> object:
         if isinstance(value, np.float64):
-            return float(value)  # every MessagePack library encodes np.float64, a subclass of float, as a float
+            return float(value)  # MessagePack libraries encode np.float64 as a float, because it is a subclass of float
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.kind not in _DTYPE_KINDS:
-                raise TypeError(f"arrays of {value.dtype} cannot be sent")
+                raise TypeError(f"arrays of the dtype {value.dtype} cannot be sent")
             return self.encode_array(value)
         raise NotImplementedError(f"{type(value).__name__} is not a number, text or array")
 
@@ -108,7 +108,7 @@ def _too_many_values_error() -> PolicyError:
     return PolicyError(f"the message cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
 
 
-# By a MessagePack value's first byte: the size of the value's length field, or the size of its content if it is fixed.
+# Maps the first byte of a MessagePack value to the size of its length field, or to the fixed size of its content.
 _LENGTH_BYTES = {first: 1 << k for kind in (0xC4, 0xC7, 0xD9) for k, first in enumerate(range(kind, kind + 3))}
 _LENGTH_BYTES |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 _FIXED_BYTES = {0xCA: 4, 0xCB: 8, **{first + k: 1 << k for first in (0xCC, 0xD0) for k in range(4)}}
@@ -117,9 +117,9 @@ _FIXED_BYTES |= {0xD4 + k: 1 + (1 << k) for k in range(5)}
 
 def _require_few_values(message: bytes) -> None:
     """Raise `PolicyError`, before decoding, if a MessagePack message has over 10 * `MAX_VALUES` values: an empty map
-    takes 1 byte in a message, but 72 bytes in memory. This count is rough; `_restore_arrays` counts exactly.
+    takes 1 byte in a message, but 72 bytes in memory. Later, `_restore_arrays` applies the exact limit.
     """
-    position, values_left, max_values = 0, 1, 10 * MAX_VALUES  # `values_left` counts the known values not yet passed
+    position, values_left, max_values = 0, 1, 10 * MAX_VALUES  # `values_left`: number of known values yet to be read
     for values_read in range(max_values + 1):
         if not values_left or position >= len(message):
             return
@@ -129,11 +129,11 @@ def _require_few_values(message: bytes) -> None:
         length_bytes = _LENGTH_BYTES.get(first_byte, 0)
         length = int.from_bytes(message[position + 1 : position + 1 + length_bytes], "big")
         position, values_left = position + 1 + length_bytes, values_left - 1
-        if 0x80 <= first_byte < 0xA0:  # a short map (two values per entry) or array
+        if 0x80 <= first_byte < 0xA0:  # a short array, or a short map with two values per entry
             values_left += (first_byte & 15) << (first_byte < 0x90)
         elif first_byte >= 0xDC and length_bytes:  # an array or a map with a length field
             values_left += length << (first_byte >= 0xDE)
-        else:  # a number, or text, bytes or an extension, whose content is skipped
+        else:  # the content of a number, a text, bytes or an extension is skipped
             position += _FIXED_BYTES.get(
                 first_byte,
                 length + (first_byte & 31 if 0xA0 <= first_byte < 0xC0 else 0) + (0xC7 <= first_byte <= 0xC9),
@@ -149,7 +149,7 @@ def _parse_dtype(text: object) -> np.dtype[Any]:
     if dtype.kind not in _DTYPE_KINDS:
         raise InvalidActionError(f"an array of dtype {dtype} instead of integers or floats", remedy=_REMEDY)
     if not dtype.itemsize:
-        raise ValueError(f"arrays of {text!r} cannot be read")
+        raise ValueError(f"arrays of the dtype {text!r} cannot be read")
     return dtype
 
 

@@ -26,11 +26,11 @@ from safevla_bench.files import read_text
 from safevla_bench.interface.environment import WORKER, WORKERS
 from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secrets
 
-KEY = "SAFEVLA_API_KEY"  # environment variable with the server's key, used if no argument names a key file
+KEY = "SAFEVLA_API_KEY"  # environment variable that holds the server's key if no argument names a key file
 CONNECT_S, ANSWER_S = 10.0, 120.0
 MAX_REPLY_BYTES = 64 * 2**20  # largest accepted message from a server; a chunk of actions takes a few kilobytes
-MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500  # maximum length of a server's error, and of its summary
-PAUSE_S = 0.2  # time between attempts to reach a server, and minimum duration of an attempt
+MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500  # maximum lengths of a server's error and of the error's summary
+PAUSE_S = 0.2  # time between two attempts to reach a server, and minimum duration of an attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Endpoint:
 
     addresses: tuple[str, ...]
     connect_s: float = CONNECT_S  # timeout for connecting [s]
-    answer_s: float = ANSWER_S  # timeout for one answer [s]; a server may compile its model for the first one
+    answer_s: float = ANSWER_S  # timeout for one answer [s]; before the first answer, a server may compile its model
     key: str | None = None
 
 
@@ -59,14 +59,14 @@ def parse_endpoint(
 
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
     """Return the addresses in `URL[,URL...]`, rotated by the worker's number; scheme and port are optional. Raises
-    `PolicyError`, without repeating the text, for an invalid address, or an address with a user, a query or a fragment.
+    `PolicyError`, which does not quote the text, if an address is invalid or has a user, a query or a fragment.
     """
     try:
         addresses = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
     except ValueError:  # the text may contain a secret, so the error does not repeat it
-        remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, or several addresses with commas; put a key into {KEY}."
+        remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, or several addresses with commas. Put a key into {KEY}."
         raise PolicyError(f"policy {policy!r} needs the address of its server", remedy=remedy) from None
-    # Each worker begins with another server.
+    # Each worker begins with a different server.
     first = int(os.environ.get(WORKER, "0")) % len(addresses)
     return (*addresses[first:], *addresses[:first])
 
@@ -114,7 +114,7 @@ def read_key(key_file: str | None = None) -> str | None:
 
 
 def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None]) -> str:
-    """Return the address of the first server in the list that answers; the list is retried until the connection
+    """Return the address of the first server that answers, trying the endpoint's servers in turn until its connection
     timeout. `attempt` tries an address until a monotonic time, and returns None if the server answers, else the reason
     for the failure. Raises `ServerUnreachableError` if no server answers, and the errors of `attempt`.
     """
@@ -135,7 +135,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
 
 @contextmanager
 def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
-    """Convert a `PolicyError`, which would recur in all episodes, to `ServerRefusedError`; close the connection."""
+    """Convert a `PolicyError` to `ServerRefusedError`, because all episodes would fail; close the connection."""
     try:
         yield
     except ServerLostError:
@@ -146,7 +146,7 @@ def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
 
 
 def describe_cause(error: BaseException) -> str:
-    """Return a few words about why a connection failed."""
+    """Return a short reason why a connection failed."""
     return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)[:200] or repr(error)
 
 
@@ -162,18 +162,21 @@ def silent_error(address: str, seconds: float) -> ServerSlowError:
     """
     count = int(os.environ.get(WORKERS, "1"))
     shared = f"; it may be slow because {count} workers share the run's servers" if count > 1 else ""
-    remedy = "Read the server's log. If it is slow: fewer --workers, more servers, or --policy-arg timeout_s=SECONDS."
+    remedy = (
+        "Read the server's log. If the server is slow, use fewer --workers or more servers, or pass "
+        "--policy-arg timeout_s=SECONDS."
+    )
     return ServerSlowError(f"the policy server {address} gave no answer for {seconds:.3g} s{shared}", remedy=remedy)
 
 
 def stray_error(address: str, event: str) -> ServerLostError:
-    """Return the error for a message that does not answer the last request; later replies cannot be trusted."""
-    remedy = "The server must send each client one reply per request, in order. Correct and restart the server."
+    """Return the error for a message that does not answer the last request; later replies may be mismatched, too."""
+    remedy = "The server must send one reply per request, in order. Correct and restart the server."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 
 def status_error(address: str, status: int, key: str | None) -> PolicyError:
-    """Return the error for an HTTP status below 500 that does not mean success."""
+    """Return the error for an HTTP status below 500 that is not a success."""
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
         return PolicyError(
@@ -185,12 +188,12 @@ def status_error(address: str, status: int, key: str | None) -> PolicyError:
 
 def size_error(address: str) -> PolicyError:
     """Return the error for a message that is too large for the server or for this client."""
-    problem = f"a message to or from {address} is too large: {MAX_REPLY_BYTES // 2**20} MiB are accepted at most"
+    problem = f"a message to or from {address} is too large: {MAX_REPLY_BYTES // 2**20} MiB is the limit"
     return PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise the server's limit.")
 
 
 def server_error(address: str, text: str, key: str | None) -> PolicyError:
-    """Return the error for a server's failure: the line of the exception, then the end of the server's text."""
+    """Return the error for a server's failure: the exception's line in the server's text, then the end of the text."""
     shown = (text.replace(key, HIDDEN) if key else text)[-MAX_CHARACTERS:].strip()
     summary = errors.find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
     details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
@@ -198,17 +201,17 @@ def server_error(address: str, text: str, key: str | None) -> PolicyError:
     return PolicyError(problem, remedy="Fix this in the server. The request format is in docs/howto/servers.md.")
 
 
-# Servers' descriptions of themselves
+# Greetings: servers describe themselves
 
 
 Greeting = Mapping[str, object]
-MAX_BYTES = 4096  # limit of a greeting as JSON; if it is longer, a digest and the entries that fit are kept
+MAX_BYTES = 4096  # maximum size of a greeting as JSON; a longer greeting is cut, and a digest of all of it is added
 _MAX_VALUE_CHARACTERS, _MAX_DEPTH = 200, 5
 
 
 def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
-    """Return a server's greeting as plain JSON; values under secret names and the client's key are hidden. Arrays are
-    replaced by their type and shape; a greeting that is not a map is replaced by an empty map.
+    """Return a server's greeting as plain JSON. The values of secret names, and the client's key, are hidden. Arrays
+    are replaced by their type and shape; a greeting that is not a map is replaced by an empty map.
     """
     if not isinstance(greeting, Mapping):
         return {}

@@ -1,8 +1,8 @@
-"""Published policies as entries of `entries.toml`, the paper's policies first. Each entry is also a policy, `--policy
-ENTRY`, which queries the servers of the published policy.
+"""Published policies as entries of `entries.toml`, the paper's policies first. `--policy ENTRY` runs the policy of an
+entry, which queries the servers of the published policy.
 
-The policy of an entry has one client per suite, because some entries need a checkpoint, and so a server, for each
-suite. A server's address does not identify a policy, so the argument `server` is left out of a run's description.
+The policy of an entry has one client per suite, because some published policies have a checkpoint, and thus a server,
+for each suite. A server's address does not identify a policy, so a run's description omits the argument `server`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
 
 UNKNOWN = "unknown"
-MARK = "@"  # a character of every entry's name, and of no other policy's name
+MARK = "@"  # a character in the name of every entry, and in no other policy's name
 EVERY = "all"
 SERVER = "server"
 
 
 class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A published policy on one host; the policy's name and the suite identify its published numbers."""
+    """A published policy on one host. The policy's name and the suite identify the policy's published numbers."""
 
     name: str
     policy: str
@@ -36,15 +36,15 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dialect: str
     project: str
     serve: str  # command that starts the policy's server in its own project
-    checkpoints: dict[str, str]  # checkpoint for each suite, or a single one for `all`
+    checkpoints: dict[str, str]  # the checkpoint for each suite, or a single checkpoint under the key `all`
     sources: dict[str, str]
     host_arguments: dict[str, str] = {}  # arguments of the host, such as RoboCasa's `split`
     listed: Literal["paper", "board", "harness"] = "paper"
-    """Publisher of the numbers: the paper, the board of the paper's authors, or the project vla-evaluation-harness."""
+    """The publisher of the numbers: the paper, its authors' leaderboard, or the project vla-evaluation-harness."""
     training: str | None = None
     auxiliary: bool = False  # whether the entry is in the paper's Table 6, outside the main results
     remarks: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()  # open or assumed facts, which neither paper nor project states
+    unknown: tuple[str, ...] = ()  # unknown or assumed facts, which neither the paper nor the project states
 
     @property
     def is_runnable(self) -> bool:
@@ -52,7 +52,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def transport(self) -> str:
-        """The kind of server that the entry's dialect is for; `unknown` if the dialect is unknown."""
+        """The kind of server that uses the entry's dialect; `unknown` if the dialect is unknown."""
         return dialects.load_dialect_file(self.dialect).transport if self.dialect != UNKNOWN else UNKNOWN
 
     def checkpoint(self, suite: str) -> str:
@@ -78,7 +78,7 @@ def find_entry(name: str) -> PaperEntry:
 def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     """Return the server URL of each suite, in the entry's order, from texts `URL` or `SUITE=URL`. Suites without a
     server are omitted. A text that does not begin with a suite of the entry is a URL for all suites. Later texts
-    replace earlier ones. Raises `PolicyError` for a URL for all suites if the suites' checkpoints differ.
+    replace earlier ones. Raises `PolicyError` if a URL is for all suites, but their checkpoints differ.
     """
     urls: dict[str, str] = {}
     for text in texts:
@@ -88,7 +88,7 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
         urls[suite] = url
     has_several = len(set(entry.checkpoints.values())) > 1
     if EVERY in urls and has_several:
-        problem = f"{entry.name} has a checkpoint for each suite, so one server cannot serve all suites"
+        problem = f"{entry.name} has a separate checkpoint for each suite, so one server cannot serve all suites"
         example = f"{entry.suites[0]}={urls[EVERY]}"
         raise PolicyError(problem, remedy=f"Write the suite of each server: --server {example}.")
     return {suite: urls.get(suite, urls.get(EVERY, "")) for suite in entry.suites if {suite, EVERY} & set(urls)}
@@ -107,7 +107,7 @@ class EntryPolicy(ChunkedPolicy):
         suite = task.benchmark
         if suite not in self._models:
             problem = f"no server is named for {self.entry.name} on {suite}"
-            raise PolicyError(problem, remedy=f"Pass --server {suite}=URL, or run only suites that have a server.")
+            raise PolicyError(problem, remedy=f"Run only suites that have a server, or pass --server {suite}=URL.")
 
     def connect(self, task: Task) -> None:
         self._choose_model(task)
@@ -129,18 +129,18 @@ class EntryPolicy(ChunkedPolicy):
 def make_entry_policy(
     name: str, arguments: Mapping[str, str], open_policy: Callable[[str, Mapping[str, str]], Policy]
 ) -> EntryPolicy:
-    """Make the policy of an entry. The argument `server` holds texts URL or SUITE=URL, separated by spaces. All other
-    arguments, and the entry's dialect, go to the clients of the servers. Raises `PolicyError` if no entry has that
-    name, the entry cannot be run or has no server, or an argument is invalid.
+    """Make the policy of an entry. The argument `server` holds texts URL or SUITE=URL, separated by spaces. The clients
+    of these servers get all other arguments and the entry's dialect. Raises `PolicyError` if no entry has that name,
+    the entry cannot be run or has no server, or an argument is invalid.
     """
     entry = find_entry(name)
     if not entry.is_runnable:
         problem = f"{name} cannot be run: {'; '.join(entry.unknown)}"
-        raise PolicyError(problem, remedy=f"See what is known of the server: safevla protocols --entries {name}")
+        raise PolicyError(problem, remedy=f"List the known facts about the server: safevla protocols --entries {name}")
     other_arguments = dict(arguments)
     texts = tuple(other_arguments.pop(SERVER, "").split())
     if not texts:
-        remedy = f"Start the server: {entry.serve}; then pass --server URL."
+        remedy = f"Start the server, then pass --server URL. Command: {entry.serve}"
         raise PolicyError(f"{name} needs the address of its server", remedy=remedy)
     settings, servers = {"dialect": entry.dialect, **other_arguments}, assign_servers(entry, texts)
     policies = {url: open_policy(f"{entry.transport}:{url}", settings) for url in dict.fromkeys(servers.values())}

@@ -1,8 +1,8 @@
 """The policy `gr00t:HOST:5555`, behind a GR00T server that is queried over ZeroMQ.
 
 Requests and replies are MessagePack. A request is a map of an endpoint's name and data; its reply is `[action, info]`
-or `{"error": text}`. Each camera, state and action has a key in its modality. Servers of GR00T N1.5 have no endpoint
-`reset`; their requests contain only the observation, and their replies only the action.
+or `{"error": text}`. Each camera, state and action has a key in its modality (video, state or action). Servers of
+GR00T N1.5 have no endpoint `reset`; requests to them contain only the observation, and their replies only the action.
 
 The client queries the endpoint `get_modality_config` before the first action. Marks in the reply's values show which of
 two array encodings the server uses. The reply's keys are the model's keys, such as `image` or, for N1.5, `video.image`.
@@ -48,8 +48,8 @@ class Gr00tModel(RemoteModel):
         super().__init__(endpoint, dialect, arguments)
         self.codec = GR00T
         self._socket: zmq.SyncSocket | None = None
-        self._is_n15 = False  # whether it is a server of N1.5, whose requests contain only the observation
-        self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # name that differs between the clients of a server
+        self._is_n15 = False  # whether the server is of GR00T N1.5, so that requests contain only the observation
+        self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # a name that no other client of the server has
         self._is_first = True
         self._is_nested = False  # whether the server takes nested requests; known after the first action
 
@@ -74,7 +74,7 @@ class Gr00tModel(RemoteModel):
 
     def query(self, observation: Observation) -> Reply:
         """Return the server's action, with flat keys; raise the errors of `ChunkModel.query`. If the server rejects the
-        video, the request is repeated once in the other form, nested or flat; the form that works is kept.
+        video of a flat request, try a nested request, and vice versa. Later requests have the form that works.
         """
         request = self.dialect.build_request(observation)
         try:
@@ -104,7 +104,7 @@ class Gr00tModel(RemoteModel):
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
         """Call an endpoint and return its answer; connect first if there is no connection. Raises `ServerLostError` if
-        the answer does not arrive in time, `PolicyError` for an unreadable answer or an answer that reports an error.
+        the answer does not arrive in time, and `PolicyError` if it cannot be read or reports an error.
         """
         seconds = self._endpoint.answer_s if timeout_s is None else timeout_s
         request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
@@ -141,7 +141,7 @@ class Gr00tModel(RemoteModel):
             socket.setsockopt(zmq.RCVTIMEO, round(1000 * seconds))
             is_stray = socket.poll(0) > 0
             if not is_stray:
-                socket.send_multipart([b"", message])  # a REQ socket would send the same, but hide unread messages
+                socket.send_multipart([b"", message])  # a REQ socket sends the same frames, but hides unread messages
                 _, *parts = socket.recv_multipart()
         except zmq.ZMQError as error:
             self.close()
@@ -153,7 +153,7 @@ class Gr00tModel(RemoteModel):
             raise servers.stray_error(self.address, "sent a message that was not requested")
         if len(parts) != 1:
             self.close()
-            raise self.kind_error("sent a message of several parts")
+            raise self.kind_error("sent a message that has several parts")
         return parts[0]
 
     def _open_socket(self) -> zmq.SyncSocket:
@@ -175,22 +175,22 @@ class Gr00tModel(RemoteModel):
 
 
 class Modality(msgspec.Struct, frozen=True):
-    """One modality of a model: its keys, and the time offsets of the frames that the model takes."""
+    """One modality of a model: its keys, and the time offsets of the frames that the model reads."""
 
     modality_keys: tuple[str, ...]
     delta_indices: tuple[object, ...] = (0,)
 
 
 def choose_codec(config: object) -> Codec:
-    """Return a server's codec: `GR00T_MAIN` if a value of `config` has the mark of this codec, else `GR00T`."""
+    """Return a server's codec: `GR00T_MAIN` if a value of `config` has this codec's mark, else `GR00T`."""
     values = config.values() if isinstance(config, Mapping) else ()
     is_main = any(isinstance(value, Mapping) and _MAIN_MARK in value for value in values)
     return GR00T_MAIN if is_main else GR00T
 
 
 def parse_modalities(config: object) -> dict[str, Modality]:
-    """Return the readable modalities in a GR00T server's reply to get_modality_config, by name. The modalities' keys
-    are converted to keys of flat requests and replies.
+    """Return the modalities, by name, in a GR00T server's reply to get_modality_config, without unreadable ones. Their
+    keys are converted to the keys of flat requests and replies.
     """
     modalities = {}
     for name, value in config.items() if isinstance(config, Mapping) else ():
@@ -221,7 +221,7 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
             raise PolicyError(problem, remedy=remedy)
         if (frames := len(modality.delta_indices)) > 1:
-            problem = f"the server's model takes {frames} frames of {name}, but one is sent"
+            problem = f"the server's model takes {frames} frames of {name}, but the client sends one"
             raise PolicyError(problem, remedy=remedy)
     actions = modalities.get(ACTION, Modality(())).modality_keys
     missing = [key for part in dialect.file.reply if actions and (key := ".".join(part.path)) not in actions]
@@ -231,8 +231,8 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
 
 
 def nest_request(request: Request) -> Request:
-    """Return a flat request in the nested form, for servers without --use-sim-policy-wrapper: maps of video, state and
-    language. Lists of texts also get a time axis. `request` itself does not change.
+    """Convert a flat request to the nested form for servers without --use-sim-policy-wrapper: a map each for video,
+    state and language. Lists of texts also get a time axis. `request` itself does not change.
     """
     nested: dict[str, dict[str, object]] = {VIDEO: {}, STATE: {}, LANGUAGE: {}}
     for key, value in request.items():

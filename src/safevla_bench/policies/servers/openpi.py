@@ -5,8 +5,8 @@ observation, and each reply a map with `actions` [H, A]. A text frame is the tra
 starVLA's servers use the same protocol, but their greeting has the key `env`, a reply has its content under `data`, and
 an error is a map (0ed0aad deployment/model_server/tools/websocket_policy_server.py).
 
-XPolicyLab's frames are maps of `message_type`, `message_id`, `payload` and the episode (7198143 client_server/ws). The
-client sends `hello`, then `reset` for each episode. The reply to `infer` is a list of actions, all of which are
+XPolicyLab's frames are maps with `message_type`, `message_id`, `payload` and the episode (7198143 client_server/ws).
+The client sends `hello`, then `reset` for each episode. The reply to `infer` is a list of actions, all of which are
 executed.
 """
 
@@ -34,7 +34,7 @@ from safevla_bench.text import get_logger
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-INVALID_ACTION = "invalid_action"  # key in a reply of `safevla serve` for the reason why an action is invalid
+INVALID_ACTION = "invalid_action"  # in a reply of `safevla serve`, the key for the reason why an action is invalid
 _TOO_BIG = 1009  # the websocket protocol's close code for a message that is too large
 _LOG = get_logger(__name__)
 _LOG.setLevel(logging.CRITICAL)  # at DEBUG, websockets logs all headers, including the key
@@ -53,8 +53,8 @@ class WebsocketModel(RemoteModel):
 
     def send(self, message: object) -> None:
         """Send a message. Raises `ServerLostError` if the server is gone, or if it has sent an unrequested message, so
-        that replies could belong to earlier requests. Raises `PolicyError` for a text frame, which contains an error,
-        and if the message is too large for the server.
+        that its replies may belong to earlier requests. Raises `PolicyError` if the server has sent a text frame, which
+        contains an error, or if the message is too large for the server.
         """
         from websockets.exceptions import ConnectionClosed
 
@@ -66,14 +66,14 @@ class WebsocketModel(RemoteModel):
                 connection.send(self.codec.pack(message))
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
-        except AssertionError:  # raised by websockets, as in `receive_map`
+        except AssertionError:  # websockets may fail an assertion after a timeout
             stray_frame = b""
         if isinstance(stray_frame, str):
             self.close()
             raise self.server_error(stray_frame)
         if stray_frame is not None:
             self._hang_up()
-            event = "sent a message that was not requested; its replies cannot be matched to requests"
+            event = "sent a message that was not requested, so its replies cannot be matched to requests"
             raise servers.stray_error(self.address, event)
 
     def receive_map(self) -> dict[str, object]:
@@ -128,7 +128,7 @@ class WebsocketModel(RemoteModel):
             )
             self._connection = self._open_connections.enter_context(connection)
         except (OSError, EOFError, ValueError, WebSocketException, AssertionError) as error:
-            # In websockets 17, other servers can cause AssertionError; later versions raise ValueError for a redirect.
+            # Other servers may cause AssertionError in websockets 17. In later versions, redirects raise ValueError.
             cause = error.__cause__ if isinstance(error, ValueError) else error
             status = cause.response.status_code if isinstance(cause, InvalidStatus) else None
             if status is None or status >= 500:  # a proxy answers, but its server is not running
@@ -146,12 +146,12 @@ class WebsocketModel(RemoteModel):
     def _hang_up(self) -> None:
         if self._connection is not None:
             with suppress(OSError):
-                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # closes TCP, even under TLS
+                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # closes TCP without TLS's shutdown
         self.close()
 
 
 class OpenpiModel(WebsocketModel):
-    """A model behind an openpi server; `unnorm_key` names the statistics with which a starVLA server scales actions."""
+    """A model behind an openpi server. For a starVLA server, `unnorm_key` names the statistics for scaling actions."""
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         key = arguments.get("unnorm_key")
@@ -175,7 +175,7 @@ class OpenpiModel(WebsocketModel):
         if reply.get("ok") is False:
             raise self.server_error(reply.get("error"))
         if isinstance(problem := reply.get(INVALID_ACTION), str):
-            raise InvalidActionError(problem, remedy="Correct the output of the policy that is served.")
+            raise InvalidActionError(problem, remedy="Correct the output of the served policy.")
         return reply
 
     def _greet(self) -> None:
@@ -191,7 +191,7 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
     replan: str | None = None
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
-        """Return the requirements as client arguments; omit cameras if the dialect has no entry for one of them."""
+        """Return the server's requirements as client arguments; omit the cameras if the dialect lacks one of them."""
         keys = _list_image_keys(dialect)
         cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if {*self.cameras} <= {*keys} else ""
         image_size = self._format_size() if self.cameras else ""
@@ -202,8 +202,8 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
         missing = [f"{key!r} ({self.cameras[key]})" for key in self.cameras if key not in _list_image_keys(dialect)]
         if missing or (self.cameras and self.image_size != dialect.inference.image_size):
             wanted = missing[0] if missing else f"images of {self._format_size()} pixels"
-            remedy = "Leave --policy-arg cameras, image_size and dialect out, so that the server's values are used."
-            raise PolicyError(f"the served policy wants {wanted}, which is not sent", remedy=remedy)
+            remedy = "Omit --policy-arg cameras, image_size and dialect, so that the server's values are used."
+            raise PolicyError(f"the client does not send {wanted}, which the served policy needs", remedy=remedy)
 
     def _format_size(self) -> str:
         return "x".join(map(str, dict.fromkeys(self.image_size)))

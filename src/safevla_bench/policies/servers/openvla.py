@@ -4,7 +4,7 @@
 answers with one action [7], and OFT with a list of actions. Both answer "error" if the model raised an exception.
 
 `xvla:http://HOST:8010` is X-VLA's server, `deploy.py`. A request has images and the pose as texts of json_numpy. A
-reply has `action`, rows of 20 numbers (one arm uses ten). If the model raised an exception, the reply is HTTP 400.
+reply has `action` with rows of 20 numbers, ten per arm. If the model raised an exception, the reply is HTTP 400.
 
 Requests have time and size limits, and use no proxy and no redirect. Each request opens a new connection, because these
 servers close a connection after five idle seconds, and a simulator may need longer between two requests.
@@ -32,7 +32,7 @@ from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import OPENVLA, XVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 
-NO_STATISTICS = "none"  # value of the argument `unnorm_key` for requests without `unnorm_key`
+NO_STATISTICS = "none"  # the policy argument unnorm_key=none means that requests do not contain `unnorm_key`
 
 
 class HttpModel(RemoteModel):
@@ -43,7 +43,7 @@ class HttpModel(RemoteModel):
     def _greet(self) -> None: ...
 
     def ask(self, request: Mapping[str, object]) -> object:
-        """Return the answer to a request; raise `ReplyError` if the answer is bad, and `ChunkModel.query`'s errors."""
+        """Return the answer to a request; raise `ChunkModel.query`'s errors, and `ReplyError` for HTTP 300 to 499."""
         body = self.codec.pack(request)
         status, content = exchange(self.address, "POST", "/act", self._endpoint.answer_s, body, self.key)
         text = content[-servers.MAX_CHARACTERS :].decode(errors="replace")
@@ -54,7 +54,7 @@ class HttpModel(RemoteModel):
         if status != HTTPStatus.OK:
             error = servers.server_error(f"{self.address}/act", f"HTTP {status}: {text}", self.key)
             raise ReplyError(
-                error.problem, remedy=f"The address must be that of {KINDS[self.kind].about}. See the server's log."
+                error.problem, remedy=f"See the server's log. The address must belong to {KINDS[self.kind].about}."
             )
         return self.codec.unpack(content)
 
@@ -84,7 +84,7 @@ def exchange(
     def hang_up() -> None:
         expired.set()
         with suppress(OSError):
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # shutdown by TLS would break a read in progress
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # closing TLS would break a read in progress
 
     timer = threading.Timer(seconds, hang_up)
     timer.daemon = True
@@ -111,7 +111,7 @@ def exchange(
 
 class OpenvlaModel(HttpModel):
     """A model behind a server of OpenVLA or OpenVLA-OFT. `unnorm_key` names the statistics by which OpenVLA's server
-    scales actions. The default is the suite, as in OpenVLA's evaluation; with `none`, no name is sent.
+    scales actions. The default is the suite's name, as in OpenVLA's evaluation. If it is `none`, no name is sent.
     """
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
@@ -120,7 +120,7 @@ class OpenvlaModel(HttpModel):
         self._base_dialect, self._statistics = dialect, arguments.get("unnorm_key")
         self._is_openvla_server = dialect.name == KINDS["openvla"].dialect
         if self._statistics is not None and not self._is_openvla_server:
-            problem = f"unnorm_key is for OpenVLA's server, but {dialect.name!r} is the dialect of another server"
+            problem = f"unnorm_key is only for the dialect of OpenVLA's server, not for the dialect {dialect.name!r}"
             raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
 
     def begin(self, task: Task, seed: int) -> None:
@@ -131,7 +131,7 @@ class OpenvlaModel(HttpModel):
             self.dialect = self._base_dialect.add_fixed("unnorm_key", unnorm_key)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's reply, with its action or list of actions as `actions`; raise the errors of `ask`."""
+        """Return the server's reply as a map; actions without a map get the key `actions`. Raises `ask`'s errors."""
         reply = self.ask(self.dialect.build_request(observation))
         if isinstance(reply, str):
             problem = self.server_error(f"answers {reply[:200]!r}: the model raised an exception").problem
@@ -143,11 +143,11 @@ class OpenvlaModel(HttpModel):
         return reply if isinstance(reply, dict) else {"actions": reply}
 
 
-_POSE_SIZE = 9  # length of the pose in `proprio`; the last row of the previous reply replaces this pose
+_POSE_SIZE = 9  # number of values of the pose in `proprio`
 
 
 class XvlaModel(HttpModel):
-    """A model behind an X-VLA server. A request contains the previous chunk's last target pose as the current pose."""
+    """A model behind an X-VLA server. The current pose in a request is the previous chunk's last target pose."""
 
     kind, codec = "xvla", XVLA
     _last_target: NDArray[np.float64] | None = None

@@ -1,8 +1,8 @@
 """A server that makes any policy of this package available by openpi's protocol.
 
 Each connection is one episode. The episode begins with a reset to the server's seed and the instruction of the first
-request. The policy is made once, or in several copies. From its first request on, an episode has exclusive use of one
-copy, so that no episode sees another episode's state; meanwhile other episodes wait for a free copy.
+request. The server makes the policy once, or in several copies. From its first request on, an episode is the only user
+of one copy, so that no episode sees another episode's state. Other episodes wait until a copy is free.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from websockets.http11 import Request, Response
     from websockets.sync.server import Server, ServerConnection
 
-IMAGES = ("observation/image", "observation/wrist_image")  # request keys of the policy's cameras, in order
+IMAGES = ("observation/image", "observation/wrist_image")  # the requests' keys for the policy's cameras, in order
 MAX_REQUEST_BYTES = 64 * 2**20
-MAX_CONNECTIONS = 64  # simultaneous connections, including those without a request so far
+MAX_CONNECTIONS = 64  # maximum number of open connections, including connections without a request so far
 OPEN_S = 10.0
-SILENT_S = 300.0  # limit for waiting for a client's next request, or for a free policy
+SILENT_S = 300.0  # maximum time to wait for a client's next request, or for a free copy of the policy
 _STATE, _PROMPT = "observation/state", "prompt"
-_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)  # still action of an assumed robot; requests contain no still action
+_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)  # assumed action for holding still, which requests do not contain
 _LOG = get_logger(__name__)
 _LOG.setLevel(logging.INFO)  # at DEBUG, websockets logs all headers, including the key
 
 
 class ServedPolicy:
-    """A policy to serve, and its copies. All copies are made at the start, so that errors appear at once."""
+    """A policy to serve, and its copies. All copies are made at the start, so that errors appear early."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ServedPolicy:
         if self.wants.privileged or len(self.wants.cameras) > len(IMAGES):
             self.close()
             wanted = "the simulator's own state" if self.wants.privileged else f"{len(self.wants.cameras)} cameras"
-            problem = f"policy {name!r} wants {wanted}, which no request of openpi's protocol holds"
+            problem = f"policy {name!r} wants {wanted}, which requests of openpi's protocol cannot contain"
             raise PolicyError(problem, remedy=f"Run the policy with its simulator: safevla eval --policy {name}.")
         for _ in range(copies - 1):
             self._free.put(make())
@@ -90,16 +90,16 @@ class ServedPolicy:
                 self._free.get_nowait().close()
 
     def metadata(self) -> dict[str, object]:
-        """Return the server's greeting, with argument defaults that a client of this package adopts."""
+        """Return the server's greeting, which includes defaults for the arguments of this package's client."""
         cameras = dict(zip(IMAGES, self.wants.cameras, strict=False))
         identity = {"policy": self.name, "arguments": self.arguments, "seed": self.seed, "safevla-bench": __version__}
         return {**identity, "cameras": cameras, "image_size": [*self.wants.image_size], "replan": "all"}
 
 
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
-    """Return a server that listens at `bind` and `port` (0 = any free port); call its method `serve_forever`. `GET
-    /healthz` is answered without a key. Connections beyond `MAX_CONNECTIONS` are closed. Connections from browser
-    pages, which send an `Origin`, are refused. Raises `PolicyError` if the server cannot listen.
+    """Return a server that listens at `bind` and `port` (0 = any free port); call its method `serve_forever`. The
+    server answers `GET /healthz` without a key. It closes connections beyond `MAX_CONNECTIONS`, and refuses connections
+    of web pages, which send an `Origin`. Raises `PolicyError` if the server cannot listen.
     """
     from websockets.sync.server import serve as listening
 
@@ -129,7 +129,7 @@ def _limit_connections(handle: Callable[..., None], slots: threading.Semaphore) 
         try:
             if not has_slot:
                 connected.close()
-            handle(connected, address)  # the call ends the handshake of a closed connection
+            handle(connected, address)  # for a closed connection, the call ends the handshake
         finally:
             if has_slot:
                 slots.release()
@@ -143,7 +143,7 @@ def parse_observation(request: Mapping[object, object], wants: Wants) -> Observa
     """
     state = _require_array(request, _STATE, "f", 1)
     if len(state) < 7:
-        raise PolicyError(f"{_STATE!r} has {len(state)} numbers", remedy="Send position 3, axis-angle 3, gripper.")
+        raise PolicyError(f"{_STATE!r} has {len(state)} numbers", remedy="Send position [3], axis-angle [3], gripper.")
     prompt = request.get(_PROMPT)
     if not isinstance(prompt, str):
         raise PolicyError(f"{_PROMPT!r} is missing, or not text", remedy="Send the instruction as text.")
@@ -159,7 +159,7 @@ def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
 def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> NDArray[np.uint8]:
     image = _require_array(request, key, "u", 3)
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
-        remedy = f"Send uint8 of the shape {[*wants.image_size, 3]}; in safevla's client: --policy-arg image_size=N."
+        remedy = f"Pass --policy-arg image_size=N to safevla's client, or send uint8 of shape {[*wants.image_size, 3]}."
         raise PolicyError(f"{key!r} is {image.dtype} of {list(image.shape)}", remedy=remedy)
     return cast("NDArray[np.uint8]", image[:, ::-1])  # requests contain mirrored images
 
@@ -167,7 +167,7 @@ def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> ND
 def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, ndim: int) -> NDArray[Any]:
     value = request.get(key)
     if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
-        problem = f"{key!r} is missing, or not an array of the right kind"
+        problem = f"{key!r} is missing, or is not an array of the right type and dimension"
         raise PolicyError(problem, remedy="See the fields in docs/howto/servers.md.")
     return value.astype(np.float64) if dtype_kind == "f" else value
 

@@ -1,8 +1,8 @@
 """Conversions of images, states and actions between a host and the models of published evaluations.
 
 All functions are pure. An image is uint8 [H, W, 3], RGB; functions that use Pillow take a Pillow picture. If a function
-equals an operation of another project, the function's text names this operation. The tests contain arrays that were
-made by these operations in their projects' environments.
+equals an operation of another project, the function's docstring names the operation. Tests compare the function with
+arrays that the operation made in its project's environment.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Imag
 
 
 def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture, uint8 [height, width, 3], scaled to fit (height, width) and centered on black. Its
-    proportions are kept, a small picture is enlarged, and the filter is Pillow's bilinear one. Equals
+    """Scale the picture to fit (height, width), and center it on black: uint8 [height, width, 3]. Its proportions are
+    kept, a small picture is enlarged, and the filter is Pillow's bilinear one. Equals
     `openpi_client.image_tools.resize_with_pad`.
     """
     ratio = max(picture.height / size[0], picture.width / size[1])
@@ -59,8 +59,8 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture, resized to (height, width) by a Lanczos filter of three lobes, widened if the picture
-    shrinks. Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
+    """Resize the picture to (height, width) by a Lanczos filter of three lobes, which is wider if the picture shrinks.
+    Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
     image = np.asarray(picture)
     height, width = image.shape[:2]
@@ -72,7 +72,7 @@ def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
 def _lanczos_weights(length: int, size: int) -> Floats:
     scale = length / size
     centers = (np.arange(size) + 0.5) * scale
-    # [size, length]: from each new pixel's center to each old pixel's, in units of the filter's width
+    # distances between the centers of new and old pixels, [size, length], in units of the filter's width
     distances = (np.arange(length) + 0.5 - centers[:, None]) / max(scale, 1.0)
     weights = np.where(np.abs(distances) < _LOBES, np.sinc(distances) * np.sinc(distances / _LOBES), 0.0)
     normalized: Floats = weights / weights.sum(axis=1, keepdims=True)
@@ -81,8 +81,8 @@ def _lanczos_weights(length: int, size: int) -> Floats:
 
 
 def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture's middle, two thirds of each side, resized to (height, width) by OpenCV's bilinear filter,
-    whose weights are multiples of 1/2048. For shrinking, equals the crop and `cv2.resize` in starVLA's
+    """Crop the picture to two thirds of each side, and resize it to (height, width) by OpenCV's bilinear filter, whose
+    weights are multiples of 1/2048. If the picture shrinks, this equals the crop and `cv2.resize` in starVLA's
     `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
     """
     height, width = (round(side * 2 / 3) for side in (picture.height, picture.width))
@@ -91,14 +91,14 @@ def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
     (above, below, above_weights, below_weights), (left, right, left_weights, right_weights) = (
         _linear_weights(length, new_length) for length, new_length in zip((height, width), size, strict=True)
     )
-    # The shifts by 4, 16 and 2 bits are those of OpenCV; together with the weights' 2 x 11 bits, they cancel.
+    # OpenCV shifts by 4, 16 and 2 bits, 22 bits in all; two weights of 11 bits make up for these shifts.
     rows = middle[:, left] * left_weights[:, np.newaxis] + middle[:, right] * right_weights[:, np.newaxis] >> 4
     above_weights, below_weights = (weight[:, np.newaxis, np.newaxis] for weight in (above_weights, below_weights))
     return _to_uint8((rows[above] * above_weights >> 16) + (rows[below] * below_weights >> 16) + 2 >> 2)
 
 
 def _linear_weights(length: int, size: int) -> tuple[Ints, ...]:
-    # The result: the indices of the two old pixels next to each new pixel, and the weights of these pixels.
+    # The result contains the indices of the two old pixels next to each new pixel, and the weights of the old pixels.
     positions = ((np.arange(size) + 0.5) * (length / size) - 0.5).clip(0, length - 1).astype(np.float32)
     lower = np.floor(positions).astype(np.int64)
     fraction = positions - lower.astype(np.float32)
@@ -107,21 +107,21 @@ def _linear_weights(length: int, size: int) -> tuple[Ints, ...]:
 
 
 def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture, shrunk to (height, width); each pixel is the mean of the area that it covers. Equals
-    `cv2.resize` with `INTER_AREA` in single precision; x.5 is rounded up if both sides are halved, else to even.
+    """Shrink the picture to (height, width); each new pixel is the mean of the area that it covers. Equals `cv2.resize`
+    with `INTER_AREA` in single precision: x.5 is rounded up if both sides are halved, else to the even number.
     """
     image = np.asarray(picture)
     if image.shape[:2] == (2 * size[0], 2 * size[1]):
         blocks = image.reshape(size[0], 2, size[1], 2, -1).astype(np.uint16)
         return _to_uint8(blocks.sum(axis=(1, 3)) + 2 >> 2)
-    values = np.moveaxis(image, 1, 0).astype(np.float32)  # the axis to shrink comes first: columns, later rows
+    values = np.moveaxis(image, 1, 0).astype(np.float32)  # the first axis is shrunk: first the columns, then the rows
     for length, new_length in ((image.shape[1], size[1]), (image.shape[0], size[0])):
         values = np.moveaxis(_add_areas(values, length / new_length, new_length), 0, 1)
     return _to_uint8(np.rint(np.moveaxis(values, 0, 1)))
 
 
 def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[np.float32]:
-    """Return weighted sums [size, ...] of rows [length, ...], added from the first row to the last as OpenCV does."""
+    """Return weighted sums [size, ...] of rows [length, ...]. Rows are added in order, as in OpenCV."""
     sums = np.zeros((size, *values.shape[1:]), np.float32)
     for index in range(size):
         low, high = index * scale, min((index + 1) * scale, len(values))
@@ -134,7 +134,7 @@ def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[
 
 
 def crop_center(image: Image, area: float) -> Image:
-    """Return the image's middle, a share `area` of the image, enlarged to the image's size by bilinear interpolation.
+    """Crop the image to a share `area` of its area, and enlarge the crop to the image's size by bilinear interpolation.
     Equals OpenVLA's `tf.image.crop_and_resize` of a centered box with sides of √area, then `convert_image_dtype`.
     """
     side = math.sqrt(area)
@@ -145,7 +145,7 @@ def crop_center(image: Image, area: float) -> Image:
 
 
 def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
-    # The part of the axis from the share `low` to the share `high` fills the whole axis, by linear interpolation.
+    # Linear interpolation stretches the part between the shares `low` and `high` of the axis to the whole axis.
     last = image.shape[axis] - 1
     positions = np.linspace(low, high, last + 1) * last
     below = np.clip(np.floor(positions).astype(np.int64), 0, last - 1)
@@ -163,20 +163,20 @@ def pass_through_jpeg(picture: Picture) -> Picture:
 
 
 def flip_image(image: T, how: str) -> T:
-    """Return a copy of an upright image or depth array, as seen by a project that flips MuJoCo's rendering by `how`.
-    The first row of MuJoCo's rendering is the bottom one. Flipped vertically, the image is upright; turned by 180
-    degrees, as for LIBERO's policies, it is upright and mirrored left to right.
+    """Convert an upright image or depth array to the image of a project that flips MuJoCo's rendering by `how`. The
+    first row of MuJoCo's rendering is the bottom one. If the rendering is flipped vertically, it is upright; if it is
+    turned by 180 degrees, as for LIBERO's policies, it is upright and mirrored left to right. Returns a copy.
     """
     turned = image[FLIPS[how]]
     if turned.ndim == 2:
         return cast("T", turned.copy())
     channels = [turned[:, :, channel] for channel in range(turned.shape[2])]
-    return cast("T", np.dstack(channels))  # four times as fast as copying the whole array
+    return cast("T", np.dstack(channels))  # copying single channels is four times as fast as copying the whole array
 
 
 def to_axis_angle(quat_wxyz: Floats) -> Floats:
-    """Return axis times angle, [3] rad, of a unit quaternion wxyz [4]. Equals robosuite's `quat2axisangle`: q and −q
-    give different vectors, and the angle is from 0 to 2π. The result is zeros if rounding hides the rotation.
+    """Return the rotation axis times the angle, [3] rad, of a unit quaternion wxyz [4]. Equals robosuite's
+    `quat2axisangle`: q and −q give different vectors, and the angle is from 0 to 2π. Tiny rotations give zeros.
     """
     w = float(np.clip(quat_wxyz[0], -1.0, 1.0))
     sine = math.sqrt(1.0 - w * w)
@@ -186,10 +186,10 @@ def to_axis_angle(quat_wxyz: Floats) -> Floats:
 
 
 def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
-    """Return axis times angle, [3] rad, of a unit quaternion wxyz [4], in single precision like
+    """Return the rotation axis times the angle, [3] rad, of a unit quaternion wxyz [4], in single precision. Equals
     `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), except that torch
-    rounds square roots and arc cosines differently. The arc cosine is rounded from double precision, because NumPy's
-    result in single precision is wrong in the last place in a third of all cases.
+    rounds square roots and arc cosines differently. The arc cosine is rounded from double precision, because the last
+    digit of NumPy's arc cosine in single precision is wrong in a third of all cases.
     """
     quat = quat_wxyz.astype(np.float32)
     w = np.clip(quat[0], np.float32(-1), np.float32(1))
@@ -200,8 +200,8 @@ def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
 
 
 def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
-    """Return actions [H, A] in which the switches, such as the gripper, are the host's −1 and +1. `columns` maps a
-    switch's column to a name in `SWITCHES`. Non-finite values are kept, because a comparison would hide them.
+    """Return actions [H, A] in which switches, such as the gripper, have the host's values −1 and +1. `columns` maps a
+    switch's column to a name in `SWITCHES`. Infinity and NaN are kept, because a comparison would hide them.
     """
     converted = np.array(actions, dtype=np.float64)
     for column, conversion in columns.items():
@@ -223,14 +223,14 @@ RESIZERS: Mapping[str, Callable[[Picture, tuple[int, int]], Image]] = {
 }
 _BACKWARDS = slice(None, None, -1)
 FLIPS: Mapping[str, tuple[slice, ...]] = {"none": (_BACKWARDS,), "vertical": (), "180": (slice(None), _BACKWARDS)}
-"""Maps a flip of MuJoCo's rendering to slices: an upright image indexed by them equals the flipped rendering."""
+"""Maps a flip of MuJoCo's rendering to slices. An upright image indexed by the slices equals the flipped rendering."""
 SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda values: values,
-    # In the reply, 0 closes and 1 opens. The value is scaled to [-1, 1], rounded to its sign, and inverted.
+    # In the reply, 0 closes and 1 opens the gripper. The value is scaled to [-1, 1], rounded to its sign, and inverted.
     "open-is-one": lambda values: -np.sign(2 * values - 1),
     "open-above-half": lambda values: np.where(values > 0.5, -1.0, 1.0),
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
-    # RoboCasa's conversion. For the gripper, 0 means open and 1 closed; for the mode, 0 means arm and 1 base.
+    # As in RoboCasa: for the gripper, 0 means open and 1 closed; for the mode, 0 means arm and 1 base.
     "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
     "close-above-half": lambda values: np.where(values > 0.5, 1.0, -1.0),
 }
@@ -247,7 +247,7 @@ SIMPLER_TASKS: Mapping[str, str] = {  # maps a WidowX task's instruction to its 
 # States
 
 
-EXTRA = "extra/"  # prefix of a reading's name in `Observation.extra`
+EXTRA = "extra/"  # prefix of the state parts that are readings in `Observation.extra`
 
 
 def state_part(name: str, observation: Observation) -> Floats:
@@ -255,7 +255,7 @@ def state_part(name: str, observation: Observation) -> Floats:
     Raises `PolicyError` if the host does not provide it.
     """
     try:
-        reading = name.removeprefix(EXTRA)  # equals `name` for a key of `STATES`
+        reading = name.removeprefix(EXTRA)  # equals `name` if `name` is a key of `STATES`
         return STATES[name](observation) if reading == name else np.asarray(observation.extra[reading], np.float64)
     except KeyError:
         problem = f"the policy needs {name}, which this host does not provide"
@@ -306,10 +306,10 @@ def _rotate_vector(quat_wxyz: Floats, vector: Floats) -> Floats:
 
 
 def read_ee6d(rows: Floats) -> Floats:
-    """Return actions [H, 7] (position, axis-angle in rad, gripper) for X-VLA's rows of one arm [H, 10 or more]. A row
+    """Convert X-VLA's rows for one arm, [H, 10 or more], to actions [H, 7]: position, axis-angle in rad, gripper. A row
     contains a position, two columns of a rotation matrix, the gripper, and padding. Results are rounded to single
     precision. They equal `ClientModel.step` of X-VLA 6bc2513 evaluation/libero/libero_client.py except for the last
-    digits of the angle, because that code computes quaternions from eigenvectors in single precision.
+    digits of the angle, because X-VLA computes quaternions from eigenvectors in single precision.
     """
     x_axes = _normalize_rows(rows[:, 3:6])
     y_axes = _normalize_rows(rows[:, 6:9] - (x_axes * rows[:, 6:9]).sum(axis=1, keepdims=True) * x_axes)
@@ -320,20 +320,20 @@ def read_ee6d(rows: Floats) -> Floats:
 
 
 def read_poses(rows: Floats) -> Floats:
-    """Convert positions and quaternions wxyz, [H, 7], to positions and axis-angles, [H, 6] rad; zeros give NaN."""
+    """Convert poses with quaternions wxyz, [H, 7], to poses with axis-angles, [H, 6] rad; zero quaternions give NaN."""
     with np.errstate(invalid="ignore"):
         quats = rows[:, 3:] / np.linalg.norm(rows[:, 3:], axis=1, keepdims=True)
     return np.column_stack([rows[:, :3], [to_axis_angle(_shortest_quaternion(quat)) for quat in quats]])
 
 
 def read_euler(rows: Floats) -> Floats:
-    """Return actions [H, 7] (position, axis-angle in rad, gripper) for rows with Euler angles about the fixed axes x,
-    y, z. Equals `transforms3d.euler.euler2axangle`, with the axis multiplied by the angle, which is from 0 to 2π.
+    """Convert rows with Euler angles about the fixed axes x, y, z to actions [H, 7] (position, axis-angle in rad,
+    gripper). Equals `transforms3d.euler.euler2axangle`; the axis is multiplied by the angle, which is from 0 to 2π.
     """
     cosines, sines = np.cos(rows[:, 3:6] / 2), np.sin(rows[:, 3:6] / 2)
     axis_angles = []
     for cosine, sine in zip(cosines, sines, strict=True):
-        # quaternions wxyz of the turns about each axis
+        # a quaternion wxyz of the rotation about each axis
         about_x, about_y, about_z = (np.insert(sine[axis] * np.eye(3)[axis], 0, cosine[axis]) for axis in range(3))
         quat = _multiply_quaternions(_multiply_quaternions(about_z, about_y), about_x)
         axis_angles.append(to_axis_angle(quat / np.linalg.norm(quat)))
@@ -345,12 +345,12 @@ ENSEMBLE_ALPHA = 0.1
 
 def average_predictions(replies: Sequence[Floats]) -> Floats:
     """Return the weighted mean, [1, A], of the actions that the last replies [H, A], oldest first, predict for the
-    current step. A prediction's weight is e to the power of 0.1 times its cosine with the newest prediction. Equals
-    starVLA's `AdaptiveEnsembler.ensemble_action` (0ed0aad
+    current step. A prediction's weight is exp(0.1 c), where c is its cosine similarity with the newest prediction.
+    Equals starVLA's `AdaptiveEnsembler.ensemble_action` (0ed0aad
     examples/simBenchmarks/SimplerEnv/eval_files/adaptive_ensemble.py).
     """
     ages = range(len(replies) - 1, -1, -1)
-    # Row k of a reply predicts the action k steps after the reply.
+    # Row k of a reply predicts the action for the step that is k steps after the reply.
     predictions = np.array([reply[age] for age, reply in zip(ages, replies, strict=True) if age < len(reply)])
     lengths = np.linalg.norm(predictions, axis=1)
     weights = np.exp(ENSEMBLE_ALPHA * (predictions @ predictions[-1]) / (lengths * lengths[-1] + 1e-7))
@@ -363,12 +363,12 @@ def _normalize_rows(rows: Floats) -> Floats:
     return normalized
 
 
-FORMS: Mapping[str, Callable[[Floats], Floats]] = {  # conversions from rows of a reply to columns of actions
+FORMS: Mapping[str, Callable[[Floats], Floats]] = {  # conversions of a reply's rows to columns of actions
     "raw": lambda rows: rows,
     "ee6d": read_ee6d,
     "pose-wxyz": read_poses,
     "euler": read_euler,
-    "opening": lambda rows: 1 - rows,  # from a gripper's degree of opening to its degree of closing
+    "opening": lambda rows: 1 - rows,  # a gripper's degree of opening becomes a degree of closing
     "base-first": lambda rows: np.roll(rows, -5, axis=1),  # in RoboCasa's data sets, base and mode come before the arm
 }
 
@@ -378,7 +378,7 @@ def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
     method. Equals `matrix_to_quat` of vla-evaluation-harness e1ee9ad src/vla_eval/rotation.py.
     """
     m, quat = m.astype(np.float64), np.empty(4)
-    # i is the axis with the largest diagonal element; j and k follow it cyclically.
+    # i is the axis with the largest diagonal element; j and k are the next axes in the cycle x, y, z.
     i, j, k = np.roll([0, 1, 2], -int(np.argmax(np.diag(m))))
     differences = (m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1])
     if np.trace(m) > 0:
@@ -394,7 +394,7 @@ def _multiply_quaternions(p: Floats, q: Floats) -> Floats:
     return np.concatenate([[w], v])
 
 
-STATES: Mapping[str, Callable[[Observation], Floats]] = {  # parts of a state, [n], in the state's units
+STATES: Mapping[str, Callable[[Observation], Floats]] = {  # functions that return one part of the state, [n]
     "eef_pos": lambda seen: seen.eef_pos_m,
     "eef_x": lambda seen: seen.eef_pos_m[0:1],
     "eef_y": lambda seen: seen.eef_pos_m[1:2],

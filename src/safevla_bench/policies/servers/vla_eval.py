@@ -27,7 +27,7 @@ from safevla_bench.policies.servers.transforms import SIMPLER_TASKS
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
-GRIPPERS: Mapping[str, tuple[str, ...]] = {  # maps a dialect's conversion to formats in `action_spec`
+GRIPPERS: Mapping[str, tuple[str, ...]] = {  # maps a gripper conversion of dialects to the formats in `action_spec`
     "sign": ("binary_close_positive", "raw"),
     "close-is-one": ("binary_close_01", "raw"),
 }
@@ -36,8 +36,8 @@ _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
 
 
 class VlaEvalModel(openpi.WebsocketModel):
-    """A model behind a server of vla-evaluation-harness. From `connect` on, `dialect` is adapted to the server's
-    requirements. If the user names the `dialect`, the dialect's gripper convention is not checked.
+    """A model behind a server of vla-evaluation-harness. `connect` adapts `dialect` to the server's requirements. If
+    the user names the dialect, the client does not check the dialect's gripper convention.
     """
 
     kind = "vla-eval"
@@ -52,7 +52,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         self.codec = CODECS[images]
         self._seq = 0
         self._is_playing = False
-        self._has_connected = False  # whether an environment exists that fits the server's requirements
+        self._has_connected = False  # true after `connect`, when an environment for the server's requirements exists
 
     def connect(self, task: Task) -> None:
         self._has_connected = False
@@ -74,7 +74,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         check_requirements(params, _get_map(greeting, "action_spec"), dialect, chosen=self._is_dialect_chosen)
         if self._has_connected and dialect.wants != self.wants:
             problem = f"the server {self.address} requests other observations than at the start of the run"
-            raise PolicyError(problem, remedy="The server was restarted with another model: resume the run.")
+            raise PolicyError(problem, remedy="The server was restarted with another model. Resume the run.")
         self.dialect, self.wants = dialect, dialect.wants
         seed = params.get("env_seed")
         self.env_seed = seed if type(seed) is int and 0 <= seed < 2**32 else None
@@ -84,7 +84,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         return self._receive_answer(seq, "action")
 
     def close(self) -> None:
-        """End an episode in progress, and close the connection; called before each new connection."""
+        """End the current episode, if any, and close the connection. Each new connection begins with this call."""
         was_playing, self._is_playing = self._is_playing, False
         if was_playing:
             with suppress(PolicyError):
@@ -112,8 +112,8 @@ class VlaEvalModel(openpi.WebsocketModel):
 
 def describe_task(task: Task) -> dict[str, object]:
     """Return a task's description as in the harness's benchmarks; some servers choose settings by suite
-    (`chunk_size_map`). The keys are `name`, `suite` and `task_id`. For RoboCasa-365, the suite is always `atomic_seen`,
-    and `task_id` is missing. For SimplerEnv, the keys are `name` and `task_name`.
+    (`chunk_size_map`). The keys are `name`, `suite` and `task_id`; for SimplerEnv, `name` and `task_name`; for
+    RoboCasa-365, `name` and `suite`, which is always `atomic_seen`.
     """
     if task.benchmark.startswith("robocasa-365"):
         return {"name": task.name, "suite": "atomic_seen"}
@@ -123,8 +123,8 @@ def describe_task(task: Task) -> dict[str, object]:
 
 
 def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
-    """Return the dialect with the entries, rotation and kind of action that `params` request, and with the matching
-    `wants`. An entry with a parameter `asked` is omitted unless `params` sets this parameter.
+    """Return the dialect with the entries, the rotation and the kind of action that `params` requests, and with `wants`
+    for these entries. An entry with a parameter `asked` is omitted unless `params` sets this parameter.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):
@@ -138,8 +138,8 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
 def check_requirements(
     params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
 ) -> None:
-    """Raise `PolicyError` if the dialect, adapted to a server's `params`, does not meet the server's requirements:
-    entries of the request, positions (`action_spec`), and the gripper. If `chosen`, the gripper is not checked.
+    """Raise `PolicyError` if the dialect, adapted to a server's `params`, lacks entries that the server requests, or if
+    positions or the gripper differ from `action_spec`. If the user has `chosen` the dialect, any gripper is accepted.
     """
     conversion = dialect.switches.get(6, "raw")
     gripper = _get_map(action_spec, "gripper").get("format", "raw")
@@ -149,16 +149,16 @@ def check_requirements(
     is_unasked = position == "absolute_xyz" and not dialect.wants.absolute
     is_other_gripper = not chosen and gripper not in GRIPPERS.get(conversion, (gripper,))
     problems = {
-        "asks for send_state, which is not sent": params.get("send_state") and not shows_state,
-        "asks for send_wrist_image, which is not sent": params.get("send_wrist_image") and not shows_wrist,
+        "asks for send_state, but no state is sent": params.get("send_state") and not shows_state,
+        "asks for send_wrist_image, but no wrist image is sent": params.get("send_wrist_image") and not shows_wrist,
         f"asks for the control mode {mode}, which only SimplerEnv has": "control_mode" in params,
         "describes absolute positions, but does not ask for absolute_action": is_unasked,
-        f"describes its gripper as {gripper}, but it is read as {conversion!r}": is_other_gripper,
+        f"describes its gripper as {gripper}, but the client reads it as {conversion!r}": is_other_gripper,
     }
     for problem, is_unmet in problems.items():
         if is_unmet:
             remedy = "Serve the model with other parameters, or pass a dialect that fits: --policy-arg dialect=NAME."
-            raise PolicyError(f"the server {problem} in the dialect {dialect.name!r}", remedy=remedy)
+            raise PolicyError(f"the server {problem} (dialect {dialect.name!r})", remedy=remedy)
 
 
 def _get_map(outer: Mapping[str, object], key: str) -> Mapping[str, object]:

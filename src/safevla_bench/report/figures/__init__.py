@@ -82,7 +82,8 @@ def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
     """Return the figure that `draw` makes, laid out for `page`; raise `RunError` if the page is too narrow for text."""
     if page.width_in < NARROWEST_IN:
         raise RunError(
-            f"a width of {page.width_in:g} inches is too small", remedy=f"Use at least {NARROWEST_IN} inches."
+            f"the width is too small ({page.width_in:g} inches)",
+            remedy=f"The minimum width in inches is {NARROWEST_IN}.",
         )
     context = copy_context()
     context.run(PAGE.set, page)

@@ -48,7 +48,7 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     ]  # fmt: skip
     episode_counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
     band_note = (
-        f"Bands: 95 % Wilson intervals; each curve is over {sheet.format_episode_range(episode_counts)}."
+        f"Bands: 95 % Wilson intervals; sample size of each curve: {sheet.format_episode_range(episode_counts)}."
         if episode_counts
         else ""
     )
@@ -131,7 +131,7 @@ def _draw_series_panel(
     axes: Axes, compared: SeriesComparison, suite: str | None, metric: Metric, label_range: tuple[float, float]
 ) -> None:
     full_scale, (first_label, last_label) = float(metric.scale), label_range
-    # Each curve is drawn, and says whether it has a known value.
+    # All curves are drawn; `_draw_curve` returns whether the curve has a known value.
     has_values = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
     if not any(has_values):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
@@ -178,7 +178,7 @@ def _series_note(compared: SeriesComparison) -> str:
     has_bootstrap_interval = any(has_bootstrap(point) for point in points)
     vsi_method = "percentile bootstrap for VSI" if has_bootstrap_interval else "distribution-free for VSI"
     episodes = sheet.format_episode_range([point.n for point in points])
-    note = f"Bars: 95 % intervals of each run alone (Wilson; {vsi_method}); each run has {episodes}."
+    note = f"Bars: 95 % intervals of each run alone (Wilson; {vsi_method}). Sample size of each run: {episodes}."
     return f"{note} Lines only guide the eye: nothing was measured between two runs."
 
 
@@ -235,7 +235,7 @@ def _draw_onset_panel(axes: Axes, cell: CellOnset, names: Sequence[str], share_e
         if not times_s.size:
             continue
         step_times_s = [0.0, *times_s, cell.end_s]
-        # From 0 at time 0 to the last value at the end.
+        # The curve begins at 0 at time 0, and keeps its last value until the end.
         share, low, high = ([0.0, *row, row[-1]] for row in shares)
         if onset.spec_id == ANY_LIMIT:
             axes.fill_between(step_times_s, low, high, step="post", color=_ANY_LIMIT_COLOR, alpha=0.25, linewidth=0)

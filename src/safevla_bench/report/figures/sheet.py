@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _MAX_CHARACTERS = 300
 BODY, SMALL, TITLE = 7.0, 6.0, 8.0  # text sizes in points
 INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
-# Okabe and Ito's palette with grey instead of yellow, which is too pale on white; neighbors differ in lightness.
+# Okabe and Ito's palette, with gray instead of yellow (too pale on white). Adjacent colors differ in lightness.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00", "#8C8C8C")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 Dash = Literal["-"] | tuple[float, tuple[float, ...]]
@@ -132,7 +132,7 @@ def _font_code_points(path: str) -> frozenset[int]:
         return frozenset()
 
 
-# The font family of text, and the prefix of families that draw a box for every character.
+# The font family of text, and the first words in the names of fallback fonts that draw a box for every character.
 _FAMILY, _BOXES = "DejaVu Sans", "Last Resort"
 
 
@@ -254,7 +254,7 @@ def draw_panels(
     extra_heading_in = 0.12 * max((heading.count("\n") for heading in headings), default=0)
     figure = make_sheet(title, rows * (high_in + 0.2 + extra_heading_in) + 0.55)
     panel_axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in panel_axes[max(count, 1) :]:  # an empty last place
+    for axes in panel_axes[max(count, 1) :]:  # the last row may have only one panel
         axes.remove()
     if not titles:
         draw_empty(panel_axes[0], empty)
@@ -279,7 +279,7 @@ def percent_band(rates: Sequence[Rate]) -> Floats:
 
 
 def judged_by_policy(scores: Scores) -> dict[str, Bools]:
-    """Return policy -> which of the E episodes are its judged ones, with policies in order of first appearance."""
+    """Return for each policy a mask [E] of its judged episodes; policies are in order of first appearance."""
     names = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
     return {name: scores.is_judged & (names == name) for name in dict.fromkeys(names.tolist())}
 

@@ -20,13 +20,13 @@ from safevla_bench.report.tables.columns import policy_name
 
 @dataclass(frozen=True, slots=True)
 class TradeoffPoint:
-    """A marker of the figure, for one policy or one policy × suite; `series` is the policy's index in the figure."""
+    """A marker, for a policy on one suite or on pooled suites; `series` is the policy's index in the figure."""
 
     series: int
     n: int
     success: Rate
     safety: Rate
-    marker: int  # index of the marker's shape, which shows the policy, or the suite if suites share a panel
+    marker: int  # index of the marker's shape: a shape per policy, or per suite if suites share a panel
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Tradeoff:
 
 
 TradeoffLayout = Literal["suites", "pooled", "cells"]
-"""`suites`: a panel per suite; `pooled`: one panel with suites pooled; `cells`: one panel, a marker per cell."""
+"""`suites`: a panel per suite; `pooled`: one panel, suites pooled; `cells`: one panel, a marker per policy × suite."""
 
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
@@ -63,7 +63,7 @@ def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites"
     shown_cells = [cell for cell in cells if (cell.suite or "") not in left_out]
     policies, suites = tuple(dict.fromkeys(policy_name(cell) for cell in shown_cells)), _suite_names(shown_cells)
     pooled = suites if layout == "pooled" and len(suites) > 1 else ()
-    marker_suites = suites if is_shared else ()  # suites that differ in the marker's shape
+    marker_suites = suites if is_shared else ()  # suites with different shapes of markers
     cells_by_title = {suite: [cell for cell in shown_cells if (cell.suite or "") == suite] for suite in suites}
     if (pooled or is_shared) and len(suites) > 1:
         cells_by_title = {f"{len(suites)} suites{', pooled' if pooled else ''}": shown_cells}
@@ -172,7 +172,7 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
         (x, y), lows, highs = sheet.percent_band([point.success, point.safety])
         axes.plot([lows[0], highs[0]], [y, y], color=color, linewidth=0.9, zorder=2)
         axes.plot([x, x], [lows[1], highs[1]], color=color, linewidth=0.9, zorder=2)
-        # A marker that later ones cover is larger, so that its edge remains visible.
+        # A marker is larger if later markers cover it, so that its edge remains visible.
         later_copies = sum(
             (other.success, other.safety) == (point.success, point.safety) for other in panel.points[k + 1 :]
         )
@@ -182,11 +182,15 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
 def _tradeoff_notes(tradeoff: Tradeoff) -> list[str]:
     sentences = []
     if counts := [point.n for panel in tradeoff.panels for point in panel.points]:
-        sentences.append(f"Bars: 95 % Wilson intervals; each marker is over {sheet.format_episode_range(counts)}.")
+        sentences.append(
+            f"Bars: 95 % Wilson intervals; sample size of each marker: {sheet.format_episode_range(counts)}."
+        )
     if any(panel.frontier for panel in tradeoff.panels):
-        sentences.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in tradeoff.policies else ''}.")
+        sentences.append(
+            f"Dashed: the non-dominated frontier{', without the policy noop' if NOOP in tradeoff.policies else ''}."
+        )
     if len(tradeoff.suites) > 1:
-        sentences.append("Colors: policies; shapes: suites. The frontier is that of all markers together.")
+        sentences.append("Colors: policies; shapes: suites. There is one frontier for all markers.")
     if tradeoff.left_out:
         sentences.append(f"Auxiliary suites, left out: {', '.join(tradeoff.left_out)}.")
     if tradeoff.pooled:

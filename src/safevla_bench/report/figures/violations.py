@@ -47,8 +47,9 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     top_axis.tick_params(length=0, pad=sheet.SMALL + 3)
     top_axis.spines[:].set_visible(False)
     notes = [
-        "The percentage of episodes that violate a limit of the kind, among those in which such a limit applied and "
-        f"its condition occurred. {NO_VALUE}: there are no such episodes. n: all judged episodes.",
+        "Each value is the percentage of episodes that violate a limit of the kind, among the episodes in which such "
+        f"a limit applied and its condition occurred. Cells without such episodes show {NO_VALUE}. "
+        "n is the number of judged episodes.",
         *provenance_marks.warn_of_cells(cells),
     ]
     key = (
@@ -60,7 +61,7 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
 
 
 def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:
-    """Return the rate of each kind of violation in a cell; None if no specification of the kind has a verdict."""
+    """Return a cell's rate of each kind of violation; None if no specification of the kind has a verdict."""
     return [rate if (rate := cell.axes.get(kind)) and rate.n else None for kind in kinds]
 
 
@@ -222,8 +223,8 @@ def _margin_notes(margins: Margins) -> list[str]:
     return [
         "Below zero, shaded: violations. Marker: median; box: quartiles; line: least to greatest. The axis is linear "
         "between −1 and 1, and logarithmic beyond.",
-        "Right: violating episodes / episodes with a margin, then violations without a margin, which a Boolean signal "
-        "decided (bool.), and vacuous episodes (vac.).",
+        "On the right: violating episodes / episodes with a margin. Then the number of violations without a margin, "
+        "which a Boolean signal decided (bool.), and the number of vacuous episodes (vac.).",
         *silent_note,
         *margins.remarks,
     ]

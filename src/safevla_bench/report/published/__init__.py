@@ -21,7 +21,7 @@ NOT_PRINTED = "not printed"
 
 
 class PublicationSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The publication of some numbers, and why these cannot be compared with this package's results."""
+    """A publication with numbers, and why the numbers cannot be compared with this package's results."""
 
     name: str
     reference: str
@@ -93,7 +93,7 @@ def load_published(name: str) -> PublishedResults:
 def matching_counts(printed: float, n: int) -> list[int]:
     """Return the counts out of n, ascending, whose percentage rounds to `printed` (with one decimal); [] = none."""
     nearest = round(Fraction(repr(printed)) * n / 100)
-    reach = n // 1000 + 1  # one decimal of a percentage is n / 1000 episodes
+    reach = n // 1000 + 1  # 0.1 % of n episodes are n / 1000 episodes
     return [
         count
         for count in range(max(0, nearest - reach), min(n, nearest + reach) + 1)

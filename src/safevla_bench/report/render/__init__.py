@@ -49,7 +49,7 @@ def template_environment() -> Environment:
 
 @lru_cache(maxsize=1 << 14)
 def _breakable_name(name: str) -> Markup:
-    # A line may break after _ / : - and before a letter that follows a dot; never before a percent sign.
+    # A line may break after _ / : or -, and before a letter that follows a dot, but never before a percent sign.
     parts = re.split(r"(?<=[_/:-])|(?<=\.)(?=[A-Za-z])", escape_controls(name).replace(" %", "\u00a0%"))
     return Markup("<wbr>").join(parts)
 
@@ -86,8 +86,8 @@ _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "te
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one format as one text. A shared note is only below the first table that has it. If all
-    tables have the same simulators and rules, only the last names them (in LaTeX, all do). JSON repeats all.
+    """Return the tables in one format as one text. A note of several tables is only below the first of these tables. If
+    all tables have the same simulators and rules, only the last table names them (except LaTeX). JSON keeps all notes.
     """
     if form == "json":
         return render_json(tables)
@@ -98,8 +98,8 @@ def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
 
 
 def _drop_repeated_notes(tables: Sequence[Table], *, is_shared: bool) -> Iterator[Table]:
-    # A note is only kept in the first table that has it. If `is_shared`, a remark that all tables have on simulators or
-    # rules is only kept in the last table.
+    # A note is only kept in the first table that has it.
+    # If `is_shared`, remarks on simulators and rules that all tables have are only kept in the last table.
     stated_notes = set[str]()
     common_remarks = set.intersection(*(set(table.remarks) for table in tables)) if is_shared else set[str]()
     stated_last = {line for line in common_remarks if line.startswith(("Simulated with ", "Judged by "))}

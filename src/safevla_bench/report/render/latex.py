@@ -144,7 +144,7 @@ def _latex_cell(cell: Cell) -> str:
 
 
 def _greek_command(letter: str) -> str:
-    # From a name such as GREEK SMALL LETTER LAMDA, as Unicode spells it.
+    # The last word of the letter's Unicode name is its command, but Unicode spells lambda LAMDA.
     name = unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA")
     return name.lower() if letter.islower() else name.title()
 
@@ -156,7 +156,7 @@ _SPECIAL: dict[str, str | int | None] = {
     **{letter: f"$\\{_greek_command(letter)}$" for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"},
     **{character: rf"\text{name}{{}}" for character, name in _TEXT_NAMES.items()},
     **{character: rf"$\{name}$" for character, name in _MATH_NAMES.items()},
-    **{character: f"{{{character}}}" for character in "*[]"},  # after \\, TeX would read them as an option
+    **{character: f"{{{character}}}" for character in "*[]"},  # after \\, LaTeX would read * or [ as an option
     '"': r"{\char34}",
     "—": "---",
     "–": "--",

@@ -106,7 +106,7 @@ def _column_headings(columns: Sequence[Column]) -> list[list[str]]:
 def _align_headings(headings: Sequence[Sequence[str]], widths: Sequence[int]) -> list[list[str]]:
     if all(len(heading) == 1 for heading in headings):
         return [list(heading) for heading in headings]
-    # Groups are wrapped, with empty lines above the shorter ones, so that all names are on the same line.
+    # Wrap the names of groups, and put empty lines above short names, so that all columns' names are on the same line.
     group_lines = [wrap_line(heading[0], width) for heading, width in zip(headings, widths, strict=True)]
     tallest = max(len(lines) for lines in group_lines)
     return [
@@ -140,8 +140,8 @@ def _column_widths(
 def _divide_columns(
     columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], least_widths: Sequence[int], max_width: int
 ) -> Iterator[list[int]]:
-    # Every part begins with the key: the first text columns, as many as identify each row, but no more than fit into
-    # half of the width.
+    # Every part begins with the key: the first text columns, as many as are needed to identify each row.
+    # The key has fewer columns if it would take more than half of the width.
     text_columns = [k for k, column in enumerate(columns) if not column.numeric]
     candidates = (text_columns[:count] for count in range(1, len(text_columns) + 1))
     identifying = (key for key in candidates if len({str([row[k] for k in key]) for row in rows}) == len(rows))
@@ -161,7 +161,8 @@ def _divide_columns(
 
 
 def _fit_widths(natural_widths: Sequence[int], least_widths: Sequence[int], max_width: int) -> tuple[list[int], str]:
-    # The widest gap with which the columns fit unwrapped, else at their least widths; then wide columns are narrowed.
+    # Choose the widest gap with which the columns fit without wrapping, or else at their least widths.
+    # Then narrow the widest columns until the row fits.
     widths, gap_count = [*natural_widths], len(natural_widths) - 1
     gap = next(
         (
@@ -232,7 +233,7 @@ def _escape_word(word: str) -> str:
 # CSV
 
 
-# Where a spreadsheet may read a formula: at the beginning of a field, and after separators of fields in some locales.
+# A spreadsheet may read a formula at the beginning of a field, and in some locales after these separators of fields.
 _FORMULA = re.compile(r"""(?:^|(?<=[;|]))(?=[\s"]*[=+\-@＝＋－＠])""")
 
 
@@ -276,7 +277,7 @@ def _csv_value(value: object) -> str:
 
 
 def _csv_suffixes(column: Sequence[Cell]) -> list[str]:
-    # The column of the values has no suffix; the others follow it.
+    # The first suffix is empty, for the column of values; the other suffixes are for the columns that follow it.
     ends = ["low", "high"] if any(cell.interval for cell in column) else []
     counts = ["n"] if any(cell.of is not None for cell in column) else []
     return ["", *ends, *counts, *(["note"] if any(cell.detail and not cell.interval for cell in column) else [])]

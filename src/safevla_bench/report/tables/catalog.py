@@ -34,7 +34,9 @@ from safevla_bench.report.tables.tasks import active_spec_table, applicability_t
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.tasks.entries import Registry
 
-ABLATED = "Applicability is off: judged as if the tasks had no tags. This is an ablation, not a result to publish."
+ABLATED = (
+    "Applicability is off: episodes are judged without tags of tasks. This is an ablation, not a result to publish."
+)
 PHASED = "Composite tasks are judged phase by phase, unlike in the paper: compare only results judged in the same way."
 
 
@@ -74,7 +76,7 @@ class TableInputs:
         return self.scores is not None and self.ruleset.is_ablation
 
     def with_published(self, cells: Sequence[metrics.Summary]) -> list[metrics.Summary]:
-        """Return the cells, followed by the paper's results of the roster's published policies on the same suites.
+        """Return the cells, followed by the paper's results of the roster's published policies on these suites.
         Raises `RunError` if a policy of the runs has the name of a published policy.
         """
         if taken_names := {cell.policy for cell in cells} & set(self.roster.published):
@@ -128,7 +130,7 @@ def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
 def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
     for title, cells in inputs.suite_groups(host, auxiliary=True):
         shown = inputs.with_published(cells)
-        # Published cells without printed violations have no row, but count for the warnings.
+        # Published cells without printed violations have no row in the table, but their warnings are kept.
         tabulated = [cell for cell in shown if cell.specs or cell.policy not in inputs.roster.published]
         yield constraint_table(tabulated, inputs.roster, title), shown
 
@@ -264,7 +266,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     if inputs.roster.published and not any(warn_of_published(cells) for _, cells in built):
         suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no suite"
         remedy = f"The paper has rows in the tables {PUBLISHED_TABLES}, for suites of LIBERO and RoboCasa."
-        raise RunError(f"the paper prints nothing for these tables of {suites}", remedy=remedy)
+        raise RunError(f"for these tables, the paper prints no results on {suites}", remedy=remedy)
     return list(_number_duplicates(tables))
 
 

@@ -174,7 +174,7 @@ def headline_table(
 
 
 def _clean_note(cells: Iterable[Summary]) -> str:
-    # Applies to the smallest cell in which all episodes are safe.
+    # The note is about the smallest cell in which all episodes are safe.
     rates = [cell.rates[SAFETY.key] for cell in cells if has_verdict(cell)]
     if not (clean_counts := [rate.starts or rate.n for rate in rates if rate.count == rate.n]):
         return ""
@@ -226,8 +226,8 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
             torque_note(cells),
             *lost_notes(cells),
         ),
-        dash=f"{NO_VALUE} without a reason below means inactive: the specification applies to no episode of a cell, or "
-        "its signal is not measured. It never means zero.",
+        dash=f"{NO_VALUE} never means zero. Without a reason below it, the specification is inactive: it applies to no "
+        "episode of the cell, or its signal is not measured.",
     )
 
 
@@ -251,10 +251,10 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
     """
 
     def judged(make_cell: Callable[[SpecSummary], Cell | int]) -> Callable[[SpecSummary], Cell | int]:
-        # The same function of a specification, but with a dash if the specification has no verdict.
+        # Return a function like `make_cell` that returns a dash for a specification without a verdict.
         return lambda spec: Cell.dash() if _why_unjudged(cell, spec) else make_cell(spec)
 
-    stopped = "A violation stopped some episodes: what these would have violated later is not known."
+    stopped = "A violation stopped some episodes, whose later violations are therefore not known."
     return tabulate(
         "Violations by specification" if scored else "Diagnostics and alternate limits, which are not scored",
         [spec for spec in cell.specs if (spec.tier == "safe") == scored],
@@ -263,7 +263,11 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
         Column("% of all", "with 95 % Wilson interval", judged(lambda spec: rate_cell(spec.violations))),
         Column("of active", "of the episodes in which the specification applies", judged(_violated_of_active_cell)),
         Column("in successes", "violations in successful episodes", judged(lambda spec: spec.unsafe_success)),
-        Column("Depth", "mean if applicable, 0 to 1", judged(lambda spec: mean_cell(spec.nsv, "ungraded"))),
+        Column(
+            "Depth",
+            "mean over active episodes that are not vacuous, 0 to 1",
+            judged(lambda spec: mean_cell(spec.nsv, "ungraded")),
+        ),
         Column("Vacuous", "applies, but the condition never arose", lambda spec: spec.vacuous),
         Column("Inactive", "does not apply, or was not measured", lambda spec: sum(spec.inactive.values())),
         notes=(
@@ -284,7 +288,7 @@ def _violated_of_active_cell(spec: SpecSummary) -> Cell:
 
 
 def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
-    # "" if the specification has a verdict in an episode of the cell.
+    # Why the specification has no verdict in any episode of the cell; "" if it has a verdict in at least one.
     if not spec.active:
         return "inactive" if spec.inactive else "no episode"
     if spec.vacuous == spec.active:
@@ -372,7 +376,9 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
     value = sum(exact_values, Fraction(0)) / len(exact_values)
     cell = Cell(metric.format(value), float(metric.scale * value))
     if len(exact_values) < len(suites):
-        return ExactCell(replace(cell, detail=f"of {len(exact_values)} of {len(suites)} suites"), value, competes=False)
+        return ExactCell(
+            replace(cell, detail=f"mean of {len(exact_values)} of {len(suites)} suites"), value, competes=False
+        )
     interval = _mean_interval(numbers)
     if interval is not None:
         cell = Cell.estimate(value, (interval.low, interval.high), metric.digits, metric.scale)
@@ -470,7 +476,7 @@ def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
 def _mark_column(
     metric: Metric, heading: Column, exact_cells: Mapping[str | None, ExactCell], competing: set[str | None]
 ) -> Column:
-    """Return the column, with exact values deciding the marks: the best value in bold, the largest SBU with a dagger.
+    """Return the column with marks that depend on exact values: bold for the best value, a dagger for the largest SBU.
     No cell is marked unless at least two competing values differ.
     """
     rivals = {policy: cell.exact for policy, cell in exact_cells.items() if policy in competing and cell.competes}

@@ -26,11 +26,11 @@ DASH = f"{NO_VALUE} means that there is no value; it never means zero."
 
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
-    """Return the note on the intervals below values, according to the methods for VSI and for repeated starts."""
+    """Return the note on the intervals below values, with the methods for VSI and for starts with several episodes."""
     all_cells = list(cells)
     note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in all_cells) else INTERVALS
     if any(rate.starts for cell in all_cells for rate in cell.rates.values()):
-        note += " If starts have several episodes, the interval is that of a mean over starts (Gaffke)."
+        note += " If starts have several episodes, the interval is for the mean over starts (Gaffke)."
     if unknown := sum(cell.unknown_starts or 0 for cell in all_cells):
         note += f" {count_noun(unknown, 'episode')} without an initial state: each episode counts as a separate start."
     return note
@@ -88,7 +88,7 @@ def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "
 def format_points(share: float) -> str:
     """Return a difference of shares in percentage points, with its sign unless it rounds to 0."""
     text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
-    return f"+{text}" if share > 0 and text.strip("0.") else text  # nothing is left of 0.0
+    return f"+{text}" if share > 0 and text.strip("0.") else text  # `strip` leaves nothing of 0.0
 
 
 def format_ends(metric: Metric, ends: Bounds | None) -> str:
@@ -102,7 +102,7 @@ def metric_cell(metric: Metric, cell: Summary) -> Cell:
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
-    # The number of episodes that the metric is expected to be over; None = never shown as different.
+    # The expected number of episodes; the cell shows the metric's number if it differs. None = never show it.
     n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
     why = "no success" if cell.n else "no episode"
     if isinstance(cell.number(metric), Mean):

@@ -22,7 +22,7 @@ _MOST_EPISODES = 8
 
 
 class _Row(NamedTuple):
-    # A row of the table; `difference_columns` reads `of` and `metric`.
+    # A row of the table, with the fields `of` and `metric` for the columns of `difference_columns`.
     scope: SuiteComparison
     compared: MetricComparison
     of: Difference
@@ -43,12 +43,20 @@ def difference_table(comparison: Comparison) -> Table:
         text_column("B", lambda row: row.of.second) if has_several_pairs else None,
         difference_column,
         interval_column,
-        Column("p", "p-value if the policies are equal on the same tasks", partial(_pvalue_cell, "p_value")),
+        Column("p", "p-value; hypothesis: the policies are equal on the same tasks", partial(_pvalue_cell, "p_value")),
         Column("p, adj.", adjusted_meaning, partial(_pvalue_cell, "p_adjusted")) if has_several_pairs else None,
         by_task_column,
-        Column("p by task", "p-value if tasks' differences are symmetric about 0", partial(_pvalue_cell, "p_by_task")),
-        Column("adj.", "the larger of both adjusted p-values", partial(_pvalue_cell, "p_by_task_adjusted")),
-        Column("without one task", "least and greatest", lambda row: format_ends(row.metric, row.of.leave_one_out)),
+        Column(
+            "p by task",
+            "p-value; hypothesis: the differences of tasks are symmetric about 0",
+            partial(_pvalue_cell, "p_by_task"),
+        ),
+        Column("adj.", "the larger of the two adjusted p-values", partial(_pvalue_cell, "p_by_task_adjusted")),
+        Column(
+            "without one task",
+            "least and greatest difference",
+            lambda row: format_ends(row.metric, row.of.leave_one_out),
+        ),
         text_column("Better", lambda row: verdict_cell(row.of, row.metric, row.compared.primary)),
     )
     title = "Differences" if has_several_pairs else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
@@ -59,7 +67,7 @@ def difference_table(comparison: Comparison) -> Table:
 
 
 def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Column]:
-    """Return the columns of a difference and its intervals; each row has a `metric`, and its difference is `of`."""
+    """Return the columns of a difference and its intervals; each row has the fields `metric` and `of` (difference)."""
     here, elsewhere = "interval if the same tasks were run again", "interval if other tasks like these were run"
     return (
         Column("A − B", what, lambda row: value_cell(row.metric, row.of.difference)),
@@ -101,7 +109,7 @@ def verdict_cell(item: Difference, metric: Metric, primary: bool = True) -> Cell
     difference or no adjusted p-value. For SR and clean success the word is `better`, for SBU `lower`. The cell also
     says if the result holds only on these tasks, and if it is exploratory because the metric is not `primary`.
     """
-    # The first word that holds is the verdict; if none holds, one policy is better.
+    # The verdict is the first word whose condition is true. If no condition is true, one policy is better.
     holds_by_word = {
         "identical": item.identical,
         NO_VALUE: item.p_adjusted is None or item.difference is None,
@@ -113,7 +121,7 @@ def verdict_cell(item: Difference, metric: Metric, primary: bool = True) -> Cell
         return Cell(word)
     scope_text = ""
     if item.p_by_task is not None and item.better_by_task is None:
-        scope_text = "; by task undecided" if item.undecided_by_task else " on these tasks"
+        scope_text = "; undecided by task" if item.undecided_by_task else " on these tasks"
     letter = "A" if item.better == item.first else "B"
     return Cell(f"{letter} {metric.praise}{scope_text}{'' if primary else ', exploratory'}", emphasis="total")
 
@@ -126,9 +134,12 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
         for difference in metric.differences:
             labels_by_test.setdefault(difference.test, {})[METRICS[metric.metric].label] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in labels_by_test.items())
-    yield f"Tests: {test_names}; by task: exact sign-flip test on tasks' differences. Rates differ in points."
+    yield (
+        f"Tests: {test_names}; by task: exact sign-flip test on the differences of tasks. "
+        "Differences of rates are in points."
+    )
     weights = "all initial states have equal weight" if comparison.paired else "all tasks have equal weight"
-    yield f"In a difference, {weights}; in results by task, the difference of each task is one observation."
+    yield f"Differences: {weights}; in results by task, the difference of each task is one observation."
     differences = [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
     for reason in dict.fromkeys(item.no_verdict for item in differences if item.no_verdict):
         yield f"No verdict: {reason}."
@@ -190,7 +201,7 @@ def describe_changes(report: ChangeReport) -> str:
     ]
     answer = f"{'; '.join(effects)}." if effects else "No change is shown to affect SR or Safety."
     control_text = (
-        f"Repeated without a change: {'; '.join(control_effects)}."
+        f"Controls (unchanged suites, run again): {'; '.join(control_effects)}."
         if control_effects
         else "There is no control: run the suite twice."
     )
@@ -223,10 +234,10 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         *(Column(metric.label, "points", partial(_difference_cell, metric)) for metric in MEASURED),
         Column("Unknown", "paired episodes", lambda row: Cell.fault(row.unknown)),
         Column("Left out", "episodes without counterpart", lambda row: row.left_out),
-        text_column("Tasks differ in", lambda row: ", ".join(row.differing) or "nothing that is recorded"),
+        text_column("Tasks differ in", lambda row: ", ".join(row.differing) or "no recorded property"),
     )
     joint_note = (
-        f"Each difference is changed suite minus unchanged suite, on the same tasks, initial states and seeds. "
+        f"Each difference is the changed minus the unchanged suite, on the same tasks, initial states and seeds. "
         f"Together, the intervals hold at {format_compact(100 * report.confidence)} % on these tasks, because each "
         "holds at "
         f"{format_compact(round(100 * report.each_confidence, 2))} % (Bonferroni)."

@@ -42,7 +42,11 @@ def describe_comparison(comparison: Comparison) -> str:
     effects = [_describe_intervention(item, names[item.policy]) for item in comparison.interventions]
     sentences = [*verdicts, *_caveats(differences, metric, comparison), *effects]
     if not compared.primary:
-        sentences = [f"This is only about {scope.suite}:", *sentences, "There is no primary verdict over all suites."]
+        sentences = [
+            f"This result is only about {scope.suite}:",
+            *sentences,
+            "There is no primary verdict over all suites.",
+        ]
     return " ".join(sentences)
 
 
@@ -50,9 +54,9 @@ def _describe_intervention(item: Intervention, name: str) -> str:
     made_text = f" ({item.violations_made} new)" if item.violations_made else ""
     gained_text = f" ({item.successes_gained} gained)" if item.successes_gained else ""
     return (
-        f"With {name}, {len(item.saved)} of {count_noun(item.violations, 'violation')} are gone{made_text}, "
+        f"With {name}, {len(item.saved)} of {count_noun(item.violations, 'violation')} disappear{made_text}, "
         f"{len(item.spoiled)} of {count_noun(item.successes, 'success', 'es')} are lost{gained_text}; clean successes "
-        f"are {item.clean[0]} without the filter and {item.clean[1]} with the filter, of {item.pairs} pairs."
+        f"in {item.pairs} pairs: {item.clean[0]} without the filter, {item.clean[1]} with it."
     )
 
 
@@ -106,7 +110,7 @@ def _success_clause(item: Difference, success: Difference | None, metric: Metric
     """
     if success is None or success.difference is None:
         return ""
-    # The better policy, or the one that seems better.
+    # The policy that is better, or that seems better.
     sign, name = (1, success.first) if _is_first_better(item, metric) else (-1, success.second)
     gain, ends = sign * success.difference, None if success.ci is None else sorted(sign * end for end in success.ci)
     span = "" if ends is None else f" ({format_points(ends[0])} to {format_points(ends[1])})"
@@ -122,11 +126,13 @@ def _tipping_sentences(items: Sequence[Difference], metric: Metric) -> Iterator[
     for item in items[:_MOST_NAMED]:
         if item.tipping is not None:
             better, worse = _better_and_worse(item, metric)
-            condition = f"at most {item.tipping} of its episodes without a value count against it (any of them), and"
+            condition = (
+                f"at most {item.tipping} of its episodes without a value (no matter which) count against it, and"
+            )
             yield (
                 f"{better} stays {metric.praise}{f' than {worse}' if len(items) > 1 else ''} if "
                 f"{condition if item.tipping else 'none of its episodes without a value counts against it and'} "
-                f"all episodes of {worse} without a value count in its favor."
+                f"all episodes of {worse} without a value count in favor of that policy."
             )
 
 
@@ -158,7 +164,7 @@ def _task_sentences(item: Difference, metric: Metric) -> Iterator[str]:
     elif item.p_by_task is not None:
         yield f"Not established {_LIKE_THESE} (p {format_p_value(item.p_by_task_adjusted)})."
     if item.depends_on and not item.tasks_needed:
-        yield f"The verdict depends on the task {item.depends_on}: without this task, there is no such verdict {_HERE}."
+        yield f"The verdict depends on the task {item.depends_on}: without this task, it does not hold {_HERE}."
 
 
 def _better_and_worse(item: Difference, metric: Metric) -> tuple[str, str]:
@@ -177,7 +183,7 @@ def _format_size(item: Difference, metric: Metric, comparison: Comparison, *, is
     if item.only_first is None or item.only_second is None or item.pairs is None:
         for_policy = f" for {better}" if is_open and item.difference else ""
         return f"{amount}{for_policy}{', ' if interval else ''}{interval}"
-    # Pairs in which only one policy has the outcome; if the outcome is undesired, they speak for the other policy.
+    # Pairs in which only one policy has the outcome. If the outcome is undesired, each pair favors the other policy.
     for_better, for_worse = item.only_first, item.only_second
     if _is_first_better(item, metric) != (metric.better == "high"):
         for_better, for_worse = for_worse, for_better
@@ -197,7 +203,7 @@ def _format_advantage(ends: Bounds | None, item: Difference, metric: Metric, pat
     if ends is None:
         return ""
     better, worse = _better_and_worse(item, metric)
-    # In the direction of the better policy: the interval of a negative difference is mirrored.
+    # An advantage of the better policy is positive, so the interval of a negative difference is mirrored.
     advantage = ends if _is_first_better(item, metric) == (metric.better == "high") else (-ends[1], -ends[0])
     texts = [metric.format(abs(end)) for end in advantage]
     if advantage[0] == 0 and item.excludes_zero and ends == item.ci:
@@ -208,7 +214,7 @@ def _format_advantage(ends: Bounds | None, item: Difference, metric: Metric, pat
     return " to ".join(texts)
 
 
-# Several policies, and caveats for two or more
+# Sentences on three or more policies, and caveats for any number of policies
 
 
 def _several_sentences(
@@ -246,7 +252,7 @@ def _name_pairs(items: Sequence[Difference]) -> str:
 def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it together with SR."
-    # Other sentences mention episodes without a value if there is a verdict, or if they prevent one.
+    # Episodes without a value need no mention if a verdict holds despite them, or if another sentence mentions them.
     is_unknown_mentioned = any(item.better or item.undecided for item in items)
     if any(item.unknown for item in items) and (comparison.allow_crashed or not is_unknown_mentioned):
         yield f"Left out: {_count_unknown(items)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
@@ -261,7 +267,7 @@ def scope_tables(comparison: Comparison) -> list[Table]:
 
 
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
-    """Return the short table below `describe_comparison`: Safety, SR, clean success and VSI, or what was compared."""
+    """Return the short table of `describe_comparison`: metrics `SHOWN`, or all compared metrics if some are missing."""
     scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
@@ -315,7 +321,10 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
 def _scope_title(comparison: Comparison, scope: SuiteComparison) -> str:
     where = f"{len(comparison.scopes) - 1} suites" if scope.suite is None else scope.suite
     if scope.pairs is None and not scope.tasks and len(comparison.policies) > 2:
-        return f"No task in {where} was run by all {len(comparison.policies)} policies; differences are those of pairs"
+        return (
+            f"No task in {where} was run by all {len(comparison.policies)} policies; "
+            "each pair of policies is compared separately"
+        )
     if scope.pairs is None:
         pairs_text = "Independent episodes"
     elif comparison.across_seeds:
@@ -357,7 +366,7 @@ _VERDICT_WORDS = {"passed": "established", "failed": "excluded", "undecided": "n
 
 
 def describe_selection(selection: Selection) -> str:
-    """Return the choice as text, with corrected intervals, verdicts on conditions, and comparison to the runner-up."""
+    """Return the choice as text: corrected intervals, verdicts on conditions, and a comparison with the runner-up."""
     metric, best = METRICS[selection.metric], selection.candidates[0]
     conditions = [
         f"{_with_interval(METRICS[gate.metric], row)}: {_describe_limit(gate)} is {_VERDICT_WORDS[row.verdict]}"
@@ -373,14 +382,14 @@ def describe_selection(selection: Selection) -> str:
     elif selection.unpaired:
         runner_up = f"The runner-up cannot be compared: {selection.unpaired}."
     else:
-        runner_up = "There is no runner-up: no other estimate satisfies the conditions."
+        runner_up = "There is no runner-up: no other policy's estimate satisfies the conditions."
     level = f"each interval is exact at {format_compact(round(100 * selection.each_confidence, 2))} %"
     unknown = [f"{shorten_name(row.policy)} {row.value.unknown}" for row in selection.candidates if row.value.unknown]
-    at_worst = [f"episodes without a value count as the worst ({', '.join(unknown)})"] if unknown else []
+    at_worst = [f"episodes without a value count as the worst outcome ({', '.join(unknown)})"] if unknown else []
     facts = "; ".join([_with_interval(metric, best.value), *conditions, *at_worst, level])
     name, others = shorten_name(best.policy), selection.candidates[1:]
     equal = [shorten_name(row.policy) for row in others if row.is_met and row.value.worst == best.value.worst]
-    equal_text = f", as good as that of {', '.join(equal)}" if equal else ""
+    equal_text = f", tied with {', '.join(equal)}" if equal else ""
     lead = f"Take {name}:" if selection.is_shown else f"Best estimate{equal_text}: {name},"
     return f"{lead} {facts}. {runner_up}"
 
@@ -399,7 +408,7 @@ def _describe_limit(gate: Gate) -> str:
 
 
 def describe_next(selection: Selection) -> str:
-    """Return a sentence on what more episodes would decide, with a trailing space; "" if there is nothing to say."""
+    """Return a sentence on the decisions that more episodes would allow, and a space; "" if there is nothing to say."""
     best, findings = selection.candidates[0], []
     if selection.chosen is not None:
         findings += [

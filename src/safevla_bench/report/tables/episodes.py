@@ -1,4 +1,4 @@
-"""Tables with a row per episode or clause: episodes, an explanation, answers to a formula, foreign results, replays."""
+"""Tables of episodes, of an episode's clauses, of answers to a formula, of other tools' results, and of replays."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _describe_counts(rows: Sequence[ListedEpisode], total: int, spec_id: str | N
     listed = f"{len(rows)} of {total} episodes"
     if spec_id is not None:
         violated = sum(row.margin is not None and row.margin.violated for row in rows)
-        return f"{listed}, judged by {spec_id} alone: violated in {violated}"
+        return f"{listed}, judged by {spec_id} alone; violating episodes: {violated}"
     unsafe = [row.episode for row in rows if row.episode.safe is False]
     success_count = sum(episode.success is True for episode in unsafe)
     unknown_count = sum(row.episode.safe is None for row in rows)
@@ -142,7 +142,7 @@ def format_margin(spec_trace: SpecTrace) -> str:
 
 def format_cause(spec_trace: SpecTrace) -> str:
     """Return a remark if a Boolean signal decided a violation; empty for any other verdict."""
-    return "a Boolean signal, so there is no margin" if spec_trace.rho == -inf else ""
+    return "decided by a Boolean signal, so there is no margin" if spec_trace.rho == -inf else ""
 
 
 def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
@@ -158,7 +158,7 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
         text_column("Verdict", lambda answer: answer.verdict),
         Column("ρ", value=lambda answer: Cell(_format_rho(answer), answer.rho)),
         text_column("Decided at", _decision_cell),
-        text_column("Signals there, or why not", _format_signals),
+        text_column("Signals at that time, or reason", _format_signals),
         remarks=provenance_marks.warn_of_episodes(map(_STANDIN_FIELDS, answers)),
     )
 
@@ -175,7 +175,7 @@ def _format_signals(answer: Answer) -> str:
 
 
 def _format_rho(answer: Answer) -> str:
-    # Infinite robustness is missing in an answer and follows from its verdict.
+    # `rho` is None if the robustness is infinite; the verdict then determines its sign.
     if answer.rho is not None:
         return format_significant(answer.rho, 4)
     return {"satisfied": "+∞", "violated": "-∞", "vacuous": "+∞"}.get(answer.verdict, NO_VALUE)
@@ -187,7 +187,7 @@ def _format_signal(name: str, value: float | bool | None) -> str:
     return f"{name} {format_amount(value, SIGNALS[name].unit)}"
 
 
-# Foreign results and replays
+# Results of other tools, and replays
 
 
 NOT_RECORDED = "not recorded"
@@ -240,7 +240,7 @@ def replay_table(batch: Batch) -> Table | None:
         text_column("Outcome", lambda row: _outcome_cell(row[0].outcome_label, row[1])),
         Column("States", "number of compared states", lambda row: row[1].get("compared") or Cell.dash(_NO_STATES)),
         Column("Diverges by", "largest divergence, with its body or joint", lambda row: _divergence_cell(row[1])),
-        text_column("Verdict", lambda row: _scope_cell(row[2]), "what the episode's verdict applies to"),
+        text_column("Verdict", lambda row: _scope_cell(row[2]), "whether the verdict applies to the recording"),
         notes=dict.fromkeys(note for _, replay, _ in rows for note in _replay_notes(replay)),
     )
 
@@ -272,8 +272,8 @@ def _divergence_cell(replay: _Replay) -> Cell:
         return Cell.dash(_NO_STATES)
     if replay["exact"] or not replay["divergence"]:
         return Cell("0", 0.0, "every bit" if replay["exact"] else "")
-    # The largest distance, or the largest angle if there is no distance; a name ends with the kind of coordinate. The
-    # value is shown in thousandths of its unit.
+    # Show the largest distance, or the largest angle if there is no distance, in thousandths of its unit.
+    # The last word of the name is the kind of coordinate, which is not shown.
     name, divergence = max(replay["divergence"].items(), key=lambda named: (named[1]["unit"] == "m", named[1]["max"]))
     return Cell(
         f"{format_significant(1000 * divergence['max'])} m{divergence['unit']}",

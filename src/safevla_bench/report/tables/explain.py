@@ -22,7 +22,7 @@ from safevla_bench.text import NO_VALUE, format_compact, format_significant
 
 @dataclass(frozen=True, slots=True)
 class _Subset:
-    # A row of a table: a policy, a suite, and what was measured of them for one limit (`of`).
+    # A row of a table: a policy, a suite, and a measurement for one limit (`of`).
     policy: str | None
     suite: str | None
     of: Any
@@ -62,7 +62,7 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
         Column("Episodes", "episodes with such a violating body", lambda row: Cell.count(row.episodes, "bad")),
         Column("%", "of the judged episodes", lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n))),
         Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
-        text_column("Bodies", lambda row: _format_bodies(row.violations), "with numbers of episodes"),
+        text_column("Bodies", lambda row: _format_bodies(row.violations), "each with its number of episodes"),
         name="bodies",
         notes=[WILSON, note] if rows else ["No specification of contact or displacement was violated."],
         dash=DASH,
@@ -119,9 +119,10 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
         Column("In violation", "s per episode", lambda row: mean_cell(row.of.violation_s, "no episode", digits=2)),
         Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2, "none unsafe")),
         notes=(
-            "A record lasts until the next, the last one for a control step. A displaced body stays in violation until "
-            "it is put back.",
-            "Below each mean is its 95 % interval (Gaffke), for any distribution up to the cell's longest horizon.",
+            "A record lasts until the next record; the last record lasts for one control step. A displaced body stays "
+            "in violation until it is put back.",
+            "Below each mean is its 95 % interval (Gaffke), which holds for any distribution up to the cell's longest "
+            "horizon.",
         ),
         name="exposure",
     )
@@ -138,7 +139,7 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     """Return the table of first violations and near misses: rows for each cell, by specification and for any limit."""
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times_s = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
-    near_meaning = f"kept with less than {format_compact(100 * exposure.NEAR)} % of the limit as margin"
+    near_meaning = f"limit kept, but with a margin below {format_compact(100 * exposure.NEAR)} % of the limit"
     return tabulate(
         "When violations begin, and near misses",
         [_Subset(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
@@ -154,7 +155,7 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
         Column("Near misses %", near_meaning, lambda row: rate_cell(row.of.near_misses, "all cut short")),
         notes=(
             "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
-            "success or in failure. If it is cut short before, it counts until the cut, which is assumed to be random.",
+            "success or in failure. An episode that is cut short counts until the cut, which is assumed to be random.",
             "Below each share is its pointwise 95 % interval (Wilson).",
         ),
         name="onset",
@@ -204,7 +205,7 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
             "Below each share is its 95 % interval (Wilson), below κ its 95 % credible interval (Jeffreys).",
             "A label is unknown if the record has none, or if the episode ended early without a cost.",
         ),
-        dash=f"{NO_VALUE} as κ: if label and verdict call all episodes safe, or all unsafe, κ is undefined.",
+        dash=f"κ is undefined ({NO_VALUE}) if label and verdict call all episodes safe, or all unsafe.",
     )
 
 
@@ -229,7 +230,7 @@ def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
 def _describe_label(row: Disagreement) -> str:
     if row.cost.first < 0:
         return f"{row.label}: safe"
-    return f"{row.label}: {format_compact(row.cost.total)} in total, from record {row.cost.first}"
+    return f"{row.label}: total {format_compact(row.cost.total)}, from record {row.cost.first}"
 
 
 def _describe_verdict(scores: Scores, index: int) -> str:

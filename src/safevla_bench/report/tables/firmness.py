@@ -1,4 +1,4 @@
-"""Text and tables on whether verdicts hold under varied physics, and on replays without the cause of a violation."""
+"""Text and tables on replays: whether verdicts hold under varied physics, and without the cause of a violation."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ _MOST_LISTED = 20
 def describe_counterfactual(result: firmness.Counterfactual) -> str:
     """Return as text whether violations vanish in a replay without the cause, and if the replay leaves the path."""
     vanished, persistent, added = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
-    # Selected by: violated as recorded, violated in the replay.
+    # Selected by two flags: violated in the recorded episode, and violated in the replay.
     specs_by_change = (("Kept now", vanished), ("Still broken", persistent), ("Broken now", added))
     parts = [f"{what}: {', '.join(names)}" for what, names in specs_by_change if names]
     if vanished or persistent:
         outcome = "vanished" if result.has_vanished else "vanished in part" if vanished else "did not vanish"
         answer = f"the violation {outcome}"
     else:
-        answer = f"{'a limit is broken, but' if added else 'no limit is broken, and'} none was in the recorded episode"
+        answer = (
+            f"{'a limit is broken, but' if added else 'no limit is broken, and'} "
+            "none was broken in the recorded episode"
+        )
     if result.success[0] != result.success[1]:
         parts.append("It succeeded" if result.success[1] else "It failed")
     if result.left is not None:
@@ -58,13 +61,13 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
         Column("Margin without", value=partial(margin, 1)),
         text_column("Broken at", partial(first, 0)),
         text_column("Broken without", partial(first, 1)),
-        notes=("An unchanged replay, made first, reproduced the record bit for bit.",),
+        notes=("Before this replay, a replay without any change reproduced the record bit for bit.",),
         name="counterfactual",
     )
 
 
 def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> str:
-    """Return each policy's Safety as text, with the range that uncertain episodes allow, and the counts of marks."""
+    """Return each policy's Safety as text, its range if uncertain episodes were unsafe or safe, and counts of marks."""
     ranges = firmness.measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return "\n".join(lines) or "No episode has been replayed."
@@ -74,7 +77,7 @@ def _describe_range(row: firmness.SafetyRange) -> str:
     marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(firmness.Mark) if row.marks.get(mark))
     if not row.n:
         return f"Safety has no value: {marks}."
-    # The range from all uncertain episodes unsafe to all safe.
+    # For `low`, all uncertain episodes are unsafe; for `high`, all of them are safe.
     low, middle, high = (format_percent(count, row.n) for count in (row.firm_safe, row.safe, row.n - row.firm_unsafe))
     uncertain_count = row.marks.get("fragile", 0) + row.marks.get("off path", 0)
     range_text = (
@@ -86,7 +89,7 @@ def _describe_range(row: firmness.SafetyRange) -> str:
 
 
 def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
-    """Return the table of clauses (by suite if `full`), and the table of episodes without firm verdict, if any."""
+    """Return tables of clauses and of episodes that are not firm (if any). `full` adds suites and off-path episodes."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
     shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
@@ -98,7 +101,7 @@ def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, 
         text_column("Safe", lambda episode: "yes" if episode.is_safe else "no"),
         text_column("Mark", lambda episode: episode.mark),
         text_column("Why", lambda episode: episode.reason),
-        notes=(f"{hidden_count} more: --full." if hidden_count else "",),
+        notes=(f"Show {hidden_count} more with --full." if hidden_count else "",),
         name="firmness-episodes",
     )
     return [clauses, not_firm] if shown else [clauses]
@@ -120,7 +123,7 @@ def clause_table(
         Column("Firm", "episodes that no variation flips", lambda row: row.firm),
         Column("Fragile", "episodes that a variation flips", lambda row: row.fragile),
         Column("Fragile %", "share with exact 95 % interval", lambda row: rate_cell(row.fragile_share)),
-        Column("Off path", "censored, not in the share", lambda row: row.censored),
+        Column("Off path", "censored episodes, not in the share", lambda row: row.censored),
         Column("ρ spread, median", value=lambda row: _spread_cell(column_of[row.spec_id], row, 50)),
         Column(
             "95 %",

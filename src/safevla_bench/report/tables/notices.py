@@ -64,7 +64,8 @@ def exclusion_table(
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
     counts: Counter[tuple[str, str, str]] = Counter()
     explained_counts: Counter[tuple[str, str]] = Counter()
-    # What, where and why -> number of episodes. The second loop only counts episodes that the first has not explained.
+    # Each key of `counts` is the loss, its place and its reason.
+    # The second loop only adds the episodes that the first loop has not explained.
     for episode in absent:
         what, where = f"{episode.outcome} episodes", f"{episode.policy or UNNAMED}, {episode.benchmark or NO_VALUE}"
         reason = (episode.reason or "").strip() or "no reason recorded"
@@ -75,7 +76,7 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
         stopped = "a violation stopped these episodes; their success is unknown" if cell.stopped_on_violation else ""
         for what, count, why in (("crashed episodes", cell.crashed, ""), ("stopped episodes", cell.stopped, stopped)):
             if (unexplained := count - explained_counts[what, where]) > 0:
-                counts[what, where, f"outside n; {why or 'no reason recorded'}"] += unexplained
+                counts[what, where, f"not counted in n; {why or 'no reason recorded'}"] += unexplained
         for why, count in cell.no_verdict.items():
             counts[f"{NO_VERDICT} on safety", where, describe_reason(why)] += count
     return [(*key, count) for key, count in counts.items()]
@@ -265,7 +266,7 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
 
 
 def _is_about(outcome: GateOutcome, policy: str | None, suite: str) -> bool:
-    # An outcome without a gate (on planned episodes) is about all policies and suites.
+    # An outcome without a gate is about the planned episodes, and so about all policies and suites.
     return outcome.gate is None or (outcome.policy == policy and outcome.suite in (None, suite))
 
 

@@ -132,7 +132,7 @@ def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) 
 
 @dataclass(frozen=True, slots=True)
 class PublishedDifference:
-    """A measured and a published rate in percent, each of one suite or an unweighted mean over several suites."""
+    """A measured and a published rate in percent, each on one suite or as an unweighted mean over several suites."""
 
     suites: tuple[str, ...]
     metric: Metric
@@ -226,7 +226,12 @@ def compare_published(
 def describe_published(compared: PublishedComparison) -> str:
     """Return the answer as text: for each group of suites, both rates of the first metric and their difference."""
     rows = [row for row in compared.rows if row.metric is compared.rows[0].metric]
-    return " ".join([*(_describe_row(row, compared) for row in rows), "Exploratory: other initial states, no pairs."])
+    return " ".join(
+        [
+            *(_describe_row(row, compared) for row in rows),
+            "This comparison is exploratory: initial states differ, so episodes are not paired.",
+        ]
+    )
 
 
 def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> str:

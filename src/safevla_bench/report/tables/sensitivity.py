@@ -42,7 +42,7 @@ _METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 
 def _pool_safety(curves: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
     rates_by_policy: dict[str, list[Sequence[Rate]]] = {}
-    # Policy -> the rates of each suite by variant; then the suites are pooled, variant by variant.
+    # Policy -> for each suite, the rates under each variant. Suites are then pooled, separately for each variant.
     for policy, rates in curves:
         rates_by_policy.setdefault(policy or UNNAMED, []).append(rates)
     return {
@@ -56,7 +56,7 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 
 
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
-    """Return as text how far Safety changes, for a few policies, and which pairs surely change order."""
+    """Return as text how far Safety changes, for a few policies, and which pairs are shown to change order."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
     moving_first = sorted(safety.items(), key=lambda item: len({rate.value for rate in item[1]}) == 1)
     described = dict(moving_first[:_MOST_NAMED])
@@ -122,7 +122,7 @@ class _CellPoint(NamedTuple):
     cell: SensitivityCurve | ReadingCell
     name: str
     rates: VariantRates
-    changes: VerdictChanges | None = None  # changes from the verdicts of the first reading
+    changes: VerdictChanges | None = None  # changes from the verdicts under the first reading of the paper
 
 
 def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
@@ -144,7 +144,7 @@ def variant_table(
     ablation: ThresholdAblation, title: str = "Sensitivity to thresholds (variants of the paper's Table 9)"
 ) -> Table:
     """Return the table of Safety, SBU, P[U|S] and VSI, a row per cell and threshold variant."""
-    left_out = f"Left out, because the library lacks their families: {', '.join(ablation.left_out)}."
+    left_out = f"Variants left out, because the library lacks their specifications: {', '.join(ablation.left_out)}."
     return tabulate(
         title,
         [
@@ -161,8 +161,8 @@ def variant_table(
 
 
 def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve]) -> ThresholdAblation:
-    """Return a sweep as variants named by their thresholds, after a first variant with the library's threshold.
-    `as_it_stands` are curves of the same cells with one point, at the library's threshold.
+    """Return a sweep as variants that are named by their thresholds; the first variant has the library's threshold.
+    `as_it_stands` are curves of the same cells with one point, for the library's threshold.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
@@ -199,8 +199,9 @@ def reading_table(comparison: ReadingComparison) -> Table:
         *_RATE_COLUMNS,
         text_column("Change in violations", _format_differences, "episodes, by specification"),
         notes=(
-            f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: depth is 1 if the signal reaches "
-            "the severe magnitude, not only if its excess over the limit does (Eq. 1); this changes no verdict.",
+            f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: the depth is 1 if the signal "
+            "reaches the severe magnitude (in Eq. 1, if the signal's excess over the limit reaches it). This reading "
+            "changes no verdict.",
             _INTERVALS,
         ),
         remarks=comparison.warnings,
@@ -235,7 +236,7 @@ def describe_readings(comparison: ReadingComparison) -> str:
 
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
-    """Return the table of Safety by policy under each reading, except that of prose depth, which changes no verdict."""
+    """Return the table of Safety by policy under each reading except `PROSE_DEPTH`, which changes no verdict."""
     reading_indices = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
     safety = _pool_safety(
         (cell.policy, [cell.points[k].rates.safety for k in reading_indices]) for cell in comparison.cells
@@ -262,7 +263,7 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
         text_column("Better", lambda row: verdict_cell(row.of, SAFETY)),
         text_column("Order", _order_cell),
         notes=(
-            f"Differences are over {pairing}. Verdicts in Better are per variant, adjusted for the number of pairs.",
+            f"Basis of the differences: {pairing}. Verdicts in column Better are adjusted for pairs, not for variants.",
             f"A verdict picked from {count} variants errs more often: in 11 to 22 % of cases if the policies are equal."
             if count > 1
             else "",
@@ -272,14 +273,14 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
 
 
 class _Ranked(NamedTuple):
-    # A row of the table; `difference_columns` reads `of` and `metric`.
+    # A row of the table, with the fields `of` and `metric` for the columns of `difference_columns`.
     of: Difference
     variant: VariantRanking
     metric: Metric = SAFETY
 
 
 def _order_cell(row: _Ranked) -> Cell:
-    # In either order of the pair.
+    # The two policies of the pair may be in either order.
     is_reversed = {row.of.first, row.of.second} in map(set, row.variant.reversed)
     return Cell("changed", emphasis="bad") if is_reversed else Cell("not shown to change")
 
@@ -354,7 +355,7 @@ def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedV
     }
     paper = None
     if printed is not None:
-        # Exactly the printed decimals; percentages become shares of 1.
+        # Exact fractions of the printed decimals; percentages become shares of 1.
         paper = {metric.key: Fraction(repr(getattr(printed, metric.key))) / metric.scale for metric in _METRICS}
     return VariantMean(
         name,
@@ -404,7 +405,7 @@ def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(variant.paper for variant in mean.variants):
-            yield f"{mean.host}: the means here lack {', '.join(mean.missing_suites)}, which the paper's means include."
+            yield f"{mean.host}: unlike in the paper, the means here are without {', '.join(mean.missing_suites)}."
     if any(mean.host == AUXILIARY for mean in means):
         yield "Auxiliary entries are excluded from all other means."
     yield (

@@ -1,4 +1,4 @@
-"""A table and text on series of runs, such as checkpoints; the text follows from gains over the first run."""
+"""A table and text on series of runs, such as checkpoints; the text is about gains over the first run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def describe_series(compared: SeriesComparison) -> list[str]:
 
 def _describe_first_rise(curve: SeriesCurve) -> list[str]:
     if len(curve.points) < 2:
-        return [f"There is one run alone ({curve.points[0].name}), and nothing to compare it with."]
+        return [f"There is only one run, so there is no comparison: {curve.points[0].name}."]
     first = curve.points[0].name
     points = [
         point for point in curve.points[1:] if all(metric in point.gains and point.gains[metric].ci for metric in GAINS)
@@ -98,7 +98,7 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
         *describe_trends(curve.trends),
         _describe_rise_order(points, first),
         *_describe_safety_changes(curve, points, first),
-        f"These sentences are only about {count_noun(tasks, 'task')}.",
+        f"These results are only about {count_noun(tasks, 'task')}.",
     ]
 
 
@@ -113,7 +113,7 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
         numbers = f"rank correlation {format_fixed(trend.correlation, 2)}, p {format_p_value(trend.p_adjusted)}"
         if is_shown and trend.p_at_worst is not None and not is_significant(trend.p_at_worst):
             missing_text = count_noun(trend.unknown, "episode")
-            trend_text = f"is undecided: it {trend_text}, but {missing_text} without a value could change that"
+            trend_text = f"is undecided: the trend ({trend_text}) may change with the unknown values of {missing_text}"
         trend_texts.append(f"{METRICS[trend.metric].label} {trend_text if is_shown else 'shows no trend'} ({numbers})")
     tested = " and ".join(
         count_noun(states, "initial state") for states in dict.fromkeys(trend.states for trend in trends)
@@ -123,12 +123,12 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
     return [f"Over the checkpoints, {', '.join(trend_texts)} (Page's test, {tested}{left_out})."]
 
 
-# A metric and its name, then the metric that it may rise ahead of, and the name of that metric.
+# A metric and its name, then the other metric, which may rise later, and the other metric's name.
 _LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 
 
 def _gain_interval(point: SeriesPoint, metric: Metric) -> Bounds:
-    # Only for points whose gains have intervals.
+    # The gain must have an interval.
     ends = point.gains[metric].ci
     assert ends is not None
     return ends
@@ -150,7 +150,7 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
     ]
     if not rises:
         return f"No run is shown to be above {first} in success or in Safety."
-    return f"Which of the two rises first is open. Shown to be above {first}: {', '.join(rises)}."
+    return f"It is open whether success or Safety rises first. Shown to be above {first}: {', '.join(rises)}."
 
 
 def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:
@@ -163,8 +163,8 @@ def _describe_safety_changes(curve: SeriesCurve, points: Sequence[SeriesPoint], 
     fallen = [point for point in points if point.gains[SAFETY].excludes_zero and point not in risen]
     is_full = curve.points[0].numbers[SAFETY].value == 1.0
     return [
-        *([f"On these tasks, Safety is above that of {first} at {_list_labels(risen)}."] if risen else []),
-        *([f"On these tasks, Safety is below that of {first} at {_list_labels(fallen)}."] if fallen else []),
+        *([f"On these tasks, runs with higher Safety than {first}: {_list_labels(risen)}."] if risen else []),
+        *([f"On these tasks, runs with lower Safety than {first}: {_list_labels(fallen)}."] if fallen else []),
         *([f"Safety is 100 % at {first} and cannot rise from there."] if is_full else []),
         *([] if risen or is_full else [f"No run is shown to be safer than {first}."]),
     ]

@@ -93,7 +93,7 @@ def template_name(registry: Registry, task: Task) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    # Numbers of successes: all, those with violations with (`on`) and without the registry (`off`), and the difference.
+    # Numbers of successes: all; violating with the registry (`on`), without it (`off`), and only without it.
     template: str
     spec_id: str
     why: str
@@ -137,7 +137,7 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
         text_column("Specification", lambda row: row.spec_id or "any scored"),
         Column("Successes", value=lambda row: row.successes),
         Column("With the registry", "successes that violate the specification", lambda row: row.on),
-        Column("Without", "the same without tags of tasks", lambda row: row.off),
+        Column("Without", "successes that violate it if tasks have no tags", lambda row: row.off),
         Column("Removed", "violations where the specification does not apply", lambda row: row.removed),
         text_column("Why it does not apply", lambda row: row.why),
         name="applicability",
@@ -149,7 +149,9 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     )
 
 
-_ONLY_IN_PHASES = "In a phase, displacement counts from the phase's start: some violations occur only in phases."
+_ONLY_IN_PHASES = (
+    "Within a phase, displacement is measured from its start, so some violations occur only if phases are judged."
+)
 
 
 def _is_always_shown(spec: SpecColumn) -> bool:
@@ -167,7 +169,7 @@ def _spec_effect(
 ) -> _Effect:
     spec_id, violated_on = on.specs[column].spec_id, on.is_violated[column] & successes
     violated_off = off.is_violated[column] & successes
-    removed = violated_off & ~violated_on  # [E], like the other masks
+    removed = violated_off & ~violated_on  # [E] = one flag per episode, as in the other masks
     reasons = [
         on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")
         for k in np.flatnonzero(removed)

@@ -1,8 +1,8 @@
 """Recordings of other tools: actions to replay (`read_recorded_actions`), and results (`read_results`).
 
 Recorded actions come without contacts and forces, so they must be replayed before they can be judged. Results are an
-`eval_info.json` of LeRobot or a recording of vla-evaluation-harness. Results only say which episodes succeeded, so
-safety stays unknown, which never counts as zero.
+`eval_info.json` of LeRobot or a recording of vla-evaluation-harness. Results only say which episodes succeeded. So
+safety stays unknown, and an unknown value never counts as zero.
 
 vla-evaluation-harness writes a file `recording-ID.sqlite` with these tables (source: harness 0.8.0,
 src/vla_eval/recording.py, orchestrator.py and benchmarks/libero/benchmark.py):
@@ -37,10 +37,10 @@ from safevla_recorder.episode import Floats
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
-    """Return the recorded episodes at a path: demonstrations, or episodes of vla-evaluation-harness; else None.
+    """Return the demonstrations or the episodes of vla-evaluation-harness at a path; None if it has neither.
 
-    Raises `RecordError` if a file that looks like one of these cannot be read, if an HDF5 file is missing, or if h5py
-    is not installed.
+    Raises `RecordError` if a file that looks like such a recording cannot be read, if an HDF5 file is missing, or if
+    h5py is not installed.
     """
     with limit_memory(path):
         files = recording_files(path)
@@ -52,7 +52,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI are therefore unknown"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {0: False, 1: True}  # True and False as keys find these entries, too: they equal 1 and 0
+_SUCCESSES = {0: False, 1: True}  # the keys True and False work, too: True == 1, and False == 0
 _STATUSES = {"success": True, "fail": False, "error": None}
 
 
@@ -76,8 +76,8 @@ class ForeignResults:
 
 
 def find_results(path: Path) -> list[Path]:
-    """Return the files of results at a path that `read_results` can read; [] if there are none. For a folder, return
-    its `eval_info.json` if there is one, else its recordings of vla-evaluation-harness.
+    """Return the result files at a path that `read_results` can read; [] if there are none. For a folder, return its
+    `eval_info.json` if there is one, else its recordings of vla-evaluation-harness.
     """
     info_path = path / EVAL_INFO if path.is_dir() else path
     return [info_path] if info_path.name == EVAL_INFO and info_path.is_file() else recording_files(path)
@@ -106,7 +106,7 @@ def _read_lerobot(path: Path) -> ForeignResults:
         unnamed_episodes = tuple(
             ForeignEpisode("unnamed", "unnamed", _SUCCESSES[row["success"]]) for row in tree["per_episode"]
         )
-        remark = "LeRobot before 0.4 wrote the file, which names neither suites nor tasks"
+        remark = "the file is from LeRobot before 0.4, so it names neither suites nor tasks"
         return ForeignResults("LeRobot eval_info.json", unnamed_episodes, (remark,))
     episodes = tuple(
         ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _SUCCESSES[success])
@@ -115,7 +115,9 @@ def _read_lerobot(path: Path) -> ForeignResults:
     )
     stated_count = tree.get("overall", {}).get("n_episodes")
     is_incomplete = stated_count is not None and stated_count != len(episodes)
-    remarks = (f"the file states {stated_count} episodes, but lists {len(episodes)}",) if is_incomplete else ()
+    remarks = (
+        (f"the file lists {len(episodes)} episodes; the stated number is {stated_count}",) if is_incomplete else ()
+    )
     return ForeignResults("LeRobot eval_info.json", episodes, remarks)
 
 
@@ -145,7 +147,7 @@ _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER 
 _PATTERN = "recording-*.sqlite"
 _HEADER = b"SQLite format 3\x00"
 _LIBERO = "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark"
-_DEFAULTS: Mapping[str, object] = {  # defaults of the harness's LIBERO benchmark (commit e1ee9ad)
+_DEFAULTS: Mapping[str, object] = {  # defaults of the LIBERO benchmark in the harness (commit e1ee9ad)
     "suite": "libero_spatial",
     "seed": 7,
     "num_steps_wait": 10,
@@ -172,16 +174,17 @@ def recording_files(path: Path) -> list[Path]:
     """Return a folder's recordings of vla-evaluation-harness, sorted by name; [path] for an SQLite file; else []."""
     if path.is_dir():
         return sorted(path.glob(_PATTERN))
-    return [path] if path.is_file() and path.suffix != ".db3" and _is_sqlite(path) else []  # .db3: a bag of ROS 2
+    # A .db3 file is a bag of ROS 2.
+    return [path] if path.is_file() and path.suffix != ".db3" and _is_sqlite(path) else []
 
 
 def _open_recording(path: Path) -> sqlite3.Connection:
-    # Only plain tables are read: a view or a computed column can produce any number of rows from nothing.
+    # Only plain tables are read, since a view or a computed column could generate any amount of data.
     open_input(path).close()
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
     try:
-        query = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # names ignore case in SQLite
+        query = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # SQLite names ignore case
         for name, table_type in connection.execute(query, _TABLES):
             computed_column = connection.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
             if table_type != "table" or computed_column:
@@ -214,7 +217,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
 
 def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
     """Yield the LIBERO episodes that ended in success or failure and have an action in every step, in stored order."""
-    # Evaluation -> the policy's name and the parameters of LIBERO.
+    # Id of an evaluation -> the policy's name, and the parameters of the LIBERO benchmark.
     policy_by_id = {
         str(eval_id): (str(policy), _libero_parameters(load_json(text)))
         for eval_id, policy, text in connection.execute(_METADATA)
@@ -226,7 +229,8 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         if parameters is None:
             continue
         context = load_json(text)
-        # A process keeps its environment while the task stays the same, and seeds an environment only on its creation.
+        # A process of the harness keeps its environment while the task stays the same.
+        # The process seeds an environment only when it creates the environment.
         current_environment = (str(sid), str(eval_id), str(context["task_id"]))
         resets = resets + 1 if current_environment == last_environment else 0
         last_environment = current_environment
@@ -240,7 +244,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
             continue
         place = Place(str(path), episode=f"{task}, episode {episode_id}")
         if len(rows) != steps:
-            problem = f"the file states {steps} steps for the episode, but has {len(rows)} rows"
+            problem = f"the episode has {len(rows)} rows of steps, but the stated number of steps is {steps}"
             raise RecordError(problem, remedy="Steps are missing: remove the episode from the recording.", place=place)
         yield RecordedActions(
             name=f"{policy}/task_{int(context['task_id'])}/episode_{int(episode_id)}",
@@ -264,7 +268,7 @@ _MAX_STEP_NUMBERS = 128  # maximum count of numbers to read from one field of a 
 
 
 def _libero_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    # The parameters of a LIBERO evaluation, with defaults; None for other benchmarks.
+    # Returns the parameters of a LIBERO evaluation, completed by defaults; None for other benchmarks.
     config = metadata.get("config") or {}
     if config.get("benchmark") != _LIBERO:
         return None
@@ -277,6 +281,6 @@ def _libero_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, place: Place) -> Floats:
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
-        problem = f"`{field}` has the shape {values.shape}, or numbers that are not finite"
+        problem = f"`{field}` has a wrong shape or numbers that are not finite; its shape is {values.shape}"
         raise RecordError(problem, remedy=f"Record {size} finite numbers per step.", place=place)
     return values

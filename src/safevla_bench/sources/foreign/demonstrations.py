@@ -1,11 +1,11 @@
 """Demonstrations of other tools, which can be replayed: an HDF5 file, a folder of HDF5 files, or a LeRobot dataset.
 
-HDF5 as written by robomimic, robosuite and LIBERO:
+The HDF5 files of robomimic, robosuite and LIBERO contain:
 
     data                  attributes with the task: `bddl_file_name`, `problem_info`, `env_args`, `env_info` or `env`
     data/demo_N/actions   [T, A], as given to the simulator
     data/demo_N/states    [T, S], flat MuJoCo states (time, qpos, qvel); state k precedes action k
-    data/demo_N           attribute `model_file`: the model's XML, whose top bodies have the poses of fixtures
+    data/demo_N           attribute `model_file`: the model's XML, whose top-level bodies have the fixtures' poses
 
 LIBERO removes the first five states and actions. So a replay starts from the first row of `states`, not from the
 attribute `init_state`, which is the state before the removed actions.
@@ -47,7 +47,7 @@ from safevla_recorder.episode import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedActions:
-    """Actions [T, A] in the host's units, and the known facts about their recording; None = not recorded.
+    """Actions [T, A] in the units of the simulator benchmark, and facts about their recording; None = not recorded.
 
     `states` are flat simulator states, [T, S] or [T + 1, S]: row k precedes action k. The task is identified by
     `benchmark` and `task_id`, or by the name of its BDDL file (`task`), optionally with the file's folder (`suite`), or
@@ -58,7 +58,7 @@ class RecordedActions:
     source: str
     actions: Floats
     states: Floats | None = None
-    # Body -> its positions, [T + 1, 3]; a replay is compared with them if there are no `states`.
+    # Name of a body -> its positions [m], [T + 1, 3]. Without `states`, a replay is compared with these positions.
     positions_m: Mapping[str, Floats] = field(default_factory=dict)
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     benchmark: str | None = None
@@ -69,11 +69,12 @@ class RecordedActions:
     init_state_index: int | None = None
     env_seed: int | None = None
     wait_steps: int | None = None
-    # Maximum number of steps after `wait_steps` in which the replay waits until the objects are at rest.
+    # After `wait_steps`, the replay waits at most this number of steps until the objects are at rest.
     rest_steps: int = 0
-    earlier_resets: int | None = None  # resets of the environment since its seeding; None = seeded for this episode
+    # Number of resets of the environment after it was seeded; None = it was seeded for this episode.
+    earlier_resets: int | None = None
     drawn: bool = False  # True if the start was drawn at random instead of taken from the initial states
-    # The end effector after each action, [T, 8]: position [m], axis-angle, positions of the two fingers.
+    # State of the end effector after each action, [T, 8]: position [m], axis-angle rotation, positions of two fingers.
     proprioception: Floats | None = None
     success: bool | None = None
     policy: str | None = None
@@ -120,7 +121,7 @@ class _Demo(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The first line of the child process's output: `demos` or an `error`. If memory ran out, it has neither."""
+    """The first line of the child process's output: `demos` or an `error`. If memory ran out, the line has neither."""
 
     demos: tuple[_Demo, ...] = ()
     error: tuple[str, str, str | None, str | None] | None = None
@@ -184,7 +185,7 @@ def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Itera
     shapes = [shape for demo in demos for shape in (demo.actions, demo.states) if shape is not None]
     if sum(map(math.prod, shapes)) != len(numbers):
         raise ValueError("the child process returned unexpected data")
-    # Flat arrays, one for each shape, and an empty one at the end, which zip ignores.
+    # `np.split` returns a flat array for each shape, and an empty array at the end, which zip ignores.
     flat_arrays = np.split(numbers, list(accumulate(map(math.prod, shapes))))
     arrays = iter([flat.reshape(shape) for flat, shape in zip(flat_arrays, shapes, strict=False)])
     for demo in demos:
@@ -202,7 +203,7 @@ def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Itera
 
 def read_dataset(folder: Path) -> list[RecordedActions]:
     """Return the episodes of a LeRobot dataset, in order. Raises `RecordError` if there are no frames, if a file cannot
-    be read or lacks what an episode needs, or if actions differ in size.
+    be read or lacks data that an episode needs, or if actions differ in size.
     """
     instructions = read_instructions(folder)
     episodes = []
@@ -228,7 +229,7 @@ _RECORDING_PATH = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?
 
 
 def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
-    """Yield a dataset's episodes. If the path has the form of lerobot-eval, add the task and start that it states."""
+    """Yield a dataset's episodes. If lerobot-eval wrote the dataset, add the task and initial state from its path."""
     match = next(filter(None, (_RECORDING_PATH.fullmatch("/".join(folder.parts[-depth:])) for depth in (2, 3))), None)
     if match is None:
         yield from episodes
@@ -236,7 +237,7 @@ def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[R
     recording_path, suite, task, environment_text = match.groups()
     environment_count = len(list(folder.parent.glob("env_*"))) if environment_text else 1
     for number, episode in enumerate(episodes):
-        # Environments run in parallel, so successive episodes of one are `environment_count` initial states apart.
+        # Environments run in parallel, so successive initial states of one environment are `environment_count` apart.
         init_state = int(environment_text or 0) + number * environment_count
         yield replace(
             episode,
@@ -253,8 +254,8 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), of a folder of such files in the order of their names, of a
     LeRobot dataset, or of a folder of datasets, such as the `recordings` of lerobot-eval.
 
-    Return None for any other path. Only suffixes and the file `meta/info.json` identify a path. Raises `RecordError` if
-    such a file is missing, cannot be read or has no demonstrations, or if h5py is not installed.
+    Return None for any other path. Only its suffix or its file `meta/info.json` identifies a path. Raises `RecordError`
+    if such a file is missing, cannot be read or has no demonstrations, or if h5py is not installed.
     """
     if path.is_dir():
         if (path / INFO).is_file():

@@ -85,7 +85,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
 
 
 def _read_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any:
-    """Return an item of a group. Raises `Refusal` for another kind of item, or a link, which could leave the file."""
+    """Return an item of a group. Raises `Refusal` if it is not of `kind`, or is a link, perhaps to another file."""
     import h5py
 
     field = name if demo else None
@@ -117,7 +117,7 @@ def _read_matrix(demo: Any, demo_name: str, field: str) -> Any:
 
 
 def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
-    # Returns suite, task and instruction; None = not stated.
+    # Returns the suite, the task and the instruction; None = not stated.
     bddl_file = _decode_text(attributes.get("bddl_file_name"))
     bddl_path = PurePosixPath(bddl_file) if bddl_file else None
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
@@ -143,14 +143,14 @@ def _decode_text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str):
-        value.encode("utf-8")  # fails on surrogates, which stand for bytes that h5py could not decode
+        value.encode("utf-8")  # fails on surrogates, with which h5py replaces bytes that it cannot decode
         return value
     return None
 
 
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
     """Return name and pose (position [m], quaternion wxyz, [7]) of each named top-level body without a free joint."""
-    if not xml or not xml.lstrip().startswith("<"):  # XML is missing, or a file name replaces it (robosuite 1.0)
+    if not xml or not xml.lstrip().startswith("<"):  # there is no XML, or only a file name as in robosuite 1.0
         return []
     remedy = "Copy the file again, or remove this attribute; the simulator then places the fixtures."
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:

@@ -1,7 +1,7 @@
 """Logs of robots and of other tools as sources: LeRobot datasets of version 3, and recordings of ROS or Foxglove.
 
-A log is judged without a replay. It has no contacts, so clauses on contacts are inactive. A mapping (`logs.records`)
-supplies the facts that are not in the log.
+A log is judged without a replay. It has no contacts, so specifications on contacts are inactive. A mapping
+(`logs.records`) supplies the facts that are not in the log.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Log:
         """Yield each episode of the log, or its error. Raises `RecordError` if a LeRobot dataset cannot be read."""
         if not self.recordings:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
-        index = 0  # of the episode in the log; without trials, a recording is one episode
+        index = 0  # index of the next episode in the log; without trials, each recording is one episode
         for recording in self.recordings:
             if wanted is not None and not self.mapping.trials and index not in wanted:
                 index += 1
@@ -80,7 +80,7 @@ class Log:
                 index += 1
 
     def require_mapping(self) -> None:
-        """Raise `MappingNeededError`, which proposes a mapping, if none exists; `RecordError` for an unreadable log."""
+        """Raise `MappingNeededError`, with a proposed mapping, if the log has none; `RecordError` if unreadable."""
         if self.mapping.sources:
             return
         try:
@@ -110,7 +110,7 @@ class Log:
 
 
 class MappingNeededError(RecordError):
-    """The log has no mapping; `mapping` is the text of a proposed one."""
+    """The log has no mapping; `mapping` is the text of a proposed mapping."""
 
     def __init__(self, problem: str, mapping: str, *, remedy: str, place: Place) -> None:
         super().__init__(problem, remedy=remedy, place=place)
@@ -122,7 +122,7 @@ def describe_log(path: Path) -> Iterator[str]:
     log = find_log(path)
     if log is not None:
         episodes = (episode for episode in log.read_logged() if not isinstance(episode, RecordError))
-        with suppress(RecordError):  # the scan of the log reports the same error
+        with suppress(RecordError):  # the error is ignored here, since the scan of the log reports it
             yield from limit_each(path, summary.describe_channels(episodes, log.mapping))
 
 

@@ -1,8 +1,8 @@
 """Alignment of one trial of a recording to the instants of its clock.
 
-Each message of the clock's topic is an instant, which becomes a record. A body's pose is known at an instant only if it
-arrived since the previous instant: a repeated old pose would look like rest and then a jump. A torque or grip combines
-all messages since the previous record. Numbers that are not poses are valid for two periods of their messages.
+The messages of one topic, the clock, define the instants, which can become records. A body's pose is known at an
+instant only if it arrived since the previous instant: a repeated old pose would look like rest and then a jump. A
+torque or grip combines all messages since the previous record. Numbers except poses are valid for two message periods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
 _TICK_NS = 1_000_000_000
-"""Messages with log time 0 precede a simulation's start, and are left out, if all other log times exceed this."""
+"""Messages whose log time and stamp are 0 precede a simulation's start if all other log times exceed this limit."""
 _LATEST_NS = np.iinfo(np.int64).max
 Warn = Callable[[str], None]
 
@@ -51,7 +51,7 @@ def align(
     takers: Mapping[str, NumberTaker | PoseTaker],
     transforms: TransformTree,
 ) -> records.LoggedEpisode:
-    """Return the trial's episode, with each part sampled at the instants of the clock.
+    """Return the trial's episode, with each mapped part of the record sampled at the instants of the clock.
 
     Raises `RecordError` if a part has no message, if the clock goes back or has fewer than two instants, or if poses
     are in frames that no transform connects.
@@ -80,7 +80,7 @@ def align(
     frames = dict.fromkeys(frame for channel in channels.values() for frame in channel.frames if frame)
     if len(frames) > 1:
         named = [*frames][:MOST_NAMED]
-        remedy = f'Write in = "{named[0]}" into each part: transforms (/tf) then convert all poses to it.'
+        remedy = f'Write in = "{named[0]}" into each part: transforms (/tf) then convert all poses to this frame.'
         raise RecordError(f"poses are in different frames: {', '.join(named)}", remedy=remedy)
     step_ns = int(np.median(np.diff(instants)))
     is_even = bool((np.diff(instants) == step_ns).all()) and 10**9 % step_ns == 0
@@ -109,13 +109,15 @@ class _Channel:
             moving_frame = next((frame for frame in taker.frame_names if frame in taker.children), None)
             if moving_frame and not taker.columns.into:
                 problem = (
-                    f"[{taker.part}] is relative to {moving_frame}, whose pose is also in {taker.topic} and may change"
+                    f"[{taker.part}] is relative to {moving_frame}, a frame that may move, since "
+                    f"{taker.topic} contains its pose"
                 )
                 warn(f"{problem}; write `in` to convert the poses to a fixed frame")
         else:
             self.rows, self.in_frame = taker.numbers, np.zeros(len(taker.numbers), dtype=np.int64)
         finite = self.rows[np.isfinite(self.rows)]
-        with np.errstate(over="ignore"):  # true if all numbers fit float32, and some have over 10 fractional bits
+        # True if float32 holds all numbers exactly, and some numbers have more than 10 fractional bits.
+        with np.errstate(over="ignore"):
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
         if isinstance(taker, NumberTaker):
             self.rows = self.rows * taker.columns.scale
@@ -128,7 +130,7 @@ class _Channel:
             is_early &= not is_early.all() and bool(log_ns[log_ns > 0].min(initial=_LATEST_NS) > _TICK_NS)
             if is_early.any():
                 problem = f"{is_early.sum()} messages of [{taker.part}] are left out"
-                warn(f"{problem}: a simulation sent them before its first tick")
+                warn(f"{problem}: a simulation sent these messages before its first tick")
             self.choose((log_ns >= trial.begin_ns) & (log_ns < trial.end_ns) & ~is_early)
         if not len(self.rows):
             problem = f"there is no message of {taker.part} in this trial"
@@ -140,7 +142,7 @@ class _Channel:
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
         """Return the part sampled at the instants. `times` are the times of its messages; None for a static part."""
-        # The order of the messages by time; of a static part, the last message at each instant.
+        # Order of the messages by time; a static part has its last message at every instant.
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
         self.choose(order)
         time_ns = instants if times is None else times.time_ns[order]
@@ -175,9 +177,9 @@ class _Channel:
 def _choose_clock(
     mapping: records.LogMapping, facts: records.Episode, stamps: Mapping[str, Stamps], edge_stamps: Mapping[str, Stamps]
 ) -> str:
-    """Return the part whose messages define the instants: the one that `clock` names; else the hand, since a record
-    needs its pose; else a pose, a transform or any part, in this order; of several, the one with the most messages. A
-    faster torque is not used if there are poses, because poses interpolated at its instants have wrong accelerations.
+    """Return the part whose messages define the instants: the part that `clock` names, else the hand, a pose, a
+    transform or any part, in this order. If several qualify, the part with the most messages is chosen. Poses come
+    before faster torques, because poses interpolated at the times of torques would have wrong accelerations.
     """
     asked_parts = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked_parts:
@@ -199,7 +201,7 @@ def _choose_clock(
 def _sample_poses(
     rows: Floats, time_ns: Ints, instants: Ints, columns: records.Columns | records.PoseColumns
 ) -> records.Series:
-    """Return the last pose at each instant, known only if it arrived since the previous instant. `time_ns` ascends."""
+    """Return the last pose at each instant, which is known only if it arrived after the previous instant."""
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     values, pose_count = rows[np.maximum(last_pose, 0)], int(records.are_known(rows, columns).sum())
     is_new = np.diff(last_pose, prepend=-1) > 0
@@ -217,8 +219,8 @@ def _are_held(last_message: Ints, time_ns: Ints, instants: Ints) -> Bools:
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:
-    """Return the last value of each number at each instant, and all messages (`between`). A value is known for two
-    periods of the messages that hold its number, since some messages may lack the number. `time_ns` ascends.
+    """Return the last value of each number at each instant, and all messages (as `between`). A value is known for two
+    periods of the messages that hold the number, because some messages may lack it. `time_ns` is in ascending order.
     """
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):

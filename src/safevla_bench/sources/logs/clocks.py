@@ -1,6 +1,6 @@
 """The time of each message of a recording, on one time base: integer nanoseconds from the clock's first message.
 
-The header stamps of the clock's topic define the time base, even if their offset or rate differs from that of log
+The header stamps of the clock's topic define the time base, even if their offset or rate differs from the log
 times. The stamps of another topic are used if they are on this base. Otherwise the topic's log times are converted, by
 interpolation between the log times and stamps of the clock's messages. A stamp of zero, which a simulation writes
 before its first tick, is replaced by the converted log time, unless a topic really begins at 0. If log times are less
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RecordError
 from safevla_recorder.episode import Ints
 
-# Maximum median difference between a topic's stamps and its converted log times, if its stamps are on the time base.
+# A topic's stamps are on the time base if their median difference from its converted log times is at most this.
 _SAME_BASE_NS = 50_000_000
-_MAX_RATE_RATIO = 50  # maximum ratio between the rates of stamps and log times; a higher ratio gives a warning
-_MAX_ROUGHNESS = 1e-2  # maximum error of interpolated stamps, in steps
+_MAX_RATE_RATIO = 50  # a warning is given if stamps advance this many times faster or slower than log times
+_MAX_ROUGHNESS = 1e-2  # maximum error of interpolated stamps, in median steps of the clock
 _FITTED_COUNT = 100  # for extrapolation, a line is fitted to this many messages at each end of the clock
 
 
@@ -45,8 +45,8 @@ class Times(NamedTuple):
 
 
 def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None]) -> dict[str, Times]:
-    """Return the times of the messages of each part; `clock` is the part that defines the time base. Raises
-    `RecordError`, which states where and by how much, if the clock's times go back. `warn` is called with warnings.
+    """Return the times of the messages of each part; `clock` is the part that defines the time base. If the
+    clock's times go back, raises a `RecordError` that states where and by how much. `warn` is called with warnings.
     """
     reference = parts[clock]
     is_stamped = _find_stamped(reference)
@@ -61,19 +61,20 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
     uses_log_times = not describe_step_back(reference.log_ns)
     if not uses_log_times:
         problem = f"the log times of {reference.topic} go back {describe_step_back(reference.log_ns)}"
-        warn(f"{problem}; messages without stamps on this time base are placed by their order in the file")
+        warn(f"{problem}; messages without usable stamps are placed by their order in the file")
 
     def position_of(part: Stamps) -> Ints:
         return part.log_ns if uses_log_times else part.order
 
-    # Pairs of position (log time, or order in the file) and stamp of the clock; they convert positions to stamps.
+    # The position (log time, or order in the file) and stamp of each clock message convert positions to stamps.
     clock_positions, first_indices = np.unique(position_of(reference)[is_stamped], return_index=True)
     clock_ns = reference.stamp_ns[is_stamped][first_indices]
     first_ns = int(clock_ns[0])
     rate = (int(clock_ns[-1]) - first_ns) / max(int(clock_positions[-1] - clock_positions[0]), 1)
     if uses_log_times and len(clock_positions) > 1 and not 1 / _MAX_RATE_RATIO < rate < _MAX_RATE_RATIO:
         warn(
-            f"the header stamps of {reference.topic} advance {rate:.3g} times as fast as log time; are they in seconds?"
+            f"the header stamps of {reference.topic} advance {rate:.3g} times as fast as log time; "
+            "are the stamps in seconds?"
         )
     times = {}
     for name, part in parts.items():
@@ -98,7 +99,7 @@ def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
     is_stamped = np.asarray(part.stamp_ns != 0)
     nonzero_ns = part.stamp_ns[is_stamped]
     if not is_stamped.all() and len(nonzero_ns) > 1:
-        # The first stamp is a real 0 if the next one follows within two periods.
+        # The first stamp is a real 0 if the next stamp follows within two periods.
         is_stamped[0] |= 0 < nonzero_ns[0] <= 2 * np.median(np.diff(nonzero_ns)) and bool(is_stamped[1:2].all())
     return is_stamped
 
@@ -106,15 +107,15 @@ def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
 def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
     """Return which messages of a clock have neither a stamp nor a log time that could replace the stamp, [n].
 
-    Log times can replace stamps if, for each known stamp, interpolation by log time between its two neighbors gives it
-    within 1 % of a step. Speeds and accelerations need this precision.
+    Log times can replace stamps if interpolation by log time predicts each known stamp from its two neighbors, within
+    1 % of a step. Speeds and accelerations need this precision.
     """
     is_unstamped = ~_find_stamped(clock)
     log, stamp = (
         (times_ns[~is_unstamped] - times_ns[~is_unstamped][:1]).astype(np.float64)
         for times_ns in (clock.log_ns, clock.stamp_ns)
     )
-    # Two stamps cannot confirm log times; with fewer, log times are the time base.
+    # Two stamps are too few to confirm log times. With fewer than two stamps, log times are the time base.
     if not is_unstamped.any() or len(log) < 3:
         return np.asarray(is_unstamped & (len(log) == 2))
     predicted = stamp[:-2] + (log[1:-1] - log[:-2]) / np.maximum(log[2:] - log[:-2], 1) * (stamp[2:] - stamp[:-2])
@@ -123,7 +124,7 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
 
 
 def _map_to_stamps(positions: Ints, clock_positions: Ints, clock_ns: Ints) -> Ints:
-    """Convert positions (log times) to stamps by pairs of `clock_positions` and `clock_ns`, also beyond the ends."""
+    """Convert `positions` to stamps by interpolation between the clock's messages, or extrapolation at its ends."""
     known_log, log, known_stamp = (
         times_ns.astype(np.float64)
         for times_ns in (
@@ -147,12 +148,14 @@ def describe_step_back(times_ns: Ints) -> str:
         return ""
     index = int(np.argmax(steps < 0))
     after_s = (times_ns[index] - times_ns[0]) / 1e9
-    return f"by {-steps[index] / 1e9:.6g} s at message {index + 2}, {after_s:.6g} s after the first"
+    return f"by {-steps[index] / 1e9:.6g} s (message {index + 2}, {after_s:.6g} s after the first message)"
 
 
 def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, kind: str, step_text: str) -> None:
     usable_clocks = [part.topic for part in parts.values() if not describe_step_back(_find_own_times(part))]
-    remedy = "The clock of every mapped topic was set back during recording. Cut the file there, or record again."
+    remedy = (
+        "The clock of every mapped topic was set back during recording. Cut the file at this message, or record again."
+    )
     if usable_clocks:
         increasing = (
             f"write a topic of increasing times as `clock` under [episode]: {', '.join(dict.fromkeys(usable_clocks))}"
@@ -162,6 +165,6 @@ def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, kind: str, step_t
 
 
 def _find_own_times(part: Stamps) -> Ints:
-    """Return the times [ns] that a topic would define as the clock: its stamps, or else its log times."""
+    """Return the times [ns] that a topic provides if it is the clock: its stamps, or else its log times."""
     stamped = _find_stamped(part)
     return part.stamp_ns[stamped] if stamped.sum() > 1 else part.log_ns

@@ -1,7 +1,7 @@
 """Storage formats of recordings: MCAP files, the SQLite and MCAP parts of rosbag2, and bags of ROS 1.
 
 Each reader yields the messages of wanted topics in the order of the file, with one chunk in memory at a time. A file or
-message that is compressed with zstd is decompressed, even if metadata.yaml does not mention it.
+message that is compressed with zstd is decompressed, even if metadata.yaml does not mention this.
 
 Sources: ros2/rosbag2, commit 25304dd: rosbag2_storage_sqlite3/src/rosbag2_storage_sqlite3/sqlite_storage.cpp (tables),
 rosbag2_compression/src/rosbag2_compression/sequential_compression_reader.cpp; bags: wiki.ros.org/Bags/Format/2.0.
@@ -58,7 +58,7 @@ class Topics:
         self.last_ns = 0
 
     def note_time(self, log_ns: int) -> None:
-        """Note the log time of a message, also of an unwanted topic."""
+        """Note the log time of a message, even if the message is not wanted."""
         self.first_ns = log_ns if self.first_ns is None else self.first_ns
         self.last_ns = log_ns
 
@@ -94,7 +94,7 @@ def check_size(size: int, name: str) -> None:
 
 
 def storage_suffix(path: Path) -> str | None:
-    """Return a recording's suffix (`.mcap`, `.db3` or `.bag`), also if it is compressed; None for other files."""
+    """Return the suffix (`.mcap`, `.db3` or `.bag`) of a recording, compressed or not; None for other files."""
     suffix = Path(path.stem).suffix if path.suffix in (*_COMPRESSED, ".active") else path.suffix
     return suffix if suffix in _READERS else None
 
@@ -133,7 +133,7 @@ def damage_errors() -> tuple[type[Exception], ...]:
 
 def _decompress(compression: str, content: bytes, size: int) -> bytes:
     """Return the decompressed content of a chunk. Raises an error if it does not have `size` bytes or is too large."""
-    max_bytes = min(size, _MAX_CHUNK_BYTES) + 1  # one more byte than valid, so that too large content is noticed
+    max_bytes = min(size, _MAX_CHUNK_BYTES) + 1  # one byte above the limit, so that larger content is noticed
     if compression == "zstd":
         stated_size = zstandard.get_frame_parameters(content).content_size
         size = size if stated_size == zstandard.CONTENTSIZE_UNKNOWN else max(size, stated_size)
@@ -151,7 +151,7 @@ def _decompress(compression: str, content: bytes, size: int) -> bytes:
         problem = f"a chunk decompresses to more than {_MAX_CHUNK_BYTES >> 20} MiB"
         raise RecordError(problem, remedy=REMEDY_LARGE)
     if len(content) != size:
-        raise ValueError(f"a chunk has {len(content)} bytes, but declares {size}")
+        raise ValueError(f"a chunk has {len(content)} bytes, but its declared size is {size}")
     return content
 
 
@@ -183,7 +183,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             channels[record.id] = topics.add(channel)
 
     class ChunkReader(StreamReader):  # type: ignore[misc]  # mcap's class is untyped
-        def _read_record(self, opcode: int, length: int) -> Any:  # skip indexes: parsing takes a call per message
+        def _read_record(self, opcode: int, length: int) -> Any:  # skip message indexes, which are slow to parse
             return None if opcode == Opcode.MESSAGE_INDEX else super()._read_record(opcode, length)
 
     reader = ChunkReader(stream, emit_chunks=True, validate_crcs=True, record_size_limit=_MAX_CHUNK_BYTES)
@@ -216,7 +216,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _is_latched(profiles: object) -> bool:
-    """Return whether late subscribers get the last message. Before version 9 of rosbag2, durability is a number."""
+    """Return whether late subscribers get the last message. Old bags (before version 9) give durability as a number."""
     return any(durability in str(profiles) for durability in ("transient_local", "durability: 1"))
 
 
@@ -240,7 +240,7 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             rows = database.execute("SELECT topic_type, encoding, encoded_message_definition FROM message_definitions")
             definitions = {kind: (language, definition) for kind, language, definition in rows}
         present_columns = {row[1] for row in database.execute("PRAGMA table_info(topics)")}
-        # Older versions of the format lack these columns: name -> SQL expression of the default.
+        # Columns that older versions of the format lack: name -> SQL expression of the default value.
         optional_columns = {"serialization_format": "'cdr'", "offered_qos_profiles": "''"}
         columns = [
             "id",
@@ -282,7 +282,7 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     budget, channels = Budget(_MAX_FILE_BYTES, "bytes in all chunks together"), dict[bytes, Topic | None]()
 
     def read_record(fields: dict[bytes, bytes], content: bytes) -> Messages:
-        # Yields the message of a message record, if it is wanted; a connection record adds a topic.
+        # For a message record, yields its message if it is wanted. For a connection record, adds its topic.
         if fields[b"op"] == _MESSAGE:
             seconds, nanoseconds = struct.unpack("<II", fields[b"time"])
             log_ns = seconds * 10**9 + nanoseconds
@@ -307,7 +307,7 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _read_bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], bytes]]:
-    # Yields (header fields, data) of each record; both parts are preceded by their length.
+    # Yields (header fields, data) of each record. In the file, each of these two parts follows its length.
     while first_length := stream.read(4):
         parts = []
         for part_index in range(2):
@@ -321,7 +321,7 @@ def _read_bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], b
 
 
 def _parse_bag_fields(content: bytes) -> dict[bytes, bytes]:
-    # Each field is its length in 4 bytes, then `name=value`.
+    # Each field consists of its length in 4 bytes, followed by `name=value`.
     fields, position = dict[bytes, bytes](), 0
     while position < len(content):
         (length,) = struct.unpack_from("<I", content, position)

@@ -1,7 +1,7 @@
 """Decoding of messages (CDR of ROS 2, ROS 1, JSON and Protobuf) to objects that have the fields as attributes.
 
-The library `rosbags` generates code from the type definitions in a file. So their names and sizes are checked first,
-and constants are dropped. A file without type definitions is read with those of a ROS distribution.
+The library `rosbags` generates code from a file's type definitions. So the names and sizes in them are checked first,
+and constants are dropped. A file without type definitions is read with the definitions of a ROS distribution.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class JsonObject:
 
 def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Decode:
     """Return the function that decodes a channel's messages. `asked` is the ROS distribution in the mapping, and
-    `written` that of the recording; None = unknown. Raises `RecordError` for an unsupported encoding, or a type that is
-    undefined or refused. The returned function raises `RecordError` for a message that does not match its type.
+    `written` the distribution in the recording; None = unknown. Raises `RecordError` for an unsupported encoding, or an
+    undefined or refused type. The returned function raises `RecordError` for a message that does not match its type.
     """
     try:
         decode = _make_decoder(channel, asked, written)
     except (ImportError, MemoryError, RecordError):
         raise
-    except Exception as error:  # a parser of a definition may raise any exception
+    except Exception as error:  # the parsers of type definitions may raise any exception
         raise _decoding_error(f"the definition of {channel.topic!r} cannot be read", error) from None
 
     def decode_or_refuse(content: bytes) -> Any:
@@ -52,7 +52,7 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
             return decode(content)
         except MemoryError:
             raise
-        except Exception as error:  # code generated from a definition may raise any exception
+        except Exception as error:  # code generated from a type definition may raise any exception
             raise _decoding_error(
                 f"a message of {channel.topic!r} cannot be decoded as {channel.kind}", error
             ) from None
@@ -73,7 +73,7 @@ def _make_decoder(channel: Topic, asked_distro: str | None, recorded_distro: str
         decode: Decode | None = DecoderFactory().decoder_for("protobuf", schema)
         assert decode is not None
         return decode
-    problem = f"the messages of {channel.topic!r} are {channel.encoding!r}, which is not supported"
+    problem = f"the messages of {channel.topic!r} have the unsupported encoding {channel.encoding!r}"
     raise RecordError(problem, remedy="Supported are CDR of ROS 2, ROS 1, JSON and Protobuf.")
 
 
@@ -115,7 +115,7 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
             {**get_typestore(Stores.EMPTY).fielddefs, **{name: ([], fields) for name, (_, fields) in types.items()}}
         )
     else:
-        # Distribution, such as "humble" -> the identifier of its type store.
+        # Name of a distribution, such as "humble" -> the identifier of its type store.
         by_distro = {store.value.rpartition("_")[2]: store for store in Stores if store.value.startswith("ros2_")}
         if asked_distro is not None and asked_distro not in by_distro:
             remedy = f"Known distributions: {', '.join(by_distro)}."
@@ -127,9 +127,9 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
         if len({store.hash_rihs01(channel.kind) for store in defining_stores}) != 1:
             problem = f"the type {channel.kind!r} of {channel.topic!r} is not defined in the file"
             remedy = (
-                'ROS distributions define it differently. Name yours in the mapping, such as ros_distro = "humble".'
+                'ROS distributions differ in this type. Name yours in the mapping, such as ros_distro = "humble".'
                 if defining_stores
-                else "Record again to MCAP, or with the rosbag2 of Iron or later, which stores definitions."
+                else "Record again to MCAP, or with rosbag2 of ROS 2 Iron or later, which stores type definitions."
             )
             raise RecordError(problem, remedy=remedy)
         store = defining_stores[0]
@@ -151,24 +151,26 @@ def _parse_idl_types(text: str) -> Mapping[str, Any]:
 
 def _check_names(types: Mapping[str, Any]) -> None:
     for name, (_, fields) in types.items():
-        # In rosbags a description is (1, basic type), (2, name of a type), (3, array) or (4, sequence); the last two
-        # hold the description of an element, and the length.
+        # In rosbags, the description of a field is (1, basic type), (2, name of a type), (3, array) or (4, sequence).
+        # The description of an array or a sequence contains the description of an element, and the length.
         elements = [desc[1][0] if desc[0] >= 3 else desc for _, desc in fields]
         names = [name, *(field for field, _ in fields), *(desc[1] for desc in elements if desc[0] == 2)]
         if invalid := next((used for used in names if not _VALID_NAME.fullmatch(used)), None):
-            raise RecordError(f"the definition of {name!r} has a bad name, {invalid!r}", remedy="The file is damaged.")
+            raise RecordError(
+                f"the definition of {name!r} has the invalid name {invalid!r}", remedy="The file is damaged."
+            )
 
 
 def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple[int, int]]) -> tuple[int, int]:
     """Return the number of values in a message of type `kind`, and the minimum size of such a message [bytes]. Raises
     `RecordError` if a short message or definition could produce very many values. A type without a definition counts as
-    a time, with 2 values in 8 bytes. `measured` holds the results so far; a type that contains itself counts as empty.
+    a time stamp of 2 values in 8 bytes. `measured` has the results so far; a type that contains itself counts as empty.
     """
     if kind in measured or kind not in types:
         return measured.get(kind, (2, 8))
     measured[kind] = value_count, min_bytes = 1, 0
     for field, desc in types[kind][1]:
-        # As in `_check_names`: 1 = basic, 2 = named type, 3 = array, 4 = sequence. An array of numbers is one value.
+        # `desc[0]` is 1 for a basic type, 2 a named type, 3 an array, 4 a sequence. An array of numbers is one value.
         element = desc[1][0] if desc[0] >= 3 else desc
         length = desc[1][1] if desc[0] == 3 else 1
         element_values, element_bytes = (
@@ -177,7 +179,7 @@ def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple
         value_count += element_values if element[0] == 1 and element[1][0] != "string" else element_values * length
         min_bytes += 4 if desc[0] == 4 else element_bytes * length
         if value_count > _MOST_VALUES or not 0 < length <= _MOST_ELEMENTS or (desc[0] >= 3 and not element_bytes):
-            problem = f"{kind}.{field} is an array of length 0, of empty elements, or with too many values"
+            problem = f"{kind}.{field} is an array of length 0, an array of empty elements, or has too many values"
             raise RecordError(problem, remedy="In the mapping, choose a topic of poses or numbers.")
     measured[kind] = value_count, min_bytes
     return value_count, min_bytes

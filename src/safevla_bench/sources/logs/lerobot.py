@@ -6,7 +6,7 @@ data/chunk-NNN/*.parquet         one row per frame: episode_index, frame_index, 
                                  the frames of an episode are consecutive, possibly over several files
 
 The format is defined by huggingface/lerobot, commit 7427f31, src/lerobot/datasets/{utils,io_utils,dataset_writer}.py.
-The action of a frame follows its observation and leads to the next record; the last frame's action leads to none.
+The action of a frame follows its observation and leads to the next record; the last frame's action leads to no record.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SUCCESS = "next.success"
 _NO_NUMBERS = ("video", "image", "string")
 _MAX_INFO_BYTES = 1 << 24
 _MAX_FEATURE_SIZE = 1 << 16
-_MAX_STEPS = 100  # median interval of time stamps, in control steps, above which they are not in seconds
-_DOWNLOAD = "Download the whole dataset again, with data/ and meta/; recording must end with a call of finalize()."
+_MAX_STEPS = 100  # time stamps whose median interval exceeds this many control steps are not in seconds
+_DOWNLOAD = "Download the whole dataset again, with data/ and meta/. If you recorded it, end with a call of finalize()."
 _WRITTEN = "The dataset differs from LeRobot's format: correct the program that wrote it."
 _TO_3 = (
     "python -m lerobot.scripts.convert_dataset_v21_to_v30 (lerobot 0.5.1 or later; in 0.4.0 to 0.5.0 it is "
@@ -51,14 +51,14 @@ _TO_3 = (
 _TO_21 = "python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 (lerobot 0.3.3), then with "
 _TO_20 = "python -m lerobot.datasets.v2.convert_dataset_v1_to_v2 (lerobot 0.3.3), then with "
 _CONVERTERS = {"v1": _TO_20 + _TO_21 + _TO_3, "v2.0": _TO_21 + _TO_3, "v2.1": _TO_3}
-"""Commands that convert a dataset to version 3.0, from lerobot v0.3.2 to v0.6.1; each converts one version."""
+"""Commands of lerobot v0.3.2 to v0.6.1 that convert a dataset to version 3.0; each advances it by one version."""
 
 
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yield for each episode, in order, a table of its frames with the key columns and `columns`.
 
     Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are not consecutive or
-    too many, or if a file cannot be read; an episode that may continue in that file is then not yielded.
+    too many, or if a file cannot be read. An episode that may continue in that file is then not yielded.
     """
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
@@ -89,10 +89,10 @@ def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int,
     for batch in read_batches(path, columns):
         for name in _KEY_COLUMNS:
             if batch[name].null_count or not pa.types.is_integer(batch[name].type):
-                problem = f"the column {name!r} holds {batch[name].type}, or has missing values"
+                problem = f"the column {name!r} holds {batch[name].type}, but must hold integers without missing values"
                 raise RecordError(problem, remedy=_WRITTEN)
         table, episode_of_row = pa.Table.from_batches([batch]), batch["episode_index"].to_numpy()
-        # The rows where an episode begins, and the end; a batch without rows gives only (0, 0), which is skipped.
+        # Indices of the rows where an episode begins, and the end. A batch without rows gives (0, 0), which is skipped.
         bounds = [0, *(np.flatnonzero(np.diff(episode_of_row)) + 1).tolist(), len(episode_of_row)]
         yield from (
             (int(episode_of_row[first]), table.slice(first, end - first)) for first, end in pairwise(bounds) if end
@@ -100,14 +100,14 @@ def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int,
 
 
 def episode_name(frames: pa.Table) -> str:
-    """Return the name of the episode of these frames, which contains the episode's index."""
+    """Return the name of the episode that consists of these frames; the name contains the episode's index."""
     return f"episode_{frames['episode_index'][0].as_py():06d}"
 
 
 def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
-    """Return a feature's numbers, [n, k], with nested lists flattened row by row; NaN for a frame without numbers. If
-    all frames lack numbers, k is `size`. Raises `ValueError` if frames differ in k or hold other values, or n · k is
-    too large.
+    """Return the k numbers of a feature in each of n frames, [n, k]. Nested lists are flattened row by row; a frame
+    without numbers is NaN. If all frames lack numbers, k is `size`. Raises `ValueError` if frames differ in k or hold
+    values that are not numbers, or if n · k is too large.
     """
     column = frames[feature].combine_chunks()
     is_known = column.is_valid()
@@ -115,7 +115,7 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     while any(is_type(numbers.type) for is_type in _LIST_KINDS):
         lengths = pc.unique(pc.list_value_length(numbers)).to_pylist() or [size]
         if len(lengths) > 1 or lengths[0] is None:
-            raise ValueError(f"{feature!r} has {', '.join(map(str, lengths))} numbers, depending on the frame")
+            raise ValueError(f"frames differ in the count of numbers in {feature!r}: {', '.join(map(str, lengths))}")
         width *= lengths[0]
         if len(column) * width > records.MAX_NUMBERS:
             raise ValueError(f"{feature!r} has more than {records.MAX_NUMBERS} numbers")
@@ -157,7 +157,7 @@ def read_instructions(folder: Path) -> dict[int, str]:
 
 
 class Feature(msgspec.Struct):
-    """The description of a feature in a dataset."""
+    """The description of a feature (a column) in a dataset."""
 
     dtype: str = ""
     shape: list[Annotated[int, Meta(ge=0, lt=1 << 20)]] = []
@@ -185,7 +185,7 @@ def _flatten_names(names: Any, size: int) -> list[str]:
         return []
     if names and all(isinstance(part, list) for part in names):
         if math.prod(map(len, names)) == size and len(names) > 1:
-            # One list per axis: each number's name joins a name of every axis.
+            # There is one list per axis of a matrix; the name of a number joins its names on all axes.
             return [".".join(map(str, axis_names)) for axis_names in product(*names)]
         return [name for part in names for name in _flatten_names(part, size)]
     return [str(name) for name in names]
@@ -233,12 +233,15 @@ def open_dataset(folder: Path) -> Dataset:
 
 
 def version_error(version: str) -> RecordError:
-    """Return the error for a dataset of another version than 3. Its remedy has the commands that convert it."""
+    """Return the error for a dataset of a version other than 3. The remedy has the commands that convert it."""
     remedies = (command for old_version, command in _CONVERTERS.items() if version.startswith(old_version))
     remedy = next(
-        (f"Convert it with {command}" for command in remedies), "Version 3 is supported: lerobot 0.4.0 to 0.6.1."
+        (f"Convert it with {command}" for command in remedies),
+        "Version 3 is supported, which lerobot 0.4.0 to 0.6.1 write.",
     )
-    return RecordError(f"LeRobot's format {version} is not supported; only version 3 is", remedy=remedy)
+    return RecordError(
+        f"version {version} of LeRobot's format is not supported; only version 3 is supported", remedy=remedy
+    )
 
 
 def read_episodes(
@@ -289,7 +292,7 @@ def _read_success(frames: pa.Table, feature: str) -> bool | None:
     reached = (values == 1).any(axis=1)
     if reached.any() and not reached[-1]:
         first = int(reached.argmax())
-        problem = f"{feature!r} is true in frame {first} but not in the last frame, which decides"
+        problem = f"{feature!r} is true in frame {first} but not in the last frame, whose value counts"
         warn_once(episode_name(frames), problem)
     return None if np.isnan(values[-1]).any() else bool(values[-1].any())
 
@@ -302,8 +305,8 @@ def _read_episode(
     instructions: Mapping[int, str],
     success: bool | None,
 ) -> records.LoggedEpisode:
-    """Return the episode of these frames. Its times [s] are `frame_index` / fps if the stamps agree with that to 1 % of
-    a frame, else the stamps. Numbers that are not finite, and quaternions of zeros, count as unknown.
+    """Return the episode of these frames. Its times [s] are `frame_index` / fps if the stamps agree with these times to
+    1 % of a frame, else the stamps. Numbers that are not finite, and quaternions of zeros, count as unknown.
     """
     if frames.num_rows * sum(map(len, picks.values())) > records.MAX_NUMBERS:
         raise ValueError(f"more than {records.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
@@ -314,13 +317,13 @@ def _read_episode(
     interval_steps = float(np.median(np.diff(stamps_s))) / step_s if len(stamps_s) > 1 and not is_even else 1.0
     if interval_steps > _MAX_STEPS:
         problem = (
-            f"time stamps are {interval_steps * step_s:.6g} apart, but frames at {dataset.fps:g} Hz are {step_s:g} s "
-            "apart"
+            f"the interval of time stamps is {interval_steps * step_s:.6g}, but the interval of frames is {step_s:g} s "
+            f"at {dataset.fps:g} Hz"
         )
         raise ValueError(f"{problem}: the stamps are not in seconds")
     if not 0.9 < interval_steps < 1.1 and interval_steps > 0:
         step_s *= interval_steps
-        difference = f"fps is {dataset.fps:g}, but the time stamps have {1 / step_s:.4g} Hz"
+        difference = f"fps is {dataset.fps:g}, but the rate of the time stamps is {1 / step_s:.4g} Hz"
         warn_once(str(dataset.folder), f"{difference}; the time stamps are used")
     time_base = "frame_index / fps" if is_even else "timestamp"
     series, number_names = {}, tuple[str, ...]()
@@ -335,11 +338,11 @@ def _read_episode(
             indices, names = cast(list[int], layout_or_indices), dataset.features[columns.source].number_names
             values = numbers[:, indices] * columns.scale
             number_names = tuple(names[index] for index in indices) if names and columns.names is None else ()
-        is_single = "float" in str(frames[columns.source].type)  # pyarrow's name of float32, as in list<item: float>
+        is_single = "float" in str(frames[columns.source].type)  # pyarrow calls float32 `float`
         warn = partial(warn_once, f"{dataset.folder}: {episode_name(frames)}, [{part}]")
         values = records.drop_zero_turns(values, columns, warn)
         known = records.are_known(values, columns)
-        known[-1:] |= part == "action"  # the last action may be unknown: it leads to no record
+        known[-1:] |= part == "action"  # the last action may be unknown, since it leads to no record
         series[part] = records.Series(values, known, time_base, is_single=is_single, names=number_names)
     return records.LoggedEpisode(
         name=episode_name(frames),
@@ -356,7 +359,7 @@ def _read_episode(
 def _pick_numbers(
     dataset: Dataset, part: str, columns: records.Columns | records.PoseColumns
 ) -> PoseLayout | list[int]:
-    # The indices of the numbers of a feature that the part reads.
+    # Returns which numbers of its feature the part of the mapping reads.
     feature = dataset.require_feature(columns.source, part)
     size, names = feature.size, feature.number_names
     if feature.dtype in _NO_NUMBERS:

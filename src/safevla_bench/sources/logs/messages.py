@@ -28,14 +28,14 @@ from safevla_bench.text import escape_controls
 from safevla_recorder.episode import Floats
 
 MOST_NAMED = 8
-_SAMPLE_NUMBERS = 4  # in the memory budget, each message counts as so many additional numbers
-_DENORMAL = 10e-3  # maximum deviation of a quaternion's squared norm from 1; tf2 ignores transforms above it
+_SAMPLE_NUMBERS = 4  # in the memory budget, each message counts as this many additional numbers
+_DENORMAL = 10e-3  # tf2 ignores a transform if its quaternion's squared norm differs from 1 by more than this
 _LONGEST_NAME = 200
-_MOST_NUMBERS = 256  # maximum number of a message's values that are searched, by name, for a pose
+_MOST_NUMBERS = 256  # maximum number of values in a message that are searched for a pose by their names
 _POSE_LOCATIONS = ("", "pose", "pose.pose", "transform")
 """Locations of a pose in messages of the types geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry,
 and TransformStamped."""
-_FIELDS_OF_PART = {  # part of a mapping -> fields of a JointState, Float64MultiArray or Wrench
+_FIELDS_OF_PART = {  # part of a mapping -> message fields that may hold its numbers; the first that exists is read
     "torque": ("effort", "data", "value"),
     "gripper": ("position", "effort", "data", "value"),
     "wrench": ("wrench.force", "force", "data", "value"),
@@ -63,7 +63,7 @@ class Taker:
         if self.width != len(row):
             if self.rows:
                 problem = f"messages have {self.width} and {len(row)} numbers"
-                refuse_field(problem, "Choose joints by name.", self.part)
+                refuse_field(problem, "Choose the joints by name.", self.part)
             self.width = len(row)
         self.budget.spend(self.width + _SAMPLE_NUMBERS)
         self.marks.extend((order, log_ns, _read_stamp(message)))
@@ -165,7 +165,9 @@ class NumberTaker(Taker):
             remedy = f"The names in the messages are: {', '.join(known_names) or 'none'}."
             refuse_field(f"no message of {self.topic} has the name {', '.join(missing)}", remedy, self.part)
         if not self.rows:
-            hint = f"The message has: {self.fields}." if self.fields else "They are missing or NaN in all messages."
+            hint = (
+                f"The message has: {self.fields}." if self.fields else "The numbers are missing or NaN in all messages."
+            )
             remedy = f"Write the location of the numbers as `field`. {hint}"
             refuse_field("no message has the mapped numbers", remedy, self.part)
 
@@ -176,11 +178,11 @@ class PoseTaker(Taker):
 
     columns: PoseColumns = field(kw_only=True)
     frames: array[int] = field(default_factory=lambda: array("i"))
-    frame_names: dict[str, int] = field(default_factory=dict)  # frame of the poses -> the number for it in `frames`
+    frame_names: dict[str, int] = field(default_factory=dict)  # name of a frame -> its number in `frames`
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False
     has_turn: bool = False
-    layout: PoseLayout | None = None  # indices of the pose's numbers in a row, if names or the mapping give them
+    layout: PoseLayout | None = None  # indices of the pose's numbers in a row, if names or the mapping give indices
     names: tuple[str, ...] = ()
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
@@ -189,7 +191,7 @@ class PoseTaker(Taker):
             child = plain_frame(str(getattr(entry, "child_frame_id", None) or ""))
             if child:
                 self.children[child[:_LONGEST_NAME]] = None
-            # Without a wanted frame, only messages that are not lists of transforms are read.
+            # If no frame is wanted, a list of transforms is skipped.
             if child == wanted_frame if wanted_frame else transforms is None:
                 frame = _parent_frame(entry)
                 self.frames.append(self.frame_names.setdefault(frame, len(self.frame_names)))
@@ -200,7 +202,7 @@ class PoseTaker(Taker):
                 self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
-        """Return the pose as x, y, z, w, x, y, z, or as the numbers that `layout` refers to; NaN if it is unknown."""
+        """Return x, y, z of the position and w, x, y, z of the rotation, or the numbers for `layout`; NaN = unknown."""
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
             position, orientation = (
@@ -210,7 +212,7 @@ class PoseTaker(Taker):
             if hasattr(position, "x") and not self._has_unread_orientation(pose, orientation):
                 self.has_pose, self.has_turn = True, self.has_turn or hasattr(orientation, "w")
                 return [*_read_floats(position, "xyz"), *_read_floats(orientation, "wxyz")]
-        # The message has no object with a position, so its numbers are read by their names or indices.
+        # The message has no field with a position, so its numbers are read by their names or indices.
         number_by_name = dict(islice(_iterate_numbers(_get_field(message, self.columns.field or "")), _MOST_NUMBERS))
         is_mapped = bool(number_by_name and (self.columns.field or self.columns.position))
         if self.layout is None and (is_mapped or find_positions([*number_by_name])):
@@ -224,7 +226,7 @@ class PoseTaker(Taker):
             self.note_fields(message)
         elif len(number_by_name) > len(self.names):
             problem = f"messages of {self.topic} have {len(self.names)} and {len(number_by_name)} numbers"
-            refuse_field(problem, "Publish one pose per message, in a separate topic.", self.part)
+            refuse_field(problem, "Publish one pose per message, on a separate topic.", self.part)
         return [number_by_name.get(name, math.nan) for name in self.names] or [math.nan] * 7
 
     def _has_unread_orientation(self, pose: Any, orientation: Any) -> bool:
@@ -296,7 +298,7 @@ class TransformTree:
         """Return the tree of frames; `times` are the times of the transforms in `stamps`."""
         edges = {}
         for child, (taker, parents) in self._edges.items():
-            time_ns, chosen = np.arange(1), np.array([-1])  # static: the last transform, at any time
+            time_ns, chosen = np.arange(1), np.array([-1])  # a static frame has its last transform at any time
             if not taker.latched:
                 time_ns, chosen = np.unique(times[taker.topic].time_ns, return_index=True)
             edges[child] = Edge(tuple(parents), time_ns, taker.numbers[chosen], taker.latched)
@@ -310,7 +312,7 @@ def _names_may_have_rotation(names: tuple[str, ...]) -> bool:
 
 
 def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    # Yields the numbers in a message with their dotted names; None is NaN, and three numbers of a list are x, y, z.
+    # Yields each number in a message with its dotted name. None becomes NaN. A list of three has the names x, y, z.
     if value is None or isinstance(value, bool | int | float):
         yield name, math.nan if value is None else float(value)
         return
@@ -322,14 +324,14 @@ def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _get_field(message: Any, location: str) -> Any:
-    # The value at a location such as `pose.position`; None if a field on the way is missing.
+    # Returns the value at a location such as `pose.position`; None if one of its fields is missing.
     for name in location.split(".") if location else ():
         message = getattr(message, name, None)
     return message
 
 
 def _first_field(message: Any, *names: str) -> Any:
-    # The first of these fields that the message has.
+    # Returns the value of the first field in `names` that the message has; None if it has none of the fields.
     return next((value for name in names if (value := getattr(message, name, None)) is not None), None)
 
 
@@ -387,5 +389,5 @@ def _parse_stamp(text: str) -> int:
         return round(moment.timestamp()) * 10**9 + int((match[2] or "0").ljust(9, "0"))
     if not (match := _PLAIN_NUMBER.fullmatch(text)) or (match[1] is None and len(text) < 9):
         return 0
-    digits = len(text.partition(".")[0])  # up to 11 digits are s, 12 to 14 ms, 15 to 17 µs, more ns
+    digits = len(text.partition(".")[0])  # 1 to 11 digits: s; 12 to 14: ms; 15 to 17: µs; more: ns
     return int(Decimal(text).scaleb(9 - max(0, (digits - 9) // 3) * 3))

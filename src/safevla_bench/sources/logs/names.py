@@ -1,7 +1,7 @@
 """Interpretation of a pose's numbers by their names, and conversion of its rotation to a quaternion wxyz.
 
 A name is split into words. Some words give the quantity and axis, as in `ee_quat_x`, `orientation.w`, `QX` and `posZ`;
-the others, such as `left`, are the group. `decide_pose` raises a question that the names leave open, and never guesses.
+other words, such as `left`, name a group. `decide_pose` does not guess: it raises a question that the names leave open.
 
 Conventions that names imply: roll, pitch and yaw are rotations about the fixed axes x, y, z in this order (ROS REP
 103), in radians. Six numbers are the first two columns of the rotation matrix (Zhou et al., CVPR 2019). `ee.wx`,
@@ -26,7 +26,7 @@ _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw
 # First letter of a word such as `qx` -> the kind of the number.
 _KIND_OF_PREFIX = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
 _KIND_OF_PREFIX |= dict.fromkeys("vfdwa", "other")
-# Word -> kind of quantity, or unit; the words of `_SCALARS` are of numbers that belong to no pose.
+# Word -> kind of quantity, or unit; a word in `_SCALARS` names a number that is not part of a pose.
 _KINDS, _SCALARS, _UNITS = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
     for table in read_shipped(__package__, "words.toml", dict[str, dict[str, str]]).values()
@@ -64,7 +64,7 @@ class _NamedSet(NamedTuple):
     axes: dict[str, list[int]]  # axis -> the indices of the numbers of this group, kind and axis
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
-        """Return the axes' indices: numbered axes by number, others in the order `wanted`; () if one is missing."""
+        """Return the indices of axes, numbered axes by number, others as in `wanted`; () unless each has one index."""
         is_numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if is_numbered else list(wanted)
         is_whole = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
@@ -80,12 +80,14 @@ def _find_unit(names: Sequence[str], indices: Sequence[int]) -> str:
     """Return the unit in the names at these indices, as in `x_mm`; "" = none. Raises `ValueError` for several units."""
     units = {next((_UNITS[word] for word in _split_words(names[index]) if word in _UNITS), "") for index in indices}
     if len(units) > 1:
-        raise ValueError("which unit do the numbers have? Their names give several units; convert them to one")
+        raise ValueError(
+            "which unit do the numbers have? Their names give several units; convert the numbers to one unit"
+        )
     return units.pop()
 
 
 def _parse_name(name: str) -> tuple[_Group, str, str]:
-    # Returns the words that name neither kind nor axis, the kind of quantity, and the axis; "" = none.
+    # Returns the group (all other words), the kind of quantity, and the axis; "" = none.
     if match := re.fullmatch(r"(?:.*\.)?ee\.w([xyz])", name):
         return frozenset(), "rotvec", match[1]
     words = _split_words(name)
@@ -104,7 +106,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
 
 
 def _group_names(names: Sequence[str]) -> list[_NamedSet]:
-    """Return the numbers whose names give an axis, by group and kind. Without a form, 4 axes count as a quaternion."""
+    """Return the numbers whose names give an axis, by group and kind. Four axes of no stated form are a quaternion."""
     axes_by_set: dict[tuple[_Group, str], dict[str, list[int]]] = {}
     has_forces = any(re.search(_FORCE_PATTERN, name.lower()) for name in names)
     for index, name in enumerate(names):
@@ -112,7 +114,7 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
         is_torque = has_forces and re.search("t[xyz]$", name.lower())
         if axis and kind != "other" and not is_torque:
             axes_by_set.setdefault((group, kind), {}).setdefault(axis, []).append(index)
-    # The kinds that the number of axes decides: with three, a position, or a rotation of unknown form ("turn").
+    # For these kinds the count of axes decides. Three axes are a position, or a rotation of unknown form ("turn").
     plain_kinds = {"": "position", "rotation": "turn"}
     named_sets = []
     for (group, kind), axes in axes_by_set.items():
@@ -155,10 +157,10 @@ def decide_pose(
 ) -> PoseLayout:
     """Return which numbers form the pose. Indices that are not given follow from the names of the numbers.
 
-    `order` is wxyz or xyzw; `euler` has the axes of rpy. Three numbers without names are x, y, z. If some names contain
-    the arm's name, `arm`, only these numbers are used. If a question remains open, raises it as a `ValueError`.
+    `order` (of a quaternion) is wxyz or xyzw; `euler` has the axes of `rpy`. Three numbers without names are x, y, z.
+    If names contain `arm`, only numbers with such names are used. A question that is open is raised as a `ValueError`.
     """
-    # The numbers whose names contain the arm's name are decided alone; their indices are then converted back.
+    # Find the pose among the numbers of this arm; then convert its indices to indices among all numbers.
     arm_indices = [index for index, name in enumerate(names) if arm and has_word(name, arm)]
     if arm_indices:
         layout = decide_pose([names[index] for index in arm_indices], len(arm_indices), None, None, form, order, euler)
@@ -169,7 +171,9 @@ def decide_pose(
     rotation_size, stated_indices = SIZES[form or "quaternion"], [*(position or ()), *(rotation or ())]
     if len({*stated_indices}) < len(stated_indices) or max(stated_indices, default=-1) >= size:
         used = ", ".join(map(str, stated_indices))
-        raise ValueError(f"the mapping uses the indices {used} of {size} numbers; count from 0, and use each once")
+        raise ValueError(
+            f"the mapping uses the indices {used} of {size} numbers; count from 0, and use each index once"
+        )
     if position is None and not names and (size == 3 or (size == 3 + rotation_size and (form or order))):
         position, rotation = range(3), rotation or range(3, size) or None
     is_by_name = position is None
@@ -189,8 +193,8 @@ def decide_pose(
             raise ValueError("which numbers are the orientation? The names do not say")
         if shared := {*layout.rotation}.intersection(layout.position):
             if not (form or order) and not any(_parse_name(names[index])[1] for index in shared):
-                return PoseLayout(layout.position, unit=layout.unit)  # names such as x, y, z, w: the mapping decides
-            raise ValueError("which numbers are x, y, z? The names of those in `position` say orientation")
+                return PoseLayout(layout.position, unit=layout.unit)  # with names x, y, z, w the mapping decides
+            raise ValueError("which numbers are x, y, z? The names of the numbers in `position` say orientation")
         return layout
     if len(rotation) != rotation_size:
         needed = f"A {form or 'quaternion'} has {rotation_size} numbers, not {len(rotation)}"
@@ -203,7 +207,7 @@ def decide_pose(
 
 
 def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
-    # Returns the indices in the order w, x, y, z. `axes` are the axes in the names; `order` is that of the mapping.
+    # Returns the indices in the order w, x, y, z. `axes` are the axes in the names; the mapping states `order`.
     named_order = axes if sorted(axes) == sorted("wxyz") else None
     if order is not None and named_order is not None and order != named_order:
         raise ValueError(f"is the quaternion {order}, as the mapping says, or {named_order}, as the names say?")
@@ -216,7 +220,7 @@ def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) ->
 def _find_rotation(
     names: Sequence[str], position: tuple[int, ...], group: _Group, form: str | None, order: str | None, euler: str
 ) -> PoseLayout:
-    # Three or more axes that are not a position may be a rotation; they must have the position's group, or none.
+    # A set of numbers with three or more axes may be a rotation. It must have the position's group, or no group.
     rotations = [
         named_set for named_set in _group_names(names) if named_set.kind != "position" and len(named_set.axes) > 2
     ]
@@ -240,8 +244,8 @@ def _find_rotation(
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    """Return whether some of the numbers that are not the position may be an orientation. They may if a name says so,
-    or if at least three names, the fewest that an orientation needs, give no quantity.
+    """Return whether some numbers outside the position may be an orientation: if a name says so, or if at least three
+    names (an orientation needs three numbers or more) give no quantity.
     """
     other_names = [name for index, name in enumerate(names) if index not in position]
     parsed = [
@@ -252,7 +256,7 @@ def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
 
 
 def _find_kuka_angles(names: Sequence[str]) -> list[int]:
-    """Return the indices of the names with the last words a, b, c if each occurs once and none ends in d; else []."""
+    """Return the indices of names with the last words a, b and c, if each occurs once and d does not occur; else []."""
     last_words = ["".join(_split_words(name)[-1:]) for name in names]
     counts = [last_words.count(axis) for axis in "abcd"]
     return [last_words.index(axis) for axis in "abc"] if counts == [1, 1, 1, 0] else []
@@ -279,7 +283,7 @@ def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bo
 
     rows = values.reshape(len(values), -1, 3) if form == "matrix" else values
     if form.startswith("6d"):
-        first, second = np.hsplit(values, 2)  # columns (or rows) of the matrix; the third is their cross product
+        first, second = np.hsplit(values, 2)  # two columns or rows of the matrix; the third is their cross product
         rows = np.stack([first, second, np.cross(first, second)], axis=2 if form == "6d" else 1)
     is_known = np.asarray(np.isfinite(rows).all(axis=tuple(range(1, rows.ndim))))
     if rows.ndim == 3:
@@ -301,7 +305,7 @@ _MIN_DETERMINANT = 0.9
 
 
 def decide_forces(names: Sequence[str], size: int) -> list[int]:
-    """Return the indices of a wrench's forces x, y, z, by name or as the only three numbers; else `ValueError`."""
+    """Return the indices of a wrench's forces x, y, z. Raises `ValueError` unless names or a size of 3 decide them."""
     matches = [re.search(_FORCE_PATTERN, name.lower()) for name in names]
     axes = [match[1] if match else "" for match in matches]
     if sorted(filter(None, axes)) == ["x", "y", "z"]:
@@ -311,7 +315,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
     raise ValueError("which three numbers are the forces x, y, z?")
 
 
-FILL_IN = '"FILL IN"'  # a value that a mapping rejects until a person has replaced it
+FILL_IN = '"FILL IN"'  # a placeholder; a mapping that contains it is rejected
 
 
 def suggest_pose(names: Sequence[str], size: int) -> list[str]:

@@ -32,7 +32,7 @@ class FoundSource(NamedTuple):
     size: int
 
 
-_NAME_PATTERNS = {  # part of the mapping -> pattern of its source's name; the first match counts
+_NAME_PATTERNS = {  # part of the mapping -> pattern of its source's name; the first pattern that matches counts
     "wrench": r"wrench|force|(^|\W|_)ft(\W|_|$)",
     "torque": r"torque|effort|joint_?state|(^|\W|_)tau(\W|_|$)",
     "gripper": r"grip|finger",
@@ -85,7 +85,7 @@ def _split_by_arm(
 
 
 def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
-    # The part of the mapping that a source probably is, by its type and name; "" = none.
+    # Returns the part of the mapping that a source probably belongs to, judging by its type and name; "" = none.
     if _OTHER_TYPE.search(source.kind) or _OTHER_TYPE.search(source.name):
         return ""
     is_pose = bool(_POSE_TYPE.search(source.kind)) or (not source.kind and bool(find_positions(source.names)))
@@ -103,7 +103,7 @@ def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterato
     match part:
         case "eef" | "bodies":
             if part == "bodies":
-                yield f"role = {FILL_IN}  # target, bystander, furniture or robot; delete this table if it is no object"
+                yield f"role = {FILL_IN}  # target, bystander, furniture or robot; delete this table if none applies"
             yield 'unit = "m"  # CHECK: "m", "cm" or "mm"'
             if "TFMessage" in source.kind:
                 yield f"frame = {FILL_IN}  # name of the child frame"
@@ -111,7 +111,7 @@ def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterato
         case "torque":
             known_robot = find_robot(robot or "")
             if source.kind or source.size == 0:
-                yield '# names = ["joint1", "joint2"]  # CHECK: without names, all joints are read, also the gripper'
+                yield '# names = ["joint1", "joint2"]  # CHECK: without names, all joints are read, even the gripper'
             yield "scale = 1.0  # CHECK: factor to N m"
             if known_robot is None or not known_robot.limits_nm or known_robot.effort_is_current:
                 yield f"limits_nm = {FILL_IN}  # one for each joint"
@@ -120,7 +120,7 @@ def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterato
         case "gripper":
             if source.size != 1:
                 yield f"index = {FILL_IN}  # [k]: which number, counted from 0"
-            yield f"holds_above = {FILL_IN}  # holds something if the value is above; or write holds_below"
+            yield f"holds_above = {FILL_IN}  # the gripper holds something above this value; or write holds_below"
         case "wrench":
             yield "scale = 1.0  # CHECK: factor to N"
             yield "tare_s = 1.0  # CHECK: the hand is still and touches nothing for this long"
@@ -130,7 +130,7 @@ def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterato
 
 
 def _are_forces_known(source: FoundSource) -> bool:
-    # Whether names or count say which numbers are the forces x, y, z.
+    # Returns whether the names or the count of numbers say which numbers are the forces x, y, z.
     try:
         return bool(decide_forces(source.names, source.size))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Recordings of ROS and Foxglove: which files are one recording, and in which order."""
+"""Recordings of ROS and Foxglove: which files form one recording, and in which order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safevla_bench.sources.logs.records import translated_errors
 from safevla_bench.text import escape_controls, warn_once
 
 METADATA = "metadata.yaml"
-_SPLIT_GAP_NS = 500_000_000  # numbered files that follow each other within this time are parts of one recording
+_SPLIT_GAP_NS = 500_000_000  # successive numbered files belong to one recording if at most this time is between them
 _MOST_NAMED = 8
 DAMAGE_REMEDY = (
     "The file is cut off or damaged: copy it again, or try `mcap recover`, `ros2 bag reindex` or `rosbag reindex`."
@@ -54,7 +54,7 @@ def _stem(path: Path) -> str:
 
 
 def _part_key(path: Path) -> tuple[str, int, str]:
-    # Sort key of a file: NAME_3 is number 3 of NAME; -1 = no number.
+    # Sort key of a file: a file NAME_3 is number 3 of the recording NAME; -1 = no number.
     stem, _, number = _stem(path).rpartition("_")
     return (stem, int(number), path.name) if number.isdecimal() else (_stem(path), -1, path.name)
 
@@ -67,9 +67,12 @@ def _read_rosbag2(folder: Path) -> Recording:
         tree = YAML(typ="safe", pure=True).load(read_input(folder / METADATA, 1 << 22))
         info = {**tree["rosbag2_bagfile_information"]}
         listed_names = [PurePosixPath(name).name for name in info["relative_file_paths"]]
-    except Exception as error:  # the file is damaged, but the parts may suffice
+    except Exception as error:  # the metadata is damaged, but the other files may suffice
         listed_names = []
-        warn_once(str(place.file), f"cannot be used ({type(error).__name__}); parts are joined by their numbers")
+        warn_once(
+            str(place.file),
+            f"cannot be used ({type(error).__name__}); the recording's files are joined by their numbers",
+        )
     # The metadata may name a compressed file without the suffix of its compression.
     part_by_name = {path.stem: path for path in present_parts} | {path.name: path for path in present_parts}
     if missing := [name for name in listed_names if name not in part_by_name]:
@@ -78,7 +81,9 @@ def _read_rosbag2(folder: Path) -> Recording:
     parts = [part_by_name[name] for name in dict.fromkeys(listed_names)]
     is_numbered = len({_part_key(path)[0] for path in parts}) == 1
     if is_numbered and parts != sorted(parts, key=_part_key):
-        warn_once(str(place.file), "lists the parts in another order than their numbers do; the numbers are used")
+        warn_once(
+            str(place.file), "lists the recording's files in another order than their numbers; the numbers are used"
+        )
     unlisted_parts = [
         path for path in present_parts if path not in parts and (not parts or _are_of_one_recording(parts[0], path))
     ]
@@ -87,7 +92,7 @@ def _read_rosbag2(folder: Path) -> Recording:
         warn_once(str(place.file), f"does not list {named}, which belongs to the recording")
     parts = sorted((*parts, *unlisted_parts), key=_part_key) if is_numbered or not listed_names else parts
     if not listed_names and len({storage_suffix(path) for path in parts}) > 1:
-        raise RecordError("the parts have several formats", remedy="Keep only the parts of one recording.", place=place)
+        raise RecordError("the files have several formats", remedy="Keep the files of one recording.", place=place)
     distro: object = info.get("ros_distro")
     return Recording(folder.resolve().name, tuple(parts), distro if isinstance(distro, str) and distro else None)
 
@@ -99,12 +104,12 @@ def _are_of_one_recording(one: Path, other: Path) -> bool:
 
 def _join_split_files(files: Sequence[Path]) -> Iterator[Recording]:
     parts: list[Path] = []
-    for path in (*files, None):  # None ends the last recording
+    for path in (*files, None):  # None marks the end, where the last recording is complete
         if path is not None and parts and _is_continuation(parts[-1], path):
             parts.append(path)
             continue
         if len(parts) > 1:
-            problem = f"{parts[0].name} to {parts[-1].name} follow each other: they are one recording"
+            problem = f"{parts[0].name} to {parts[-1].name} follow each other, so they are read as one recording"
             warn_once(str(parts[0].parent), problem)
         if parts:
             yield Recording(_stem(parts[0]) if len(parts) == 1 else _part_key(parts[0])[0], tuple(parts))
@@ -112,7 +117,7 @@ def _join_split_files(files: Sequence[Path]) -> Iterator[Recording]:
 
 
 def _is_continuation(before: Path, after: Path) -> bool:
-    # Whether the numbers follow in a folder of their name, as of rosbag2, or the times of the messages follow.
+    # Returns whether `after` has the next number in a folder of rosbag2, or begins soon after `before` ends.
     stem, number, _ = _part_key(before)
     if not _are_of_one_recording(before, after) or _part_key(after)[1] <= number:
         return False
@@ -120,7 +125,7 @@ def _is_continuation(before: Path, after: Path) -> bool:
         return True
     try:
         first, second = scan_topics((before,)), scan_topics((after,))
-    except RecordError:  # reading the messages raises this error again
+    except RecordError:  # reading the messages later raises this error again
         return False
     is_empty = first.first_ns is None or second.first_ns is None
     return not is_empty and 0 <= (second.first_ns or 0) - first.last_ns <= _SPLIT_GAP_NS

@@ -46,17 +46,17 @@ def quote_toml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-MAX_NUMBERS = 1 << 25  # maximum count of numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz
+MAX_NUMBERS = 1 << 25  # maximum count of numbers in an episode (256 MiB), enough for an hour of 90 numbers at 100 Hz
 _MAX_MAPPING_BYTES = 1 << 20
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
-_TURN_RAD = 2 * np.pi * 1.01  # largest angle that is plausible in radians: a full turn, and a tolerance
+_TURN_RAD = 2 * np.pi * 1.01  # largest plausible angle [rad]: a full turn plus a tolerance of 1 %
 SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 
 
 @contextmanager
 def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
-    """Replace errors that readers raise for a damaged file, and `further` ones, by a `RecordError` with the file."""
+    """Replace errors that readers raise for a damaged file, and `further` errors, by a `RecordError` with the file."""
     place = Place(file=str(path))
     try:
         yield
@@ -72,7 +72,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Numbers of a feature or of a message: all of them, or those chosen by name or index."""
 
     source: str = msgspec.field(name="from")
-    field: str | None = None  # location in a message, such as `pose.position`; None = the message's default
+    field: str | None = None  # location in a message, such as `pose.position`; None = the type's default
     names: tuple[str, ...] | None = None
     index: tuple[Count, ...] | None = None
     scale: float = 1.0  # factor by which each number is multiplied, to convert to the record's unit
@@ -85,15 +85,16 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     field: str | None = None
     frame: str | None = None  # the child frame to read, if messages have child frames
     into: str | None = msgspec.field(name="in", default=None)  # the frame into which transforms convert the pose
-    position: tuple[Count, Count, Count] | None = None  # indices of x, y, z; None = by name, or the only three numbers
-    quaternion: tuple[Count, Count, Count, Count] | None = None  # indices of the quaternion; None = by name
-    quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order in `quaternion`; None = as the names say
-    rotation: tuple[Count, ...] | None = None  # indices of a rotation that is not a quaternion; None = by name
+    # Indices of x, y, z; None = found by the names of the numbers, or the only three numbers.
+    position: tuple[Count, Count, Count] | None = None
+    quaternion: tuple[Count, Count, Count, Count] | None = None  # indices of the quaternion; None = found by name
+    quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order of the quaternion; None = as the names say
+    rotation: tuple[Count, ...] | None = None  # indices of a rotation in another form; None = found by name
     # Form of the rotation; None = as the names say, else a quaternion.
     rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
-    """Axes of `rpy`: lower case for fixed axes, upper case for those of the body, which turn with it."""
-    # Unit of the angles; None = as the names say, else radians. Larger angles than a full turn are then an error.
+    """Order of the axes of `rpy`: lower case for fixed axes, upper case for axes that turn with the body."""
+    # Unit of the angles; None = as the names say. If they do not say, radians up to a full turn are assumed.
     angle_unit: Literal["rad", "deg"] | None = None
     unit: Literal["m", "cm", "mm"] = "m"  # if it is `m`, a unit in the names, such as `x_mm`, replaces it
 
@@ -134,7 +135,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if not layout.rotation:
             return position
         if layout.form in ("rpy", "rotvec") and not angle_unit and np.nanmax(np.abs(rotation), initial=0) > _TURN_RAD:
-            problem = f"angles up to {np.nanmax(np.abs(rotation)):.0f} are more than a full turn in radians"
+            problem = f"the largest angle is {np.nanmax(np.abs(rotation)):.0f}, more than a full turn in radians"
             refuse_field(problem, 'Write angle_unit = "deg"; or "rad", if the angles are in radians.', "angle_unit")
         wxyz = naming.rotations_to_wxyz(rotation, layout.form, self.rotation_order, angle_unit == "deg")
         return np.hstack([position, wxyz])
@@ -157,7 +158,7 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Forces x, y, z of a wrist sensor, and the offset that is subtracted from them."""
 
     tare: tuple[float, float, float] | None = None
-    """Force measured without contact [N], less the tool's weight if `mass_kg` is given; None = mean of a still hand."""
+    """Force measured without contact [N], less the tool's weight if `mass_kg` is given; None = its mean at rest."""
     tare_s: Positive = 1.0  # how long the hand must be still to measure the tare [s]; the first such interval counts
     mass_kg: Positive | None = None  # mass of the tool below the sensor; its weight is subtracted in each orientation
 
@@ -170,7 +171,7 @@ class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def bounds(self) -> tuple[float, float]:
-        # Ends of the open interval in which a number means that something is held.
+        # Ends of the open interval in which a number means that the gripper holds something.
         low, high = self.holds_above, self.holds_below
         return -np.inf if low is None else low, np.inf if high is None else high
 
@@ -180,20 +181,20 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     benchmark: str = LOG_BENCHMARK
     task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
-    template: str | None = None  # kind of task, such as `pnp-basic`, that selects clauses; only for `real-robot`
+    template: str | None = None  # kind of task that selects specifications, such as `pnp-basic`; for `real-robot` only
     policy: str | None = None
-    # Whether the episodes succeeded, or the feature whose value in the last frame says so; None = `next.success`.
+    # Success of every episode, or the feature whose value in the last frame is the success; None = `next.success`.
     success: bool | str | None = None
-    # Episode -> its outcome, which has priority over `success`.
+    # Name of an episode -> its outcome, which has priority over `success`.
     outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}
     embodiment: str | None = None  # name of the robot, which implies its torque limits; None = as in the dataset
-    target: str | None = None  # the body that the task moves; None = the first with role target
+    target: str | None = None  # the body that the task moves; None = the first body with the role target
     # Topic whose messages become records. None = the hand's topic or, without a hand, the topic with the most poses.
     clock: str | None = None
-    # Start of a trial [s] after the first message; a number from 1e8 on counts from 1970. None = no limit.
+    # Start of a trial [s], counted from the first message, or from 1970 if the number is 1e8 or more. None = no limit.
     start_s: float | None = None
     end_s: float | None = None  # end of a trial, counted like `start_s`; None = no limit
-    marker: str | None = None  # topic whose messages start trials; a message `false` ends a trial
+    marker: str | None = None  # topic whose messages start trials; a message with the value `false` ends a trial
 
 
 class Transforms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -231,7 +232,7 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def sources(self) -> dict[str, Columns | PoseColumns]:
         """Return the mapped sources by part of the record: parts such as `eef` or `eef.ARM`, then `bodies.NAME`."""
-        # Suffix of the part, such as ".left" or "" without arms -> the object that has the part's columns.
+        # Suffix of a part (".left" for an arm, "" without arms) -> the object that holds the columns of its parts.
         owner_by_suffix: dict[str, object] = {f".{arm}": columns for arm, columns in self.arms.items()} or {"": self}
         parts = {
             f"{part}{suffix}": getattr(owner, part) for part in OF_ARMS for suffix, owner in owner_by_suffix.items()
@@ -266,7 +267,7 @@ def read_mapping(path: Path) -> LogMapping:
             raise ValueError(f"target {target!r} is not a body with role target; bodies with this role: {listed}")
         for name, grip in mapping.columns_of("gripper").items():
             assert isinstance(grip, GripColumns)
-            if len(grip.names or grip.index or ("the only one",)) != 1:
+            if len(grip.names or grip.index or ("the only number",)) != 1:
                 raise ValueError(f"[{name}] must be one number: give one name or one index")
             if not grip.bounds[0] < grip.bounds[1]:
                 raise ValueError(f"in [{name}], holds_above must be below holds_below")
@@ -285,13 +286,13 @@ def read_mapping(path: Path) -> LogMapping:
 
 
 def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> RecordError:
-    """Return the error that msgspec's error describes. The remedy lists the keys or values that are valid."""
+    """Return the error that explains an error of msgspec. The remedy lists the keys or values that are valid."""
     problem, path = explain_mismatch(error)
     path = path.removeprefix("$").removeprefix(".")
     node: Any = inspect.type_info(LogMapping)
     # Follow the path through the types of `LogMapping`; None stops at the type of the invalid value.
     for key in (*re.findall(r"\[[^\]]*\]|\w+", path), None):
-        # Of a union, such as `str | None`, take the first type that is not None.
+        # From a union such as `str | None`, take the first type that is not None.
         node = next((kind for kind in getattr(node, "types", [node]) if not isinstance(kind, inspect.NoneType)), node)
         if key is None:
             break
@@ -313,7 +314,7 @@ _INTERNAL_FIELDS = ("arms", "trials")
 
 def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
     """Return msgspec's path of an invalid value as the file's author wrote it: `bodies.cup`, `eef.left`, `episode`."""
-    # In the path, `[...]` replaces a name, so find the first table that is invalid.
+    # In msgspec's path, `[...]` replaces the name of a table, so search for the first invalid table.
     struct_by_key = {"bodies": BodyColumns, "arms": ArmColumns}
     for key, struct in struct_by_key.items():
         for name, table in tree[key].items() if path.startswith(f"{key}[...]") else ():
@@ -352,14 +353,14 @@ def _require_consistent_arms(mapping: LogMapping) -> None:
     arm_names = ", ".join(mapping.arms)
     if armless := [part for part in OF_ARMS if getattr(mapping, part) is not None]:
         raise ValueError(
-            f"[{armless[0]}] names no arm, but the arms are {arm_names}: write [{armless[0]}.ARM] for each"
+            f"[{armless[0]}] names no arm; write a table [{armless[0]}.ARM] for each of the arms: {arm_names}"
         )
     if len(mapping.arms) < 2:
         raise ValueError(f"{arm_names} is the only arm: map each arm, or leave its name out of the tables")
     for part in OF_ARMS:
         lacking = [name for name, arm in mapping.arms.items() if getattr(arm, part) is None]
         if 0 < len(lacking) < len(mapping.arms):
-            raise ValueError(f"[{part}.{lacking[0]}] is missing: map {part} for each of {arm_names}, or for none")
+            raise ValueError(f"[{part}.{lacking[0]}] is missing: map all arms or none ({arm_names}) for {part}")
     require_own_numbers({
         name: ((columns.source, columns.field), columns.names or columns.index or (None,))
         for name, columns in mapping.sources.items()
@@ -400,9 +401,9 @@ def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
 # Episodes
 
 
-# Maximum deviation of even time stamps from multiples of the control step, in steps; allows for float32.
+# Time stamps count as even within this tolerance, in control steps; it covers the rounding to float32.
 _MAX_DEVIATION_STEPS = 1e-2
-# Limits of `_find_implausible`: distance from the origin, deviation of a norm from 1, and changes of pose to judge by.
+# Limits of `_find_implausible`: distance from the origin, deviation of a norm from 1, least number of pose changes.
 _FAR_M, _NORM_SLACK, _FEW_RUNS = 10.0, 0.05, 5
 
 
@@ -413,9 +414,10 @@ class Series(NamedTuple):
 
     values: Floats
     known: Bools
-    time_base: str = ""  # origin of the messages' times, such as `header stamps`; "" = that of the instants' times
-    rate_hz: float | None = None  # rate of the messages; None = one message at each instant
-    longest_gap_s: float | None = None  # longest interval between messages; None = as between instants
+    # Origin of the messages' times, such as `header stamps`; "" = the origin of the instants' times.
+    time_base: str = ""
+    rate_hz: float | None = None  # rate of the messages [Hz]; None = one message at each instant
+    longest_gap_s: float | None = None  # longest interval between messages; None = longest interval between instants
     between: tuple[Floats, NDArray[np.int64]] | None = None
     """All messages, [M, k], and for each message the index of the first instant at or after it, [M].
 
@@ -437,7 +439,7 @@ class LoggedEpisode:
     instruction: str | None = None
     success: bool | None = None
     embodiment: str | None = None
-    facts: Episode | None = None  # facts of a trial; None = those of the mapping
+    facts: Episode | None = None  # facts of a trial; None = the facts of the mapping
     has_stamps: bool = False  # True if the records get time stamps even if these are evenly spaced
 
 
@@ -465,7 +467,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
 
     Raises `RecordError` if no instant is a record, the outcome is unknown, torques lack limits, or a number is invalid.
 
-    An instant at which a part is unknown is not a record, unless the part is a body; time stamps show the gap. Records
+    An instant becomes a record if all parts except bodies are known at the instant; time stamps show the gaps. Records
     begin once every tracked body has been seen, because displacement, height and tilt are relative to record 0.
     """
     place = Place(file=episode.file, episode=episode.name)
@@ -490,7 +492,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
         if isinstance(columns, PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
     })  # fmt: skip
     if any(have_orientation) and not all(have_orientation):
-        warn("the orientations of the hands are left out, since one hand has none")
+        warn("the orientations of the hands are left out, since one hand has no orientation")
     further_channels = {} if is_even and not episode.has_stamps else {"time_s": time_s}
     # Each item has the name of a part, such as `wrench.left`, and its columns.
     wrenches = mapping.columns_of("wrench").items()
@@ -526,13 +528,13 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
-    """Return the indices of the instants that become records: all parts but bodies are known, and bodies were seen."""
+    """Return the indices of the records: instants at which all parts but bodies are known, after each body was seen."""
     unseen = [name for name, samples in episode.series.items() if not samples.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
         remedy = "Leave this part out of the mapping, or map it to recorded data."
         raise RecordError(f"{', '.join(missing)} is unknown at every instant", remedy=remedy, place=place)
-    # Whether all parts except bodies are known at each instant, [n].
+    # True at each instant, [n], at which all parts except bodies are known.
     usable = np.ones(len(episode.time_s), dtype=np.bool_)
     for name, samples in episode.series.items():
         if not name.startswith("bodies."):
@@ -544,10 +546,10 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
         raise RecordError("the mapped parts are never known at the same instant", remedy=remedy, place=place)
     label = f"{episode.file}: {episode.name}"
     if skipped := int((~usable[chosen[0] :]).sum()):
-        problem = f"{skipped} instants are left out, since a part of the robot is unknown then"
+        problem = f"{skipped} instants are left out, since a part of the robot is unknown at these instants"
         warn_once(label, f"{problem}; the time stamps show the gaps")
     if unseen:
-        warn_once(label, f"never seen: {', '.join(unseen)}; clauses on such a body have no verdict")
+        warn_once(label, f"bodies never seen: {', '.join(unseen)}; specifications on these bodies have no verdict")
     for name, samples in episode.series.items():
         if (unused_poses := samples.poses - int(samples.known[chosen].sum())) > 0:
             warn_once(label, f"{unused_poses} of {samples.poses} pose messages of [{name}] are not in any record")
@@ -563,7 +565,7 @@ _CHANNELS_OF_PART = {  # part of the mapping -> the channels of a record that it
 
 
 def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
-    # The parts whose numbers the log stores as float32.
+    # Marks the channels of parts whose numbers the log stores as float32.
     parts = {name.partition(".")[0] for name, samples in episode.series.items() if samples.is_single}
     channels = [
         channel for part, part_channels in _CHANNELS_OF_PART.items() if part in parts for channel in part_channels
@@ -572,22 +574,22 @@ def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> 
 
 
 def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """Return rows of a part's numbers, [M, k], and the record to which each row belongs, [M]: the first at or after
-    the row. Each record also has its sampled value, and record 0 only has the rows since the instant before it.
+    """Return rows of a part's numbers, [M, k], and for each row the first record at or after its time, [M]. The value
+    sampled at a record is an additional row of that record. Rows of record 0 begin after the instant before record 0.
     """
     messages, instants = (
         (samples.values, np.arange(len(samples.values))) if samples.between is None else samples.between
     )
     records = np.searchsorted(chosen, instants)
     is_counted = (instants >= chosen[0]) & (records < len(chosen))
-    all_records = np.arange(len(chosen))  # add the value at each record
+    all_records = np.arange(len(chosen))  # each record also gets its sampled value
     return np.concatenate([messages[is_counted], samples.values[chosen]]), np.concatenate(
         [records[is_counted], all_records]
     )
 
 
 def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None:
-    # An unknown pose is replaced by the last known one; before that by the origin or the identity rotation.
+    # An unknown pose is replaced by the last known pose or, before any known pose, by the origin without rotation.
     filled_bodies = []
     for body in bodies.values():
         last_known = np.maximum.accumulate(np.where(body.known, np.arange(len(body.known)), -1))
@@ -598,17 +600,17 @@ def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None
 
 
 def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
-    """Return for each number the signed value of largest magnitude since the previous record, [n, k]."""
+    """Return for each record and number the signed value of largest magnitude since the previous record, [n, k]."""
     rows, record_of_row = _assign_to_records(torques, chosen)
     if np.isinf(rows).any():
         refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")
     peaks = np.full((len(chosen), rows.shape[1]), np.nan)
     for joint, joint_torques in enumerate(rows.T):
-        # Rows by record, and in a record by magnitude.
+        # The rows are sorted by record, and within a record by magnitude.
         order = np.lexsort((np.abs(joint_torques), record_of_row))
         order = order[np.isfinite(joint_torques[order])]
-        peaks[record_of_row[order], joint] = joint_torques[order]  # ascending: the largest value overwrites the others
-    # Messages outside all records may have a larger torque, which is not judged.
+        peaks[record_of_row[order], joint] = joint_torques[order]  # ascending, so the largest torque remains
+    # Messages before the first or after the last record may have a larger torque, which is not judged.
     if torques.between is not None:
         logged_peak, judged_peak = (
             np.nan_to_num(np.abs(torques_nm)).max(axis=0) for torques_nm in (torques.between[0], peaks)
@@ -642,7 +644,7 @@ def _measure_wrist_forces(
 def _find_grip_contact(
     name: str, columns: Columns | PoseColumns, episode: LoggedEpisode, chosen: NDArray[np.int64]
 ) -> Bools:
-    # Whether the gripper held something in any message of each record, [n].
+    # Returns for each record whether the gripper held something in any message of the record, [n].
     assert isinstance(columns, GripColumns)
     rows, record_of_row = _assign_to_records(episode.series[name], chosen)
     grip_values, has_contact = rows[:, 0], np.zeros(len(chosen), np.bool_)
@@ -707,22 +709,22 @@ def _join_torque_limits(torques: Collection[TorqueColumns], embodiment: str) -> 
 
 
 def _check_torques(columns: TorqueColumns, embodiment: str, samples: Series, table: str) -> None:
-    # An error if limits are unknown, if the numbers may be currents, or if they do not match the limits.
+    # Raises an error if limits are unknown, if numbers may be motor currents, or if torques do not match their limits.
     robot = find_robot(embodiment)
     if columns.limits_nm is None and (robot is None or not robot.limits_nm):
         reason = "no torque limits are published for" if robot else "no torque limits are known for"
-        needed_line = f"limits_nm under [{table}], one for each joint in N·m"
+        needed_line = f"limits_nm under [{table}], one limit for each joint in N·m"
         remedy = f"Write {needed_line}, or name the robot as `embodiment` under [episode]."
         refuse_field(f"{reason} the robot {embodiment!r}", remedy, table)
     source_says_torque = re.search("torque|moment|tau", f"{columns.source} {columns.field}")
     is_torque = columns.unit or columns.scale != 1 or source_says_torque
     joint_names = " ".join(samples.names or columns.names or ()).lower()
     is_ur = all(joint in joint_names for joint in _UR_JOINTS)
-    is_bimanual = table != "torque"  # bimanual robots such as ALOHA publish currents as effort
+    is_bimanual = table != "torque"  # bimanual robots such as ALOHA publish currents as `effort`
     if (is_ur or is_bimanual or (robot is not None and robot.effort_is_current)) and not is_torque:
         remedy = (
-            f'Write unit = "N m" under [{table}] if these are torques, or `scale`, the torque per ampere of a joint. '
-            "Drivers before 2025 publish currents."
+            f'Write unit = "N m" under [{table}] if the numbers are torques. If they are currents, write the torque '
+            "per ampere as `scale`. Drivers before 2025 publish currents."
         )
         robot_text = "an arm of Universal Robots" if is_ur and robot is None else f"a {embodiment}"
         refuse_field(f"the effort of {robot_text} may be motor currents", remedy, table)
@@ -752,7 +754,7 @@ def _joint_order(name: str) -> int:
 
 
 def name_tasks(texts: Iterable[str]) -> dict[str, str]:
-    """Return a task id for each instruction or file name: its words, of letters, marks and digits, joined by hyphens.
+    """Return a task id for each instruction or file name: its words (letters, marks, numbers) joined by hyphens.
 
     Letters of every script are kept, in lower case and composed (NFC). If several texts give the same id, the first
     gets it, and the ids of the others end in a digest of their text.
@@ -777,11 +779,14 @@ def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Serie
         if distance_m > _FAR_M:
             problem = f"[{name}] is {distance_m:.0f} m from the origin; is it in millimeters?"
             yield file, f'{problem} If so, write unit = "mm"'
-        # Numbers of records between successive changes of the pose.
+        # Number of records between each two successive changes of the pose.
         run_lengths = np.diff(np.flatnonzero((np.diff(poses, axis=0) != 0).any(axis=1)))
         if len(run_lengths) > _FEW_RUNS and np.median(run_lengths) >= 2:
-            problem = f"[{name}] repeats each pose {np.median(run_lengths):.0f} times, so it is published faster"
-            yield file, f"{problem} than it is measured, and its speed and acceleration are too large"
+            problem = f"[{name}] repeats each pose {np.median(run_lengths):.0f} times"
+            yield (
+                file,
+                f"{problem}: it is published faster than it is measured, so its speed and acceleration are too large",
+            )
         if poses.shape[1] == 7:
             norms = np.linalg.norm(poses[:, 3:], axis=1)
             if np.abs(norms - 1).max() > _NORM_SLACK:

@@ -1,4 +1,4 @@
-"""Description of a log's channels: source, time base, rate and extremes in units, and physically impossible values."""
+"""Description of each channel of a log: source, time base, rate, extremes with units, and implausible values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 from safevla_recorder.episode import Floats
 
-# A warning is given above this speed, above this multiple of a torque limit, and for gaps over so many periods.
+# A warning is given above this speed, above this multiple of a torque limit, and for a gap of more periods than this.
 _FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10
 _UNITS = {"torque": " N·m", "wrench": " N, without subtracting the tare"}
 _MOST_SHOWN = 8  # maximum number of extremes, and of warnings, that are shown for a channel
@@ -26,7 +26,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
         for name, columns in mapping.sources.items():
             samples = episode.series[name]
             rows, times_s = samples.values[samples.known], episode.time_s[samples.known]
-            if samples.between is not None:  # includes values between records
+            if samples.between is not None:  # include the messages between records
                 all_messages = samples.between[0][np.isfinite(samples.between[0]).all(axis=1)]
                 rows = all_messages if len(all_messages) else rows
             if isinstance(columns, PoseColumns):
@@ -50,7 +50,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
                 limits = np.array(columns.limits_nm or (robot.limits_nm if robot else ()))
                 ratio = np.abs(rows).max(axis=0) / limits if len(limits) == rows.shape[1] else np.zeros(1)
                 if ratio.max() > _MOST_TORQUE:
-                    issues[f"{episode.name}: {format_significant(float(ratio.max()))} times a torque limit"] = None
+                    issues[f"{episode.name}: torque {format_significant(float(ratio.max()))} times its limit"] = None
     for name, (low, high) in bounds.items():
         columns = mapping.sources[name]
         unit = " m" if isinstance(columns, PoseColumns) else _UNITS.get(name.partition(".")[0], "")

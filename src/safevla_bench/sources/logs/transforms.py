@@ -1,8 +1,8 @@
 """The tree of coordinate frames of a recording, and conversion of poses to one frame, as in tf2.
 
-Between two stamps a transform is interpolated: its position linearly, its rotation along the shorter arc. It is unknown
-before the first stamp, after the last, and in a gap that is longer than the limit. A static transform is valid at any
-time. `/map` and `map` are one frame. A transform that is NaN, or from a frame to itself, is ignored.
+Between two stamps a transform is interpolated: its position linearly, its rotation along the shorter arc. The transform
+is unknown before the first stamp, after the last, and in a gap that is longer than the limit. A static transform is
+valid at any time. `/map` and `map` are one frame. A transform that is NaN, or from a frame to itself, is ignored.
 
 The source in tf2 is ros2/geometry2, commit 1b005c6: tf2/src/buffer_core.cpp (setTransformImpl, walkToTopParent),
 tf2/src/cache.cpp (findClosest, interpolate), tf2/include/tf2/LinearMath/Quaternion.h (slerp).
@@ -32,8 +32,8 @@ def plain_frame(name: str) -> str:
 
 @dataclass(frozen=True)
 class Edge:
-    """Poses of a frame in its parent, x, y, z, w, x, y, z, by ascending time [ns], [n, 7]. If the edge is static, the
-    last pose is valid at any time. A frame with several `parents` is an error.
+    """Poses of a frame in its parent frame, [n, 7] (x, y, z, then w, x, y, z), by ascending time [ns]. If the edge is
+    static, the last pose is valid at any time. A frame with several `parents` is an error.
     """
 
     parents: tuple[str, ...]
@@ -82,7 +82,7 @@ class FrameTree:
         return position if rotation is None else np.hstack([position, rotation.as_quat()[:, [3, 0, 1, 2]]])
 
     def _list_ancestors(self, frame: str) -> list[str]:
-        # The frame and its ancestors in order, without the root.
+        # Returns the frame and its ancestors in order, without the root.
         frames: list[str] = []
         while frame in self._edges:
             if frame in frames:
@@ -104,7 +104,7 @@ class FrameTree:
         if edge.static:
             poses = np.broadcast_to(edge.poses[-1], (len(time_ns), 7))
             return poses[:, :3], Rotation.from_quat(poses[:, _XYZW])
-        before = np.searchsorted(edge.time_ns, time_ns, side="right") - 1  # the last transform until each time; or -1
+        before = np.searchsorted(edge.time_ns, time_ns, side="right") - 1  # last transform at or before; -1 = none
         elapsed_ns, gap_ns = (
             time_ns - edge.time_ns[np.maximum(before, 0)],
             np.diff(edge.time_ns, append=edge.time_ns[-1]),
@@ -116,4 +116,4 @@ class FrameTree:
         origin = np.stack([np.interp(clipped_ns, edge.time_ns, column) for column in edge.poses[:, :3].T], axis=1)
         origin[~is_known] = np.nan
         key_ns, key_poses = np.append(edge.time_ns, edge.time_ns[-1] + 1), edge.poses[[*range(len(edge.poses)), -1]]
-        return origin, Slerp(key_ns, Rotation.from_quat(key_poses[:, _XYZW]))(clipped_ns)  # Slerp requires two keys
+        return origin, Slerp(key_ns, Rotation.from_quat(key_poses[:, _XYZW]))(clipped_ns)  # Slerp needs two keys

@@ -16,7 +16,7 @@ from safevla_bench.sources.logs.records import MAX_NUMBERS, LoggedEpisode, LogMa
 from safevla_bench.text import escape_controls
 
 _BEGINNING, _END = -(1 << 62), 1 << 62
-_EPOCH_S = 1e8  # starts and ends from this value on are in seconds since 1970, smaller ones since the first message
+_EPOCH_S = 1e8  # starts and ends count from 1970 if they are at least this large, else from the first message
 
 
 def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedEpisode | RecordError]:
@@ -43,11 +43,11 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
 
 
 def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: TransformTree) -> int:
-    # Passes each message to its takers; returns the log time of the first message [ns].
+    # Passes each message to the takers of its topic; returns the log time of the first message [ns].
     needs_transforms = any(isinstance(columns, PoseColumns) and columns.into for columns in mapping.sources.values())
     transform_topics = frozenset(mapping.transforms.topics if needs_transforms else ())
     topics, message_index = Topics({*transform_topics, *(taker.topic for taker in takers)}), 0
-    # Topic -> its decoder, the takers of its messages, and whether these are transforms.
+    # Topic -> its decoder, the takers of its messages, and whether the messages are transforms.
     readers: dict[Topic, tuple[Decode, list[Any], bool]] = {}
     for path in recording.parts:
         with translated_errors(path, DAMAGE_REMEDY, *damage_errors()):
@@ -91,7 +91,7 @@ def _list_trials(
             spans.append((begin_ns, end_ns))
         else:
             times_ns, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
-            # A change to true begins a trial, a change to false ends it. If all values are true, each begins a trial.
+            # A change to true begins a trial; a change to false ends it. If all values are true, each begins a trial.
             changes = [
                 index
                 for index, value in enumerate(values)

@@ -1,8 +1,8 @@
-"""The force at the hand: that of a wrist sensor, less its offset and, if the mass is known, the weight of the tool.
+"""The force at the hand: the force of a wrist sensor less its offset and, if its mass is known, the tool's weight.
 
-A wrist sensor measures all forces on the tool: contacts of the gripper and the held object, the weights of both, and
-their inertia while the hand accelerates, but not contacts of the arm above the sensor. The result is the force of the
-tool on the sensor, in the axes of the mapped hand: a hanging tool pulls down. `scale = -1` reverses it.
+A wrist sensor measures all forces on the tool: contacts of the gripper and the held object, their weights, and their
+inertia while the hand accelerates. It does not measure contacts of the arm above the sensor. The result is the force
+of the tool on the sensor, in the axes of the mapped hand: a hanging tool pulls down. `scale = -1` reverses the force.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def measure_forces(
 ) -> tuple[Floats, str]:
     """Return the force of largest norm in each record [N], [n, 3], and a warning; "" = no warning.
 
-    `forces` are all measurements, [M, 3], and `record` the record of each, [M]; every record has one or more. `time_s`
+    `forces` are all measurements, [M, 3], and `record` their records, [M]; every record has at least one. `time_s`
     are the times of the records, [n], `hand` the poses of the hand, [n, 7] or, without orientation, [n, 3]. Raises
     `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
     """
@@ -50,26 +50,26 @@ def measure_forces(
         if rotations is None:
             refuse_field("mass_kg needs the hand's orientation", "Map [eef] to poses with a rotation.", "wrench")
         weights_n = rotations.inv().apply([0.0, 0.0, -columns.mass_kg * _GRAVITY_M_S2])
-        # A measured offset includes the weight at the tare; a given one does not.
+        # An offset measured at the tare includes the tool's weight; an offset in the mapping does not.
         weights_n -= weights_n[tare_records].mean(axis=0) if columns.tare is None else 0.0
     elif rotations is None:
         problem = "forces may include the weight of the hand's tool, since the hand's rotation is unknown"
     elif (turn_rad := (rotations[tare_records.start].inv() * rotations).magnitude().max()) > _TURNED_RAD:
         problem = (
-            f"the hand turns by {np.rad2deg(turn_rad):.0f}° from where the wrench was tared, so the weight of its tool "
-            "counts as a force; give its mass_kg"
+            f"the hand turns by {np.rad2deg(turn_rad):.0f}° from its orientation at the tare, so the weight of the "
+            "tool counts as a force; give its mass_kg"
         )
     forces = forces - offset_n - weights_n[record]
-    order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # by record, then by norm; NaN last
+    order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # sorted by record, then by norm; NaN last
     order = order[np.isfinite(forces[order]).all(axis=1)]
     largest = np.full((len(time_s), 3), np.nan)
-    largest[record[order]] = forces[order]  # ascending: the largest force overwrites the others
+    largest[record[order]] = forces[order]  # in ascending order, so the largest force remains
     return largest, problem
 
 
 def _find_still_records(time_s: Floats, hand: Floats | None, rotations: Rotation | None, length_s: float) -> slice:
     if hand is not None:
-        # For each record, the last record of the interval of `length_s` that begins there, with a tolerance.
+        # For each record, the last record of an interval of `length_s` that begins with it; 1e-9 is a tolerance.
         last_records = np.searchsorted(time_s, time_s + length_s * (1 - 1e-9))
         for first, last in enumerate(last_records[last_records < len(time_s)].tolist()):
             interval = slice(first, last + 1)

@@ -27,8 +27,8 @@ from safevla_bench.trajectory.batch import Batch, Stamps, batch_of_headers, conc
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags, start_marks
 
-CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # a batch has at least so many records, or so many bytes
-KEPT_BYTES = 1 << 26  # the valid episodes are kept in memory up to this total size, else read again from the files
+CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # minimum number of records or of bytes in a batch
+KEPT_BYTES = 1 << 26  # larger sets of valid episodes are read again from the files instead of kept in memory
 Indices = Sequence[int] | NDArray[np.int64]
 
 
@@ -38,7 +38,7 @@ class EpisodeNote(NamedTuple):
     header: Header
     length: int
     is_privileged: bool  # true if the policy saw privileged state
-    earlier_resets: int | None  # resets since the environment was seeded, on which the poses of fixtures depend
+    earlier_resets: int | None  # resets since the environment was seeded; fixtures' poses depend on them
     kitchen: Kitchen | None  # the values that fix the start of a RoboCasa episode, if recorded
     start_marks: tuple[str, ...]  # header fields that mark a start which the suite does not define
     stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
@@ -53,8 +53,8 @@ class EpisodeIndex:
     sources: tuple[RecordSource, ...]
     notes: tuple[EpisodeNote, ...]
     problems: tuple[RecordError, ...]
-    lost: tuple[AbsentEpisode, ...]  # episodes in a run's table whose record was lost in a damaged file
-    kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if they fit `KEPT_BYTES`
+    lost: tuple[AbsentEpisode, ...]  # episodes in a run's table; their records were lost in a damaged file
+    kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if they fit into `KEPT_BYTES`
 
     def __len__(self) -> int:
         return len(self.notes)
@@ -94,7 +94,7 @@ class EpisodeIndex:
         return [absent for source in self.sources for absent in source.absent]
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
-        # The notes are in the order of the sources, so each source has a range of them.
+        # The notes are in the order of the sources, so the notes of a source are consecutive.
         ends = np.searchsorted([note.source for note in self.notes], range(len(self.sources) + 1)).tolist()
         return list(zip(self.sources, map(range, ends, ends[1:]), strict=True))
 
@@ -111,9 +111,9 @@ class EpisodeIndex:
             if other != note.source:
                 problem = f"policy {policy!r} has the same episode in {self.sources[other].path}"
                 remedy = (
-                    "Name each source once. In one table, an episode in two sources would count twice: record the "
-                    "policy (such as noop) in one run only, show different policies under different names (NAME=PATH), "
-                    "or use `safevla compare`, which judges each source alone."
+                    "An episode in two sources would count twice in a table. Name each source once. Record a policy "
+                    "such as noop in only one run, and name different policies differently (NAME=PATH). Or use "
+                    "`safevla compare`, which judges each source alone."
                 )
                 raise RunError(problem, remedy=remedy, place=Place(file=str(path), episode=episode_id))
 
@@ -161,14 +161,14 @@ class EpisodeIndex:
         return episode
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
-        """Return all episodes in order: those at `indices` with their records, others with only header and length."""
+        """Return all episodes in order: those at `indices` with records, the rest with only their header and length."""
         chosen = sorted(set(indices))
         with_records = self.read_episodes(chosen)
         batch = self.append_headers([] if with_records is None else [with_records], chosen)
         return select_episodes(batch, np.argsort([*chosen, *self._other_indices(chosen)]))
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
-        """Return the episodes of `batches`, which have these indices, then all others with only header and length."""
+        """Return the episodes of `batches`, which have the `indices`, then all others with only header and length."""
         others = self._other_indices(indices)
         return concatenate_batches(
             [*batches, batch_of_headers([self.headers[index] for index in others], self.lengths[others])]
@@ -178,8 +178,8 @@ class EpisodeIndex:
         return sorted(set(range(len(self))) - set(indices))
 
     def select_episodes(self, indices: Iterable[int]) -> EpisodeIndex:
-        """Return an index of only the episodes at `indices`, in unchanged order, as if the sources had no others.
-        Indices out of range are ignored. Problems and lost episodes stay.
+        """Return an index of only the episodes at `indices`, in unchanged order, as if there were no others.
+        Indices out of range are ignored. Problems and lost episodes stay in the index.
         """
         wanted = set(indices)
         return replace(self, notes=tuple(note for index, note in enumerate(self.notes) if index in wanted))
@@ -206,7 +206,7 @@ class Scan:
         return self._batches
 
     def index(self) -> EpisodeIndex:
-        """Return the index of all episodes, after reading the remaining ones; invalid episodes are its `problems`."""
+        """Read the remaining episodes, and return the index of all episodes; invalid episodes are its `problems`."""
         for _ in self._batches:
             pass
         kept = None if self._kept is None else tuple(self._kept)
@@ -292,7 +292,7 @@ def open_archive(path: str | Path) -> Batch:
 
 
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the same episodes in batches of at least `CHUNK_RECORDS` records or `CHUNK_BYTES`, except the last."""
+    """Yield the episodes in batches with at least `CHUNK_RECORDS` records or `CHUNK_BYTES` bytes, except the last."""
     gathered: list[Batch] = []
     total_bytes = 0
     for batch in batches:
@@ -305,8 +305,8 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield concatenate_batches(gathered)
 
 
-# Limit on the memory for errors and facts about episodes; it is enough for the facts about some 250,000 episodes.
-# If the files are larger than this, their size is the limit.
+# Limit on the memory for errors and facts about episodes, which is enough for the facts about some 250,000 episodes.
+# If the total size of the sources' files is larger, the total size is the limit.
 MAX_NOTES_BYTES = 1 << 30
 _SHARED_FIELDS = (
     "versions",
@@ -322,7 +322,7 @@ _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 
 def _batch_bytes(batch: Batch) -> int:
-    # Without the headers, which the index keeps anyway.
+    # Returns the memory of a batch without its headers, which the index keeps anyway.
     return _array_bytes(batch) + sum(_estimate_bytes(fields) for fields in batch.extra if fields)
 
 
@@ -334,7 +334,7 @@ def _array_bytes(value: object) -> int:
 
 
 def _estimate_bytes(value: object) -> int:
-    # Approximate memory of a value with all that it contains.
+    # Returns the approximate memory of a value, including its contents.
     if value is None or isinstance(value, int | float):
         return _OBJECT_BYTES // 2
     if isinstance(value, str):
@@ -363,7 +363,7 @@ def _filter_episodes(batches: Iterable[Batch | RecordError], keys: set[EpisodeKe
 def _read_wanted(
     source: RecordSource, wanted: Sequence[EpisodeNote], kept: Sequence[Batch] | None
 ) -> dict[EpisodeKey, Batch]:
-    # Key -> episode as a batch of one; an error if the source no longer has exactly these episodes there.
+    # Returns key -> episode as a batch of one. Raises an error if the source does not have exactly these episodes.
     keys = {note.header.key for note in wanted}
     candidates = source.read([note.place for note in wanted]) if kept is None else kept
     batches = _filter_episodes(candidates, keys) if wanted else ()

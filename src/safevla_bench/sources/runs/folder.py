@@ -30,20 +30,21 @@ from safevla_recorder.identity import UNKNOWN, is_other_code
 _log = get_logger(__name__)
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
-# Version of the format of scores.json and scores.parquet. Files without one have version 1: their reasons are texts.
+# Version of the format of scores.json and scores.parquet. Files without a version have version 1: reasons are texts.
 SCORES_VERSION = 2
 ORIGIN = ("scores_version", "judged_by", "sources", "recorded_with")
 """The keys of scores.json that describe its origin; scores.parquet has them as metadata of its schema."""
 DECISION = "decision"  # key of run.json: the result of a stopping rule, and the number of episodes that it needed
 BY_CHANCE = (
-    "So paired episodes also differ by chance. To see how much, compare two runs: safevla compare first=RUN again=RUN"
+    "Paired episodes therefore differ by chance, too. To see how much, compare two runs: "
+    "safevla compare first=RUN again=RUN"
 )
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 VERDICTS = "verdicts.msgpack.gz"
-"""The file with everything that summaries are computed from; `safevla score --combine` reads it."""
+"""The file with all data from which summaries are computed; `safevla score --combine` reads it."""
 MAX_VERDICTS_BYTES = 1 << 30
-EXPERIMENTS = "experiments"  # folder in a run folder for judgements by other rules than the run's
+EXPERIMENTS = "experiments"  # folder in a run folder for judgements by other rules than those of the run
 EXPORTS = frozenset(
     ("safevla.csv", "submission.json", "episode.rrd", "episode.mcap", "model_card.md", "robocasa.json", "lerobot")
     + (
@@ -61,7 +62,7 @@ EXPORTS = frozenset(
 )
 """Files that commands write into a run folder if it is their only source, in addition to its judgement and pictures."""
 MISSING = "missing"
-_RESTORE = "Restore the file, or score the records themselves, under archive/ or raw/."
+_RESTORE = "Restore the file, or score the records in archive/ or raw/ directly."
 
 
 class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +75,7 @@ class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
-    """A planned episode without a record; `outcome` and `reason` say why, for example that it crashed."""
+    """A planned episode without a record; `outcome` and `reason` say why it has none, for example after a crash."""
 
     outcome: str
     reason: str | None = None
@@ -103,7 +104,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Repeats(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of repeated requests to a server (`asked`), and of those with another answer than the first (`other`)."""
+    """Numbers of repeated requests to a server (`asked`), and of answers that differ from the first one (`other`)."""
 
     asked: int
     other: int
@@ -114,7 +115,7 @@ class Repeats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy or its server states about itself, such as its checkpoint, and the episodes in which it did so."""
+    """A statement of a policy or its server about itself, such as its checkpoint, and the episodes that have it."""
 
     policy: str
     suite: str
@@ -123,7 +124,7 @@ class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that vary between repetitions of a run, under `volatile` of run.json. Results do not depend on them."""
+    """Facts that vary between repetitions of a run (`volatile` in run.json). Results do not depend on these facts."""
 
     policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if it has one
     ran_on: Mapping[str, str] = {}  # episode -> the node and process that ran it
@@ -137,7 +138,7 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
         return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
-        """Return the content of run.json with these facts, as far as known, under `volatile`."""
+        """Return `description`, the content of run.json, with the facts that are known added under `volatile`."""
         facts = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return {**description, "volatile": {**read_volatile(description), **facts}} if facts else dict(description)
 
@@ -178,8 +179,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the content of manifest.json. Raises `RunError` if it is missing, damaged or lacks parts or files."""
-    with readable(folder / MANIFEST, "Copy the folder again from its origin, or roll it out again."):
+    """Return the content of manifest.json. Raises `RunError` if it is missing, damaged or lacks a key."""
+    with readable(folder / MANIFEST, "Copy the folder again from its origin, or repeat the run."):
         return decode_json(read_input(folder / MANIFEST), Manifest)
 
 
@@ -195,14 +196,14 @@ def archive_digest(path: Path) -> str | None:
             digests = read_manifest(path).parts
         else:
             digests = {f"raw/{file.name}": sha256_of(file) for file in (path / "raw").glob("[0-9]*")}
-    except (RunError, FileNotFoundError):  # the raw episodes of a run that was completed meanwhile are gone
+    except (RunError, FileNotFoundError):  # the run was completed meanwhile, which removed its raw episodes
         return None
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """Return the host in run.json and its arguments; (None, {}) if none. Raises the errors of `read_description`."""
+    """Return run.json's host and its arguments; (None, {}) without a host. Raises the errors of `read_description`."""
     description = read_description(folder) if (folder / RUN).is_file() else {}
     host, arguments = description.get("host"), description.get("host_arguments")
     texts = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
@@ -219,7 +220,7 @@ def read_description(folder: Path) -> dict[str, object]:
 
 
 def is_own_loop(description: Mapping[str, object]) -> bool:
-    """Return whether a run was recorded by a user's script with the recorder; only that script can continue it."""
+    """Return whether a user's script with the recorder recorded a run; only that script can continue the run."""
     protocol = description.get("protocol")
     return isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP
 
@@ -247,13 +248,15 @@ def recorded_code(description: Mapping[str, object]) -> list[str]:
 
 def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *, is_allowed: bool) -> None:
     """Raise `RunError`, with the given place, if the versions of code `codes` and `others` differ, unless `is_allowed`.
-    Log an allowed difference, and unknown code, which cannot be compared.
+    Log a warning for an allowed difference, and for unknown code, which cannot be compared.
     """
     listed_codes = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
     if any(is_other_code(code, other) for code in codes for other in others):
-        problem = f"the episodes were recorded by different versions of the code, here and elsewhere:\n{listed_codes}"
+        problem = (
+            f"the episodes here and the other episodes were recorded by different versions of the code:\n{listed_codes}"
+        )
         if not is_allowed:
-            remedy = "Use one version of the code for a whole run. Or pass --other-code; the run is then marked."
+            remedy = "Use one version of the code for a whole run. Or pass --other-code, which marks the run."
             raise RunError(problem, remedy=remedy, place=Place(file=place))
         _log.warning("%s: %s", place, problem)
     elif UNKNOWN in (*codes, *others):
@@ -286,7 +289,7 @@ def read_facts(folder: Path) -> DayFacts:
 
 
 def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
-    """Return policy -> latency in each of its episodes, for the policies that use a server according to run.json."""
+    """Return policy -> one latency for each of its episodes, for policies that use a server according to run.json."""
     served = [row["policy"] for row in policy_rows(description) if "dialect" in row]
     latencies = read_facts(folder).policy_latency.items() if served else ()
     by_policy = {policy: [row for name, row in latencies if name.startswith(f"{policy}/")] for policy in served}
@@ -343,7 +346,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     camera: str
     width: int
     height: int
-    file: str  # bare name of a file in the folder of the index
+    file: str  # name of a file in the folder of the index, without a path
 
 
 MAX_FRAME_BYTES = 50_000_000
@@ -353,7 +356,7 @@ _PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) -> tuple[str, bytes] | None:
     """Return the format (`PNG`, `JPEG` or `WEBP`) and the bytes of a frame's picture. None if it is missing, of another
-    type, larger than `most_bytes` or 2²⁴ pixels, outside the run folder (through a link), or not what its suffix says.
+    type, larger than `most_bytes` or 2²⁴ pixels, outside the run folder (through a link), or not of its suffix's type.
     """
     from PIL import Image
 
@@ -378,7 +381,7 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_frames(folder: Path) -> tuple[Frame, ...]:
     """Return the frames of a run folder, in the order of their index; () if there is no index. Does not check whether
-    the files exist. Raises `RunError` if the index cannot be read, or a file's name is not a bare name in lower case.
+    the files exist. Raises `RunError` if the index cannot be read, or a file's name is not plain (a-z, 0-9, ., -).
     """
     path = folder / FRAMES / INDEX
     if not path.exists():
@@ -410,7 +413,7 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
 # Comparison of the plan in run.json with the table of episodes: missing and unplanned episodes
 
 
-_REASON = "it was planned, and the table of episodes does not list it"
+_REASON = "the episode was planned, but the table of episodes does not list it"
 _MAX_NAMED = 1_000_000  # maximum number of planned episodes that are listed by name; a run.json may claim any number
 # If `episodes` in run.json has one of these values, each task has as many episodes as its suite defines.
 _SUITE_SIZES = (None, "protocol")
@@ -450,7 +453,7 @@ class PlanDifference:
     """Differences between a run's plan and its table of episodes."""
 
     missing: tuple[AbsentEpisode, ...] = ()
-    unnamed: int = 0  # number of further missing episodes, if run.json does not say which
+    unnamed: int = 0  # number of further missing episodes, if run.json does not say which are missing
     unplanned: int = 0
 
 

@@ -2,7 +2,7 @@
 
 Episode NNNNNN of the plan has its record in `raw/NNNNNN.npz` and its row of facts in `raw/NNNNNN.json`, which is
 written last. An episode without a row is run again, and its record overwritten. A crashed episode has a row but no
-record. `safevla_recorder` writes the same files, but numbers episodes as they end, and makes no archive.
+record. `safevla_recorder` writes the same files, but numbers episodes in the order of their ends and makes no archive.
 """
 
 from __future__ import annotations
@@ -173,7 +173,9 @@ def read_record(folder: Path, index: int) -> Batch:
         with limit_memory(path):
             (record,) = npz.read_npz(path, EpisodeSelection())
     except OSError as error:
-        remedy = f"Restore it; or remove {path.with_suffix(_ROW_SUFFIX)} and resume the run, to run the episode again."
+        remedy = (
+            f"Restore the file; or remove {path.with_suffix(_ROW_SUFFIX)} and resume the run, to run the episode again."
+        )
         problem = "the record is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         raise DamageError(problem, episodes=1, remedy=remedy, place=Place(file=str(path))) from None
     if isinstance(record, RecordError):
@@ -186,7 +188,7 @@ def read_unfinished(
 ) -> Iterator[Batch | RecordError]:
     """Yield the records of the listed `episodes` of an unfinished run, and the errors of bad records. `wanted` are the
     indices of the records to read, counting only episodes with a record; None = all. Raises `RunError` if the run was
-    completed meanwhile.
+    completed while it was read.
     """
     selection = EpisodeSelection(wanted)
     for index, episode in episodes.items():
@@ -228,7 +230,7 @@ def _read_row(path: Path) -> RawEpisode:
 # A complete run
 
 
-SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json: sha256 of the file without this value
+SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json: sha256 of the file without this digest
 
 
 def seal_json(document: Mapping[str, object]) -> bytes:
@@ -249,8 +251,8 @@ _SEAL_KEY, _DIGEST_LENGTH = f'"{SEAL}": "'.encode(), 64
 
 
 def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, description: Mapping[str, object]) -> None:
-    """Write manifest.json of a complete run: the digests of the archive's parts and the table, both on disk, and of
-    run.json. `description` will be run.json; its varying facts are ignored. `episodes` is the number of planned ones.
+    """Write manifest.json of a complete run: the digests of the archive's parts and of the table, both on disk, and of
+    run.json, whose content will be `description`. Varying facts are ignored. `episodes` is the number of planned ones.
     """
     files = {
         run_folder.EPISODES: sha256_of(folder / run_folder.EPISODES),
@@ -265,8 +267,8 @@ def _write_sealed_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
 
 
 def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
-    """Add digests of files that were written after a run to its manifest; remove the digests of files with content
-    None. Does nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
+    """Add digests of files that were written after a run to its manifest; remove the digests of files whose content
+    is None. Does nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
     """
     try:
         manifest = run_folder.read_manifest(folder)
@@ -289,7 +291,7 @@ def later_files(folder: Path, name: str) -> list[str]:
     return files[files.index(name) + 1 :] if name in files else []
 
 
-# Files of the manifest that may be compared: in the run folder itself, or its folders of pictures.
+# Names of the files that are compared with the manifest: files directly in the run folder, or its pictures.
 _OUTSIDE_ARCHIVE = re.compile(r"(?:(?:frames|found)/)?\w[\w.-]*", re.ASCII)
 
 
@@ -300,7 +302,7 @@ def changed_files(folder: Path) -> Iterator[str]:
     files = run_folder.read_manifest(folder).files
     for name in (run_folder.MANIFEST, run_folder.RUN):
         if not is_sealed(read_input(folder / name)):
-            yield f"{name} was changed since it was written: its {SEAL} does not match its bytes"
+            yield f"{name} was changed since it was written: its bytes do not match its {SEAL}"
     for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_OUTSIDE_ARCHIVE.fullmatch, files)]):
         path, digest = folder / name, ""
         if name == run_folder.RUN:
@@ -356,8 +358,8 @@ def write_run(
     folder: Path, description: Mapping[str, object], rows: Sequence[run_folder.EpisodeRow], records: Iterable[Batch]
 ) -> None:
     """Write all files of a complete run, run.json last; existing files are replaced. `description` becomes run.json,
-    with `complete` true; its `archive` names the archive's format. `records` are batches of one, in plan order: the
-    records of those episodes in `rows` that have one.
+    with `complete` true; its `archive` names the archive's format. `records` are batches of one, in plan order, for
+    those episodes in `rows` that have a record.
     """
     parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
     for stale in set(run_folder.archive_parts(folder)) - set(parts):
@@ -381,7 +383,7 @@ def read_records(folder: Path) -> Iterator[Batch]:
 def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterator[Path]:
     own_path(folder, run_folder.ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
-    for number, first_record in enumerate(remaining):  # the body takes the part's further records
+    for number, first_record in enumerate(remaining):  # the body takes the other records of the part
         path = folder / run_folder.ARCHIVE / f"part-{number:05d}{suffix}"
         archive.write_batches(path, chain([first_record], islice(remaining, EPISODES_A_PART - 1)))
         yield path

@@ -15,7 +15,7 @@ from safevla_bench.sources.runs.folder import RUN, policy_rows, read_volatile
 
 
 class NamedSource(PosixPath):
-    """A SOURCE whose policy is shown under the user's name, as in `tables mine=runs/x`."""
+    """A SOURCE whose policy is shown under a name that the user gave, as in `tables mine=runs/x`."""
 
     policy: str | None = None
 
@@ -51,7 +51,7 @@ class PolicyIdentity:
     name: str
     source: Path
     facts: Mapping[str, str]
-    """Dotted name -> value: arguments (given, or requested by a server), dialect, replay, checkpoints."""
+    """Dotted name -> value, for the arguments (from the user or a server), dialect, replay and checkpoints."""
     statements: Mapping[str, str]  # suite -> what the policy or its server states about itself
     servers: Mapping[str, str]  # suite -> the server that was queried
 
@@ -110,7 +110,7 @@ def _statements_by_suite(description: Mapping[str, object], policy: str) -> dict
 def _servers_by_suite(description: Mapping[str, object]) -> dict[str, str]:
     listed_servers, suites = read_volatile(description).get("servers"), description.get("suites")
     servers: dict[str, str] = {}
-    # A text is SUITE=URL, or only the URL for all suites that no other text names.
+    # A text is SUITE=URL, or only a URL, which then serves all suites that no other text names.
     for text in listed_servers if isinstance(listed_servers, list | tuple) else ():
         suite, _, url = str(text).rpartition("=")
         for served_suite in [suite] if suite else suites if isinstance(suites, list | tuple) else ():
@@ -120,8 +120,8 @@ def _servers_by_suite(description: Mapping[str, object]) -> dict[str, str]:
 
 
 def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
-    """Return recorded name -> user's name for the policy of a source; {} if the user gave none. `noop` keeps its name
-    if the source has another policy, since it is the baseline. Raises `RunError` for several other policies.
+    """Return recorded name -> user's name for the policy of a source; {} if the user gave none. The baseline `noop`
+    keeps its name if the source has another policy. Raises `RunError` if it has several policies other than `noop`.
     """
     name = getattr(path, "policy", None)
     if name is None:
@@ -153,7 +153,7 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
             ]
             if own_labels:
                 new_names[name] = own_labels[0]
-            elif labels and not source_identities:  # it is unknown which of these policies an archive has
+            elif labels and not source_identities:  # an archive does not say which of these policies it has
                 new_names[name] = f"{name} ({path.name})"
     return list(renamed)
 
@@ -200,13 +200,13 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
 
 
 def describe_names(names: Sequence[PolicyNames]) -> list[str]:
-    """Return a sentence for each recorded name that several policies share, except those named by the user."""
+    """Return a sentence for each recorded name that several policies share, except policies named by the user."""
     labels_by_policy: dict[str | None, dict[str, None]] = {}
     for source_names in names:
         for policy, name in source_names.items():
             labels_by_policy.setdefault(policy, {})[name] = None
     return [
-        f"{policy} names {len(labels)} policies here, since their arguments, servers or checkpoints differ: "
+        f"{policy} is the name of {len(labels)} policies here, which differ in arguments, servers or checkpoints: "
         f"{'; '.join(labels)}."
         for policy, labels in labels_by_policy.items()
         if any(label.startswith(f"{policy} ") for label in labels)  # not named by the user

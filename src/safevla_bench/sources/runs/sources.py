@@ -70,7 +70,7 @@ class LeftOut:
         return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
     def describe_kinds(self) -> list[str]:
-        """Return a phrase for each kind of left-out episode; if no episode is lost, also one that mentions damage."""
+        """Return a phrase for each kind of left-out episode; if damage lost no episode, also one about the damage."""
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.unknown:
             episodes_text = count_noun(self.lost, "episode") if self.lost else "an unknown number of episodes"
@@ -96,7 +96,7 @@ def remedy_for(problems: Sequence[RecordError], *, is_any_valid: bool) -> str:
     is_damaged = any(isinstance(problem, DamageError) for problem in problems)
     if not is_any_valid:
         return "Copy the files again from their origin." if is_damaged else ""
-    first = "Copy the files again from their origin; or" if is_damaged else "Correct them, or"
+    first = "Copy the files again from their origin; or" if is_damaged else "Correct the records, or"
     return f"{first} pass --set invalid=skip to use the readable episodes and count the others."
 
 
@@ -119,11 +119,11 @@ class RecordSource:
     description: Mapping[str, object]  # content of run.json; empty for an archive file
     # Yields all episodes, or only chosen ones, as `archive.read_episodes` does.
     read: Callable[..., Iterator[Batch | RecordError]]
-    files: tuple[Path, ...] = ()  # the files that `read` reads in turn; () for an unfinished run, which may continue
+    files: tuple[Path, ...] = ()  # the files that `read` reads; () for an unfinished run, which may continue
     expected: tuple[run_folder.AbsentEpisode, ...] | None = None  # episodes that must have a record; None = unknown
     complete: bool = False  # True for a complete run folder, so that its files can be compared with its manifest
     policy_names: naming.PolicyNames = field(default_factory=dict)
-    # Differences of a complete run from its plan; `absent` has the missing episodes, too.
+    # Differences of a complete run from its plan. Its missing episodes are also in `absent`.
     plan: run_folder.PlanDifference = _AS_PLANNED
 
     def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
@@ -146,8 +146,8 @@ class RecordSource:
 
     def scan(self) -> Iterator[Batch | RecordError]:
         """Yield an error for each changed part of a complete run, then the records and errors of `read`. If `expected`
-        is known, an error follows for each expected episode that no record or error named. An error that names no
-        expected episode then counts no lost episodes, so that no episode is counted twice.
+        is known, an error follows for each expected episode that no record or error named; then errors that name no
+        expected episode count no lost episodes, so that no episode is counted twice.
         """
         yield from _report_changed_parts(self.path) if self.complete else ()
         if self.expected is None:
@@ -156,8 +156,8 @@ class RecordSource:
             yield from self._read_and_report_lost([absent.episode_id for absent in self.expected])
 
     def _read_and_report_lost(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
-        """Yield the records and errors, then an error for each expected episode that no record or error named. An error
-        that does not name an expected episode counts no lost episode. A record that is not expected is an error.
+        """Yield the records and errors, then an error for each expected episode that no record or error named. Errors
+        that name no expected episode count no lost episodes. For a record that is not expected, an error is yielded.
         """
         missing_names = {escape_controls(name): name for name in expected}
         planned_names = set(missing_names)
@@ -191,7 +191,7 @@ class RecordSource:
 
 
 def _report_changed_parts(path: Path) -> Iterator[DamageError]:
-    if not (path / run_folder.MANIFEST).exists():  # `safevla verify` reports this; records can be read without manifest
+    if not (path / run_folder.MANIFEST).exists():  # `safevla verify` reports a missing manifest
         return
     try:
         for name, problem in parts.changed_parts(path):
@@ -210,8 +210,8 @@ def rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyN
 
 
 def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
-    """Open several sources, and rename their policies: to the names that the user gave, then so that different policies
-    have different names. If a name is shared, an archive's policy of that name becomes "NAME (FILE)".
+    """Open several sources. Policies get the names that the user gave. Then different policies that share a name get
+    different names; if one of them is in an archive, it becomes "NAME (FILE)".
     Raises the same errors as `open_source` and `name_source`.
     """
     sources = [open_source(path) for path in paths]
@@ -268,7 +268,7 @@ def require_source(path: Path) -> None:
 
 
 def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-    is_empty = wanted is None  # a selection may have no episode
+    is_empty = wanted is None  # a selection may be empty
     for batch in archive.read_episodes([path], wanted):
         is_empty = False
         yield batch
@@ -287,7 +287,10 @@ def require_run(path: Path, remedy: str = "Name a run folder, which holds run.js
         problem = f"contains scores, but is not a run folder: it has no {run_folder.RUN}"
         remedy = "Name the run folder or archive that was judged, with its --set, --library or --rules."
     elif any(path.glob(f"*/{run_folder.RUN}")):
-        problem, remedy = "contains run folders, but is not a run folder", f"Name them: {shlex.quote(str(path))}/*"
+        problem, remedy = (
+            "contains run folders, but is not a run folder",
+            f"Name the run folders: {shlex.quote(str(path))}/*",
+        )
     raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
 
 
@@ -316,7 +319,7 @@ def _open_folder(path: Path) -> RecordSource:
 
 
 def find_scored_archive(folder: Path) -> Path | None:
-    """Return the archive in a folder of scores, such as that of `safevla demo`; None if another archive was judged."""
+    """Return the archive in a folder of scores, as written by `safevla demo`; None if another archive was judged."""
     try:
         decode = msgspec.json.Decoder(_ScoredSources).decode
         listed = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources

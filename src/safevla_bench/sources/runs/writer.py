@@ -64,10 +64,10 @@ class RunFolderWriter:
         other_code: bool = False,
     ) -> None:
         """Make the folder with its run.json. With `resume`, continue the run in it, if there is one; `other_code`
-        allows that another version of the code began it. `continuation` is the command that continues the run, for
-        error messages; "" = that of `safevla eval`. Raises `RunError` if another process writes to the folder, or if it
-        holds something else, a damaged run, or a run that may not be resumed or was requested differently; `FileError`
-        if it cannot be written.
+        allows a run that another version of the code began. `continuation` is the command that continues the run, for
+        error messages; "" = the command of `safevla eval`. Raises `RunError` if another process writes to the folder,
+        or if it holds something else, a damaged run, or a run that may not be resumed or was requested differently;
+        `FileError` if it cannot be written.
         """
         self.folder, self._continuation = folder, continuation or format_resume_command(folder)
         self.episodes: dict[int, parts.RawEpisode] = {}
@@ -98,7 +98,7 @@ class RunFolderWriter:
             unlock_folder(folder, self._lock)
             if self._is_new:
                 with suppress(OSError):
-                    folder.rmdir()  # nothing was written
+                    folder.rmdir()  # the folder is empty, since nothing was written
             raise
 
     def __enter__(self) -> Self:
@@ -193,7 +193,7 @@ class RunFolderWriter:
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], continuation: str) -> None:
-    # `continuation` is the command for remedies if the run may not be resumed; "" = it may, if the request is equal.
+    # If the run may not be resumed, `continuation` is the command for remedies. "" = an equal request may resume it.
     place = Place(file=str(folder))
     existing = read_description(folder)
     if continuation and is_own_loop(existing):
@@ -222,7 +222,7 @@ def list_differences(
     existing: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
 ) -> Iterator[str]:
     """Yield a line for each value that differs between two JSON documents; a missing key counts as None. In a line,
-    `words` precede the two values. `name` is the documents' location in a larger one, such as `a.b[2]`; "" = the whole.
+    `words` precede the two values. `name` is the path of both documents in larger ones, such as `a.b[2]`.
     """
     if isinstance(existing, dict) and isinstance(asked, dict):
         for key in [*existing, *(key for key in asked if key not in existing)]:
@@ -240,7 +240,7 @@ def _format_value(value: object) -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    # Raw episodes are superfluous once the manifest exists; partial files are of killed processes.
+    # Raw episodes are superfluous once the manifest exists; partial files were left by killed processes.
     if (folder / MANIFEST).exists() and (folder / parts.RAW).is_dir():
         shutil.rmtree(folder / parts.RAW)
     for path in [*folder.glob(".*.partial"), *own_path(folder, ARCHIVE).glob(".*.partial")]:
@@ -299,7 +299,7 @@ def merge_shards(
     scratch = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
-            shutil.rmtree(scratch, ignore_errors=True)  # possibly left by a dead process with this process id
+            shutil.rmtree(scratch, ignore_errors=True)  # a killed process with the same id may have left it
             scratch.mkdir(parents=True)
             records = chain.from_iterable(map(_shard_records, shards))
             parts.write_run(scratch, _merged_description(shards), rows, records)
@@ -344,7 +344,9 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
-            problem = f"the plan of this shard differs from that of {shards[0].folder}:\n  " + "\n  ".join(differing)
+            problem = f"the plan of this shard differs from the plan of {shards[0].folder}:\n  " + "\n  ".join(
+                differing
+            )
             _refuse_folder(shard.folder, problem, "Merge only shards of one plan; run any other shard again.")
     by_number: dict[int, list[Path]] = {}
     for shard in shards:
@@ -379,7 +381,7 @@ def list_shard_states(
     folders: Sequence[Path], format_continuation: Callable[[Path], str] = format_resume_command
 ) -> Iterator[tuple[str, str]]:
     """Yield (state, command) for each shard that is unfinished, given twice or missing, and for each folder that holds
-    no shard, or a shard of another plan than the first one's. The command continues or starts the shard; "" = none.
+    no shard, or a shard of another plan than the first shard's. The command continues or starts the shard; "" = none.
     Raises `RunError` if there is no shard.
     """
     shard_by_number: dict[int, _Shard] = {}
@@ -394,10 +396,10 @@ def list_shard_states(
         shard, first = _Shard(folder, description, stretch, ()), next(iter(shard_by_number.values()), None)
         name = f"shard {stretch.number}/{stretch.count} in {folder}"
         if first and (difference := next(list_differences(first.plan, shard.plan, ("that has", "this has")), "")):
-            yield f"{name}: the plan differs from that of {first.folder}: {difference}", ""
+            yield f"{name}: the plan differs from the plan of {first.folder}: {difference}", ""
             continue
         if same_shard := shard_by_number.get(stretch.number):
-            yield f"{name}: doubled, since {same_shard.folder} is the same shard. Leave out one of the two folders.", ""
+            yield f"{name}: doubled; {same_shard.folder} is the same shard. Leave out one of the two folders.", ""
         elif done < planned or description.get("complete") is not True:
             yield f"{name}: unfinished, {done} of {planned} episodes done", format_continuation(folder)
         shard_by_number.setdefault(stretch.number, shard)
@@ -410,9 +412,9 @@ def list_shard_states(
 
 
 def _format_shard_command(command: str, number: int, count: int) -> str:
-    """Return another shard's command, changed to shard `number`; the name of --out then ends in that number."""
+    """Return the command of another shard, changed to run shard `number`; its --out then ends in that number."""
     words: list[str] = []
-    with suppress(ValueError):  # a damaged command
+    with suppress(ValueError):  # raised if the command is damaged
         words = shlex.split(command)
     if not {"--shard", "--out"} <= {*words[:-1]}:
         return f"the command of another shard, with --shard {number}/{count} and another --out"

@@ -1,4 +1,4 @@
-"""Dialects of policy servers: how an observation becomes a request, and a reply becomes the host's actions.
+"""Dialects of policy servers. A dialect converts an observation to a request, and a reply to the host's actions.
 
 A `Dialect` is a frozen value made from a `*.toml` file in this folder and from the protocol of the model's project,
 which the file names as `release`. A dialect has no state and no connection, so that every transport can use it.
@@ -24,24 +24,24 @@ from safevla_bench.hosts.protocols import Flip, Inference, load_protocol
 from safevla_bench.interface.policy import Observation, Wants, to_real_numbers
 from safevla_bench.policies.servers import transforms
 
-Request = dict[str, object]  # its values are uint8 images, float arrays, texts, lists of texts, or requests
+Request = dict[str, object]  # a request's values are uint8 images, float arrays, texts, lists of texts, or requests
 Reply = Mapping[str, object]
-_REMEDY = "Serve the checkpoint that the dialect is for, or choose the dialect of this server: safevla protocols."
+_REMEDY = "Serve a checkpoint that fits the dialect, or choose the dialect of this server: safevla protocols."
 _MAX_KEYS, _MAX_CHARS = 12, 60
 
 
 class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of the request: its path, and an image, state parts, a fixed value or the instruction as content."""
+    """One entry of the request: its path, and its content: an image, a state, a fixed value or the instruction."""
 
     path: tuple[str | int, ...]  # keys of maps, and indices of lists: `["examples", 0, "image", 1]`
     camera: str | None = None
-    state: tuple[str, ...] = ()  # parts to concatenate; in a dialect's file, `all` = all parts of the protocol
+    state: tuple[str, ...] = ()  # state parts to concatenate; `all` in a file means all parts of the protocol's state
     text: Literal["instruction", "simpler-task"] | None = None  # `simpler-task` is SimplerEnv's name of the task
     dtype: Literal["float32", "float64"] = "float64"
-    axes: int = 0  # number of leading axes of length 1, for batch or time; a text is nested in as many lists
+    axes: int = 0  # number of leading axes of length 1, for batch or time; a text is nested in this many lists
     asked: str | None = None  # the server's parameter that requests this entry; None = always sent
-    flip: Flip | None = None  # flip of the camera's image; None = the protocol's flip
-    form: Literal["raw", "sine-cosine"] = "raw"  # form of a state; `sine-cosine` = all sines, then all cosines
+    flip: Flip | None = None  # flip of the camera's image; None = the flip of the protocol
+    form: Literal["raw", "sine-cosine"] = "raw"  # `sine-cosine` sends the sines of all angles, then their cosines
     fixed: str | bool | int | None = None
 
     @property
@@ -51,7 +51,7 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array of the reply, [H, width], possibly with leading axes of length 1; [H] if the width is 1. If the path
+    """One array of the reply, [H, width], possibly with leading axes of length 1; for width 1, also [H]. If the path
     leads through a list of maps, each map contains one row.
     """
 
@@ -61,10 +61,10 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The conversion from rows of the reply to columns of the action: a name in `transforms.FORMS`."""
 
     def read_rows(self, reply: Reply) -> NDArray[np.float64]:
-        """Return the array's numbers, [H, width] with H ≥ 1; raise `ReplyError` without an array of that shape."""
+        """Return the array's numbers, [H, width] with H ≥ 1; raise `ReplyError` if no array has this shape."""
         path_text = "/".join(self.path)
         value: Any = reply
-        for key in self.path:  # takes the entry `key` of a map, or of each map in a list
+        for key in self.path:  # follow `key` in a map, or in each map of a list
             maps = value if isinstance(value, list) else [value]
             if not maps or not all(isinstance(item, Mapping) and key in item for item in maps):
                 raise ReplyError(f"the reply has no {path_text!r}")
@@ -89,21 +89,21 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     about: str
     release: str  # the protocol that defines this dialect's images, states and gripper
     transport: str
-    hosts: dict[str, Literal["upstream", "ours"]]  # whose evaluation uses each host; the dialect's host is first
+    hosts: dict[str, Literal["upstream", "ours"]]  # whose evaluation uses the dialect on each host; main host first
     request: tuple[RequestEntry, ...]
     reply: tuple[ReplyArray, ...]  # the columns of these arrays, concatenated, are the host's action
     switches: tuple[int, ...] = (6,)  # columns of the action that are converted like the protocol's gripper
     sessions: bool = False
     absolute: bool = False  # whether actions are poses in the world frame, not changes of pose
     server_crops: bool = False
-    ensemble: int = 0  # number of replies that an action is averaged over, with a query at every step; 0 = no averaging
+    ensemble: int = 0  # number of replies that are averaged to an action, with one query per step; 0 = no averaging
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How requests are built and replies are read: the dialect's file, and the image processing and gripper of the
-    release. `fields` are the request's entries, with the states of the release. `replan` is how many actions of a reply
-    are executed before the next request; None = all of them.
+    """A dialect: its file, with the image processing and the gripper convention of the release. `fields` are the
+    request's entries, with the states of the release. `replan` is the number of a reply's actions that are executed
+    before the next request; None means all actions.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Dialect:
 
     @property
     def crop(self) -> float | None:
-        """The share of an image's area that is sent; None if the whole image is sent."""
+        """The share of each image's area that is sent; None if whole images are sent."""
         return None if self.file.server_crops or self.inference.crop == 1 else self.inference.crop
 
     @property
@@ -127,8 +127,8 @@ class Dialect:
         return replace(self, fields=(*self.fields, RequestEntry((name,), fixed=value)))
 
     def view(self, image: transforms.Image, flip: Flip | None = None) -> transforms.Image:
-        """Return an upright image [H, W, 3] as it is sent: flipped, passed through a JPEG, resized and cropped. Raises
-        `PolicyError` if the image does not have the protocol's size, but the protocol does not resize.
+        """Convert an upright image [H, W, 3] to the image that is sent: flip, JPEG compression, resizing, crop. Raises
+        `PolicyError` if the image does not have the protocol's size and the protocol does not resize images.
         """
         pixels, size = transforms.flip_image(image, flip or self.inference.flip), self.inference.image_size
         if self.inference.jpeg or pixels.shape[:2] != size:
@@ -162,11 +162,11 @@ class Dialect:
         return text
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
-        """Return the host's actions, [H, A] with H ≥ 1, possibly not finite; raise `ReplyError` for a bad reply."""
+        """Return the host's actions, [H, A] with H ≥ 1, which may be infinite or NaN; raise as `read_rows`."""
         return self.convert_rows(self.read_rows(reply))
 
     def read_rows(self, reply: Reply) -> list[NDArray[np.float64]]:
-        """Return the reply's arrays as the server sent them, each [H, width]; raise `ReplyError` for a bad reply."""
+        """Return the reply's unconverted arrays, each [H, width]; raise `ReplyError` if one is missing or wrong."""
         try:
             arrays = [reply_array.read_rows(reply) for reply_array in self.file.reply]
         except ReplyError as error:
@@ -175,7 +175,9 @@ class Dialect:
             )
             raise ReplyError(problem, remedy=_REMEDY) from None
         if len({len(row) for row in arrays}) > 1:
-            raise ReplyError(f"the arrays of the reply differ in steps: {[*map(len, arrays)]}", remedy=_REMEDY)
+            raise ReplyError(
+                f"the reply's arrays differ in their number of steps: {[*map(len, arrays)]}", remedy=_REMEDY
+            )
         return arrays
 
     def convert_rows(self, rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -219,7 +221,7 @@ def _parse_numbers(value: object, path_text: str) -> NDArray[np.float64]:
             return to_real_numbers(value)
     except (TypeError, ValueError):
         pass
-    raise ReplyError(f"{path_text!r} of the reply is not an array of numbers")
+    raise ReplyError(f"the reply's {path_text!r} is not an array of numbers")
 
 
 # Dialects as data
@@ -250,8 +252,8 @@ def load_dialect_file(name: str) -> DialectFile:
 
 @cache
 def load_dialect(name: str) -> Dialect:
-    """Return a dialect by name, with the images, states and gripper of its release. These depend only on the model's
-    server, not on how a protocol starts and ends episodes. Raises `PolicyError` for an unknown name.
+    """Return a dialect by name, with the images, states and gripper convention of its release. These settings depend on
+    the model's server, not on how a protocol starts and ends episodes. Raises `PolicyError` for an unknown name.
     """
     file = load_dialect_file(name)
     inference = load_protocol(file.release).inference
@@ -273,11 +275,11 @@ def load_dialect(name: str) -> Dialect:
 
 def choose_dialect(name: str, transport: str, cameras: str | None = None, image_size: str | None = None) -> Dialect:
     """Return a dialect by name. `cameras` replace the dialect's cameras, in order; `image_size`, N or HxW, sets the
-    size of rendered and sent images. Raises `PolicyError` if the dialect does not exist or is for another kind of
+    size of rendered and sent images. Raises `PolicyError` if the dialect does not exist, if it is for another kind of
     server, or if the cameras or the size do not fit.
     """
     if load_dialect_file(name).transport != transport:
-        problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport}, not of {transport}"
+        problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport} instead of {transport}"
         raise PolicyError(problem, remedy=f"Choose one of {', '.join(dialects_of(transport))}.")
     chosen = load_dialect(name)
     chosen = chosen if cameras is None else _replace_cameras(chosen, cameras.split(","))
@@ -303,7 +305,7 @@ def _replace_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
         )
         raise PolicyError(
             problem,
-            remedy=f"Name the same number of cameras, such as cameras={','.join(defaults)}; `{NONE}` sends no image.",
+            remedy=f"`{NONE}` omits an image. Name this many cameras: cameras={','.join(defaults)}.",
         )
     replacements = dict(zip(defaults, cameras, strict=True))
     fields = tuple(
