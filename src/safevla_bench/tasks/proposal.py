@@ -204,7 +204,7 @@ def _load_kinds() -> _ObjectKinds:
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
-    """Return the text of a registry file. It declares benchmarks that `registry` lacks, for `host` and `capabilities`."""
+    """Return the text of a registry file, with the benchmarks that `registry` lacks, for `host` and `capabilities`."""
     benchmarks = list(dict.fromkeys(proposal.benchmark for proposal in proposals))
     lacking = [name for name in benchmarks if name not in registry.benchmarks]
     names = {"benchmarks": benchmarks, "new_benchmarks": lacking, "host": host, "capabilities": capabilities}
