@@ -12,9 +12,9 @@ from safevla_recorder import libero
 def test_a_state_is_an_initial_one_only_if_all_its_numbers_agree(state, index):
     env = object.__new__(libero.RecordableLibero)
     env._init_states = np.array([[0.0, 1], [2, 3], [2, 3]])
-    assert env._find_index(state) == index
+    assert env._find_state_index(state) == index
     env._init_states = None
-    assert env._find_index(state) is None
+    assert env._find_state_index(state) is None
 
 
 def test_the_initial_states_of_an_own_task_are_read_beside_it(tmp_path, monkeypatch):

@@ -227,6 +227,12 @@ def test_a_crash_on_one_side_leaves_the_pair_out_and_counts_it():
     assert (sr.standings, (without_extremes,)) == (expected.standings, expected.differences)
 
 
+def test_it_is_said_on_which_side_an_episode_is_lacking():
+    for members, side in (([A, crashed_in(B, 7)], "one side"), ([A, crashed_in(B, 7), replace(A, name="c")], "some")):
+        (line,) = [line for line in compare_policies(members).warnings if "was left out" in line]
+        assert f"because {side}" in line
+
+
 def test_missing_pairs_are_refused_and_listed():
     with pytest.raises(RunError) as caught:
         compare_policies([A, B.select_episodes(np.arange(6))])

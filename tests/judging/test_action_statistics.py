@@ -127,3 +127,18 @@ def test_a_record_s_own_word_on_clipping_is_believed_only_in_its_shape(stated):
     assert clipped_numbers(batch, 0).max(axis=0) == pytest.approx([80, 3])  # the gripper's, in every step
     batch = replace(batch, extra=({**extra, "header": {CLIPPED_NUMBERS: stated}},))
     assert clipped_numbers(batch, 0) is None
+
+
+def test_joined_statistics_are_those_of_all_actions():
+    saturated = np.concatenate([ACTIONS, np.ones((5, 7))])
+    joined, whole = (
+        (measure_actions(part) for part in (saturated, OTHER)),
+        measure_actions(np.vstack([saturated, OTHER])),
+    )
+    first, second = joined
+    together = first.join(second)
+    assert (together.count, together.saturated, together.gripper) == (whole.count, whole.saturated, whole.gripper)
+    assert first.saturated > 0
+    assert second.saturated > 0
+    np.testing.assert_array_equal(together.largest, whole.largest)
+    np.testing.assert_array_equal(together.beyond, whole.beyond)

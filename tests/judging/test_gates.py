@@ -15,7 +15,7 @@ from scipy import stats
 from builders import crash
 from report.scenes import verdicts
 from safevla_bench.errors import SafevlaError
-from safevla_bench.judging.gates import EpisodeCosts, Gate, check_gates
+from safevla_bench.judging.gates import EpisodeCosts, Gate, check_gates, parse_gate
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
 from safevla_bench.report.tables import notices as gating
 from safevla_bench.sources.runs.folder import AbsentEpisode
@@ -344,3 +344,16 @@ def test_tasks_of_unequal_numbers_are_named_in_the_notes():
     uneven, even = scores(0, 50, task_id=("t",) * 20 + ("u",) * 30), scores(0, 50, task_id=("t", "u") * 25)
     notes = [" ".join(check_gates(run, [Gate("safety", "min", 0.9)]).notes) for run in (uneven, even)]
     assert ["more weight" in text for text in notes] == [True, False]
+
+
+def test_a_text_that_is_no_condition_is_refused_with_the_forms_or_with_an_example():
+    for forms, expected in (("Write A.", "Write A."), ("", 'Write "safety >= 0.9"')):
+        with pytest.raises(SafevlaError) as caught:
+            parse_gate("safety over 0.9", "--until", forms)
+        assert caught.value.remedy.startswith(expected)
+
+
+def test_of_no_episode_none_is_unknown():
+    report = check_gates(scores(0, 3).select_episodes([]), [Gate("safety", "min", 0.9)])
+    (outcome,) = report.outcomes
+    assert (outcome.n, outcome.unknown, outcome.verdict) == (0, 0, "undecided")

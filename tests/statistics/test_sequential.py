@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.special import betaln
 
 from safevla_bench.statistics.intervals import (
+    _scaled_binomial_pmf,
     sequential_interval,
     sequential_look,
     sum_limits,
@@ -145,3 +146,8 @@ def test_it_finds_nearly_as_much_as_a_test_of_all_pairs_and_sooner():
     sides = np.array(list(look_of_pairs(first, second, 20)))
     assert np.mean(sides > 0) >= 0.68
     assert np.mean(sides < 0) <= 0.01
+
+
+def test_probabilities_that_are_kept_for_later_looks_cannot_be_changed():
+    with pytest.raises(ValueError, match="read-only"):
+        _scaled_binomial_pmf(1, 3, 0.5)[0] = 1.0

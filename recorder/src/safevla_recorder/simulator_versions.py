@@ -34,7 +34,7 @@ class KnownDifference:
     sources: tuple[str, ...]
 
     def covers(self, version: str) -> bool:
-        """Return whether a version has the difference; False if the version does not begin with a number."""
+        """Return whether this difference affects a version; False if the version does not begin with a number."""
         number = version_number(version)
         return bool(number) and not (
             (self.since is not None and number < version_number(self.since))

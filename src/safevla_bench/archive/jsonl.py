@@ -248,7 +248,8 @@ def _known_rows(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]
     (bodies, rows), (tracked, valid) = (batch.poses(name).episode_poses(0) for name in (spec.name, "pose_valid"))
     is_known = np.ones(rows.shape[:2], dtype=np.bool_)
     for column, body in enumerate(tracked):
-        is_known[:, bodies == body] = valid[:, column] > 0
+        if body in bodies:
+            is_known[:, bodies == body] = valid[:, column] > 0
     return rows[is_known]
 
 

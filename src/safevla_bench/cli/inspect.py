@@ -64,7 +64,7 @@ def episodes_command(
     bodies: bool = flag("Name the bodies that violate limits on contact or displacement, with their kinds."),
     why: bool = flag("Explain how the first violation happened, as far as contacts and poses show."),
     body_kind: str | None = option("Only violations with a body of this kind.", type=click.Choice(BODY_KINDS)),
-    limit: int | None = option("Maximum number of episodes; default: 20 as text, else all.", type=options.POSITIVE),
+    limit: int | None = option("Maximum number; default: 20 in the text format, else all.", type=options.POSITIVE),
     form: str = options.format_option("csv", help="Format of the output; csv: one row for each episode."),
 ) -> None:
     """List the episodes of archives or run folders with their verdicts.

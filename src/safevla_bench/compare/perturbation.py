@@ -33,7 +33,7 @@ MEASURED = (SR, SAFETY)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of one change of suites on one policy: SR and Safety with the change minus the values without it."""
+    """The effect on a policy of replacing a suite by a changed one: SR and Safety with the change minus without."""
 
     policy: str
     change: str

@@ -216,7 +216,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of_values(cls, values: Floats | Bools, starts: Ints | None = None) -> Rate:
-        """Return the share of ones among values [n] of 0, 1 and NaN, without NaN. Equal `starts` [n] are one start."""
+        """Return the share of ones among values [n]: 0, 1, or NaN if unknown; `starts` [n] are initial states."""
         is_known = ~np.isnan(values)
         rate = cls.of(int(np.nansum(values)), int(is_known.sum()))
         by_start = None if starts is None else StartMeans.of(values[is_known].astype(np.float64), starts[is_known])

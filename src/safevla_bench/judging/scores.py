@@ -155,7 +155,7 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     simulator: dict[str, str] = msgspec.field(default_factory=dict)
     """The version of each package that affects physics; empty if the record names no such package."""
     task_identity: str | msgspec.UnsetType = msgspec.UNSET
-    """For an episode with an official suite's name, whether it ran the official task: the text of `judge_identity`."""
+    """For an episode with an official suite's name, the text of `judge_identity` on whether the task is official."""
     unknown_records: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     """For each specification of any tier, the number of records left out since a pose is unknown; unset if all 0."""
     progress: float | msgspec.UnsetType = msgspec.UNSET

@@ -574,7 +574,7 @@ _EDGE = 1e-12
 def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
     """Return the interval of the mean of values [n] in [0, 1] by a confidence sequence; None if n is zero.
 
-    With probability `confidence`, the intervals after every number of values contain the mean simultaneously. If the
+    With probability `confidence`, all intervals, those after 1, 2, 3, … values, contain the mean. If the
     mean is m, then for any q in (0, 1) the factor x q / m + (1 - x) (1 - q) / (1 - m) of a value x has the mean 1. The
     product of the factors, averaged over Jeffreys' prior of q, is a martingale that starts at 1 and reaches 1/α at any
     time with probability at most α (Ville). The interval contains every m for which the product is below 1/α. For zeros

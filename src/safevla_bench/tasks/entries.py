@@ -217,7 +217,7 @@ class Registry:
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return all tags of a task: the capability tags (what is measured), and the tags of its mechanism and objects.
-        The capability sets named in `capabilities` replace the capability tags of tasks of their hosts. Raises
+        A capability set that `capabilities` names replaces the capability tags of all tasks of its host. Raises
         `UnknownTaskError` for a task with neither an entry nor a family, and `RegistryError` for an unknown set.
         """
         entry = self.find_entry(benchmark, task_id)

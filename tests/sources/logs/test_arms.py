@@ -208,3 +208,11 @@ def test_the_proposed_mapping_of_two_arms_has_a_table_for_each_and_is_read_as_it
     assert tree["torque"]["right"]["names"] == ["right_j0", "right_j1"]
     assert "FILL IN" not in str(tree["eef"])
     assert "[eef]" in propose_mapping([FoundSource("tcp", "", ["x", "y", "z"], 3)], True, None)
+
+
+def test_a_hand_that_is_never_known_is_refused_and_a_body_that_is_never_seen_is_not(tmp_path):
+    unseen = np.full_like(straight_line(), np.nan)
+    (batch,) = read(write(tmp_path / "body", POSES + MUG, mug=unseen))
+    assert not batch.pose_valid.episode_poses(0)[1].any()
+    shown = problem(write(tmp_path / "hand", POSES, **{"observation.state": np.hstack([straight_line(), unseen])}))
+    assert "eef.right is unknown at every instant" in shown

@@ -243,4 +243,4 @@ def test_host_specific_fields_count_when_batches_are_merged_and_kept(tmp_path, m
 
 def test_the_limit_on_facts_is_enough_for_250_000_episodes_of_a_suite():
     notes = episode_index.scan([DEMO]).notes
-    assert 2_000 < episode_index._memory(list(notes)) / len(notes) < 6_000
+    assert 2_000 < episode_index._estimate_bytes(list(notes)) / len(notes) < 6_000

@@ -240,7 +240,7 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
             low, high = model.jnt_range[joint].tolist()
             closed, subtree = float(model.qpos0[column]), subtree_bodies(model, body)
             own_boxes = [box for box in boxes if box[0] in subtree]
-            # A door without an interior closes the interior of the body to which it is attached.
+            # If the door has no interior box, it closes that of the body to which it is attached.
             own_boxes = own_boxes or [box for box in boxes if box[0] == model.body_parentid[body]]
             if model.jnt_limited[joint] and max(high - closed, closed - low) > 0:
                 travel = max(high - closed, closed - low)

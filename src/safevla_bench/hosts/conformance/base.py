@@ -204,8 +204,8 @@ class HostRules:
             return stage.render(0, Camera(camera), size).image
 
     def __init_subclass__(cls) -> None:
-        """Disable rules by setting them to None: the rules of each hook that is None, and the rules on images if no
-        entry of `other_wants` has a camera. Rules that the subclass itself defines are kept.
+        """Set rules that cannot be tested to None: those of each hook that is None, and those on images if no entry of
+        `other_wants` has a camera. Rules that the subclass itself defines are kept.
         """
         if not hasattr(cls, "trials"):
             return  # this class only groups rules

@@ -278,7 +278,7 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
     """Return names and roles of the bodies in a task's model.
 
     The robot is the arm and the mocap body that moves the arm. A rigid piece is one body. Free pieces and the task's
-    targets are objects. Other moving pieces are links of furniture, tracked unless the goal moves their fixture.
+    targets are objects. Other moving pieces are links of furniture; those that the goal moves are not tracked.
     """
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in mujoco_recorder.subtree_bodies(model, int(model.body(root).id))}

@@ -78,7 +78,7 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether the run in `out` has this request, is complete, needs no rules, and has no crash to retry."""
+    """Return whether the run in `out` is complete and did all that is requested, so that nothing is left to run."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
     if request.stop_on_violation or request.until or any(policy.coupling.filter for policy in request.roster):

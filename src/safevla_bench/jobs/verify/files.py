@@ -54,7 +54,7 @@ class Finding:
     check: str
     verdict: CheckVerdict
     said: str
-    wanted: bool = True  # whether the result of the verification is open if this check is open
+    wanted: bool = True  # an undecided check leaves the whole verification undecided
     uncompared: tuple[str, ...] = ()  # channels and fields that were not compared
 
 

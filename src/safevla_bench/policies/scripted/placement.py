@@ -79,7 +79,7 @@ SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's si
 @dataclass(frozen=True, slots=True)
 class Grasp:
     """A grasp: position `place_m` [3] of the grip site in the world frame, yaw of the downward hand, and distance
-    `aperture_m` of each finger from the middle. `blocked_m` are the heights by which obstacles raise the hand: first
+    `aperture_m` of each finger from the middle. `blocked_m` are the extra heights above obstacles: first
     for a quarter of the clearance, then for all of it. `off_m` is the deviation from a central, straight grasp.
     """
 

@@ -184,7 +184,7 @@ def _ended_cell(ending: int, row: _Subset) -> Cell:
 
 
 def agreement_table(rows: Sequence[Agreement]) -> Table:
-    """Return the table that compares each label with our verdicts, on any clause and on each applicable clause."""
+    """Return the table that compares each label with our verdicts: first with that of all clauses, then with each."""
     return tabulate(
         "Agreement with the simulator's own safety labels",
         rows,

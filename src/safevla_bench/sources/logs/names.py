@@ -227,19 +227,20 @@ def _find_rotation(
     matching = [named_set for named_set in rotations if named_set.group == group or not named_set.group]
     if len({named_set.group for named_set in matching}) > 1 or (rotations and not matching):
         raise ValueError("which rotation belongs to the position? The names give only rotations of other objects")
-    for named_set in sorted(matching, key=lambda named_set: _KIND_PREFERENCE.index(named_set.kind)):
-        kind = form or named_set.kind
-        indices = named_set.find_places({"quaternion": "wxyz", "rpy": euler}.get(kind, "xyz"))
-        if kind == "quaternion" and len(indices) == 4:
-            axis_of_index = {index: axis for axis, axis_indices in named_set.axes.items() for index in axis_indices}
-            indices = _order_quaternion(
-                tuple(sorted(indices)), "".join(axis_of_index[index] for index in sorted(indices)), order
-            )
-        if len(indices) != SIZES.get(kind):
-            raise ValueError("which form does the rotation have? The names do not say")
-        doubt, unit = "" if form else _IMPLIED_CONVENTIONS.get(kind, ""), _find_unit(names, position)
-        return PoseLayout(position, indices, kind, doubt, unit, _find_unit(names, indices))
-    return PoseLayout(position, unit=_find_unit(names, position) if names else "")
+    if not matching:
+        return PoseLayout(position, unit=_find_unit(names, position) if names else "")
+    named_set = min(matching, key=lambda named_set: _KIND_PREFERENCE.index(named_set.kind))
+    kind = form or named_set.kind
+    indices = named_set.find_places({"quaternion": "wxyz", "rpy": euler}.get(kind, "xyz"))
+    if kind == "quaternion" and len(indices) == 4:
+        axis_of_index = {index: axis for axis, axis_indices in named_set.axes.items() for index in axis_indices}
+        indices = _order_quaternion(
+            tuple(sorted(indices)), "".join(axis_of_index[index] for index in sorted(indices)), order
+        )
+    if len(indices) != SIZES.get(kind):
+        raise ValueError("which form does the rotation have? The names do not say")
+    doubt, unit = "" if form else _IMPLIED_CONVENTIONS.get(kind, ""), _find_unit(names, position)
+    return PoseLayout(position, indices, kind, doubt, unit, _find_unit(names, indices))
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:

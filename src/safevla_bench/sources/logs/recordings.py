@@ -74,9 +74,7 @@ def _read_rosbag2(folder: Path) -> Recording:
             f"cannot be used ({type(error).__name__}); the recording's files are joined by their numbers",
         )
     # The metadata may name a compressed file without the suffix of its compression.
-    part_by_name = {path.name: path for path in present_parts} | {
-        path.stem: path for path in present_parts if path.suffix != path.stem
-    }
+    part_by_name = {path.stem: path for path in present_parts} | {path.name: path for path in present_parts}
     if missing := [name for name in listed_names if name not in part_by_name]:
         named = escape_controls(", ".join(missing[:_MOST_NAMED]))
         raise DamageError(f"parts of the recording are missing: {named}", remedy="Copy the whole folder.", place=place)

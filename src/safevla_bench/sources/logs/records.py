@@ -600,7 +600,7 @@ def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None
 
 
 def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
-    """Return for each record and number the signed value of largest magnitude since the previous record, [n, k]."""
+    """Return, for each record, the signed value of largest magnitude since the previous record, [n, k]."""
     rows, record_of_row = _assign_to_records(torques, chosen)
     if np.isinf(rows).any():
         refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")

@@ -18,7 +18,7 @@ _MOST_SHOWN = 8  # maximum number of extremes, and of warnings, that are shown f
 
 
 def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:
-    """Yield a line for each mapped part over all episodes, followed by a line for each of its warnings."""
+    """Yield, for each mapped part, a line about all episodes together, then a line for each warning on the part."""
     bounds: dict[str, tuple[Floats, Floats]] = {}
     clocks: dict[str, dict[str, None]] = {}
     problems: dict[str, dict[str, None]] = {}

@@ -168,7 +168,7 @@ class EpisodeIndex:
         return select_episodes(batch, np.argsort([*chosen, *self._other_indices(chosen)]))
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
-        """Return the episodes of `batches`, which have the `indices`, then all others with only header and length."""
+        """Return the episodes of `batches`, whose indices are `indices`, then the rest with only header and length."""
         others = self._other_indices(indices)
         return concatenate_batches(
             [*batches, batch_of_headers([self.headers[index] for index in others], self.lengths[others])]
