@@ -414,7 +414,7 @@ class PhysicsRules(HostRules):
             actions = self.actions(env)[:2]
             call_hook(lambda: self.hold(env, self.seed), "hold")
             after = run_actions(env, self.seed, actions)
-        require_same(self.run_elsewhere(task, Wants(privileged=True), actions), after, "A grip changes the next episodes")
+        require_same(self.run_elsewhere(task, Wants(privileged=True), actions), after, "A grip changes later episodes")
 
 
 def _drop_simulation(batch: Batch) -> Batch:
