@@ -213,4 +213,4 @@ def test_a_run_redefines_no_task_that_the_built_in_registry_knows_even_on_reques
     tags = TAGS.format(benchmark)
     tags = tags if benchmark != "libero-goal" else tags[tags.index("[[tasks]]") :]
     change_description(own, host_registry=[{"name": "mine.toml", "text": tags}])
-    assert f"tags also define {benchmark}" in safevla.refuses("gate", own, *LIMIT, "--rules", "as-judged")
+    assert f"tags redefine {benchmark}" in safevla.refuses("gate", own, *LIMIT, "--rules", "as-judged")

@@ -353,7 +353,9 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
         ci=None if rules.confidence is None else (largest * low_case.low, largest * high_case.high),
     )
     if verdict != "undecided":
-        basis = "decided by the whole interval" if rules.confidence else "decided by the value, without confidence"
+        basis = (
+            "decided by the whole interval" if rules.confidence else "decided by the value alone, without confidence"
+        )
         return msgspec.structs.replace(
             outcome, reason=f"{basis}; the verdict does not depend on {unknown_text}" if unknown_text else basis
         )
