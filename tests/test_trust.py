@@ -197,7 +197,7 @@ def test_a_call_that_a_file_names_is_named_and_not_made(folder, safevla, mode, f
 def test_a_dry_run_calls_nothing_and_says_what_it_would_call(folder, safevla, mode, file, options):
     code, out, err = safevla("eval", *mode, *options, "--dry-run")
     assert (code, "at most" in out) == (0, True)
-    assert f"with --trust {file}" in err
+    assert f"pass --trust {file}" in err
     assert not (folder / "mark").exists()
 
 

@@ -108,7 +108,7 @@ def test_a_loop_that_moves_while_it_should_settle_loses_these_episodes_with_one_
             cutter.after_step(False)
     assert (cutter.lost, episodes) == (2, [])
     (warning,) = caplog.messages
-    assert "step 2 after" in warning
+    assert "moves in step 2" in warning
     assert "wait_steps=1" in warning
 
 

@@ -253,18 +253,21 @@ _TYPES = {
 
 def explain_mismatch(error: Exception) -> tuple[str, str]:
     """Return an error of msgspec's conversion in plain words, and the value's path, such as `$.steps[3].t`."""
-    problem, _, path = str(error).partition(" - at ")
+    text = str(error)
+    located = re.fullmatch("(.*) - at `(?:key` in `)?([$][^`]*)`", text, re.DOTALL)
+    problem, path = located.groups() if located else (text, "")
     key = re.fullmatch("Object (contains unknown|missing required) field `(.*)`", problem, re.DOTALL)
     if key:
         problem = f"unknown key {key[2]!r}" if key[1] == "contains unknown" else f"the key {key[2]!r} is missing"
     elif wrong := re.fullmatch("Expected `([^`]*)`(.*?)(?:, got `?([^`]*)`?)?", problem, re.DOTALL):
-        expected, found = (
-            " or ".join(_TYPES.get(name, name) for name in (kinds or "").split(" | ")) for kinds in wrong.group(1, 3)
-        )
-        problem = f"{expected}{wrong[2]} is expected{f', not {found}' if found else ''}"
+        kinds = [kind for kind in wrong[1].split(" | ") if kind != "null"]  # TOML has no null
+        expected = " or ".join(_TYPES.get(kind, kind) for kind in kinds) or "null"
+        found = "a number with decimals" if wrong[3] == "float" and "int" in kinds else _TYPES.get(wrong[3], wrong[3])
+        form = wrong[2].replace("matching regex", "of the form")
+        problem = f"{expected}{form} is expected{f', not {found}' if found else ''}"
     elif problem.startswith("Invalid enum value "):
         problem = f"{problem.removeprefix('Invalid enum value ')} is not one of the allowed values"
-    return problem, path.rstrip("`").lstrip("`")
+    return problem, path
 
 
 @cache

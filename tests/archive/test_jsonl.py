@@ -86,6 +86,15 @@ def test_a_record_that_is_cut_off_is_called_so(cut):
     assert "cut off" in caught.value.remedy
 
 
+def test_a_contact_without_a_force_is_an_error_at_its_place():
+    record = json.loads(Path("tests/cases/appendix_b.json").read_text())
+    contact = _first_contact(record)
+    contact["force"] = contact.pop("force_n")
+    with pytest.raises(RecordError, match="has no force") as caught:
+        decode_json(json.dumps(record).encode())
+    assert caught.value.place.field == "contacts[0].force_n"
+
+
 def test_an_unknown_role_is_an_error_at_its_body_with_the_roles():
     record = json.loads(Path("tests/cases/appendix_b.json").read_text())
     record["body_roles"]["plate"] = "obstacle"

@@ -66,7 +66,7 @@ def test_a_comparison_comes_in_the_forms_of_tables(safevla, shipped, form, sourc
         (["paper:pi0.5"], "least one run"),
         (["RUN", "paper:pi0.5", "paper:pi0"], "one paper:NAME"),
         (["RUN", "paper:pi0.5", "--unpaired"], "--unpaired needs records"),
-        (["RUN", "paper:pi0.5", "--full"], "combined with paper:pi0.5"),
+        (["RUN", "paper:pi0.5", "--full"], "contains all results of paper:pi0.5"),
         (["RUN", "paper:pi0", "--policy", "scripted:hasty"], "results on robocasa-365."),
         (["RUN", "--full", "--format", "csv"], "4 tables do"),
         (["--plan", "5", "--format", "csv"], "--format csv"),

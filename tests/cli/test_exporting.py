@@ -78,7 +78,7 @@ def test_a_run_of_two_policies_is_cut_by_policy_and_suite(safevla, tmp_path):
     for form in ("hub", "lerobot-results", "vla-eval-results"):
         out = tmp_path / f"{form}.json"
         error = safevla.refuses(*export, "--format", form, "--out", out)
-        assert "are 2" in error
+        assert "have 2" in error
         assert f"{batch.headers[0].policy}, other" in error
         safevla.ok(*export, "--format", form, "--policy", "other", "--suite", "libero-object", "--out", out)
     assert json.loads((tmp_path / "lerobot-results.json").read_text())["overall"]["n_episodes"] == 2
@@ -146,7 +146,7 @@ def test_an_episode_is_written_as_a_viewers_file(safevla, source, tmp_path, form
         (["--format", "submission", "--meta", "x.toml"], "--meta does not"),
         (["--format", "hub", "--cameras", "front"], "--cameras does not"),
         (["--format", "mcap", "--image-size", "64"], "--image-size does not"),
-        (["--format", "lerobot", "--cameras", "front"], "names none"),
+        (["--format", "lerobot", "--cameras", "front"], "names no host"),
         (["--format", "hub", "--meta", "nowhere.toml"], "cannot be read"),
         (["--format", "submission", "--episode", ":1"], "--episode does not"),
         (["--format", "mcap"], "there are 2"),

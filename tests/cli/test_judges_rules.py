@@ -97,7 +97,7 @@ def test_a_lax_library_in_the_run_passes_no_gate(safevla, run):
     judged = (*LIMIT, "--set", "max_contact_force_under_200N=0.001N")
     code, out, _ = safevla("gate", run, *judged)
     assert code == 1
-    assert "here 0.000" in out
+    assert "rules: 0.000" in out
     assert "library file default.toml," in safevla.ok("gate", run, *LIMIT, "--rules", "as-judged")
     assert safevla("gate", run, *judged, "--rules", "as-judged")[0] == 1
 

@@ -189,7 +189,7 @@ def test_a_registration_holds_what_makes_a_policy_and_sees_another(safevla):
     options = (*FAKE, "--policy", f"mine={SPEC}")
     safevla.ok("eval", *options, "--dry-run", "--freeze", "r.json")
     code, out, err = safevla("eval", "--registered", "r.json", "--trust", "r.json", "--out", "run")
-    assert (code, "not as registered" in err) == (0, False)
+    assert (code, "differs from its registration" in err) == (0, False)
     assert "mine" in out
     err = safevla("eval", "--registered", "r.json", "--policy", "mine=noop", "--out", "other")[2]
-    assert "not as registered" in err
+    assert "differs from its registration" in err

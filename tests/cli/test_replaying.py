@@ -27,7 +27,7 @@ def test_a_recording_that_does_not_fit_is_a_mistake_and_leaves_no_folder(safevla
     arguments = ["--host", "fake", "--suite", "fake", "--task", "1", "--policy", f"replay:{recorded}"]
     code, _, err = safevla("eval", *arguments, "--out", tmp_path / "again")
     assert (code, (tmp_path / "again").exists()) == (2, False)
-    assert "holds fake/task_0 0" in err
+    assert "holds the episodes fake/task_0 0" in err
 
 
 def test_a_dry_run_of_a_replay_plans_its_recorded_length(safevla, recorded):

@@ -209,7 +209,7 @@ def test_an_argument_is_for_every_policy_or_for_the_one_it_names(safevla, tmp_pa
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("scripted:speed=1", "'scripted', which"),
+        ("scripted:speed=1", "policy 'scripted' of"),
         ("speed", "KEY=VALUE"),
         ("=1", "KEY=VALUE"),
         ("noop:=1", "POLICY:KEY=VALUE"),
@@ -283,7 +283,7 @@ def test_a_policy_that_gives_what_no_simulator_takes_is_reported(safevla, tmp_pa
     err = safevla.refuses("eval", *mode, *plan)  # as for a server whose replies cannot be used
     for words in (
         "error: every episode ended with an invalid action: correct the policy's actions.",
-        "invalid_action: python:wild:Policy/fake/task_0/ep_000 (and 1 other episode): step 0: number 0 of the action",
+        "invalid_action: python:wild:Policy/fake/task_0/ep_000 (and 1 other episode): step 0: the action is out",
         "set clip = True on the policy",
         "2 episodes ended with an invalid action: counted as failures in SR, without a safety verdict",
     ):

@@ -18,7 +18,7 @@ def test_what_a_search_finds_is_run_on_another_policy_by_the_command_that_it_pri
     assert "found:edge-of-cup:fake" in output.replace("\n", "")
     assert "Chosen starts" in output
     assert json.loads((tmp_path / "again/run.json").read_text())["suites"] == ["fake"]
-    assert "by a search" in safevla.refuses("eval", "--resume", "--out", "Edge of cup")
+    assert "continue it: a search" in safevla.refuses("eval", "--resume", "--out", "Edge of cup")
 
 
 def test_what_a_search_cannot_do_is_an_error(safevla, tmp_path):

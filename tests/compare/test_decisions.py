@@ -216,7 +216,7 @@ def test_a_crash_that_may_have_been_unsafe_keeps_a_condition_open():
 
 def test_the_first_sentence_names_equal_estimates_and_the_crashes_that_decide():
     tie = choose(policy("a", 90, 95), policy("b", 90, 95), conditions=())
-    assert "of b: a," in describe_selection(tie)
+    assert "tied with b: a," in describe_selection(tie)
     lost = [crash(episode_id=f"x{k}", init_state_index=100 + k, seed=0) for k in range(30)]
     crashed = choose(policy("a", 99, 100), policy("b", 90, 100), conditions=(), absent=lost)
     first = describe_selection(crashed).partition(". Undecided")[0]

@@ -155,7 +155,7 @@ def test_success_before_safety_takes_intervals_that_do_not_overlap_and_a_later_r
     assert text.startswith("Over the checkpoints")
     assert "Safety rises" in text
     assert "at 2, its gain" in text
-    assert "1 at 3." in text
+    assert "than 1: 3." in text
 
 
 def test_a_safety_that_never_rises_is_not_a_later_one():
@@ -191,7 +191,7 @@ def test_a_safety_that_alone_rises_is_found_where_success_has_risen_nowhere():
     gains = curve.points[1]
     assert gains.gains[SAFETY].ci[0] > 0
     text = describe(checkpoint("1", 0.3, 0.3), checkpoint("2", 0.5, 0.62))
-    assert "1 at 2." in text
+    assert "than 1: 2." in text
 
 
 def test_equal_runs_say_nothing():
@@ -213,7 +213,7 @@ def test_few_tasks_say_nothing_of_others():
         ((("1000", 0),), "'1000' is a"),
         ((("a-1", 0), ("a-2", 0), ("b-1", 0)), "'b-1' is a"),
         ((("1000", 0), ("1k", 0)), "label 1000: '1000'"),
-        ((("1", 0), ("2", 10)), "common with '1'"),
+        ((("1", 0), ("2", 10)), "in common with the first"),
     ],
 )
 def test_what_makes_no_series_is_named_with_a_remedy(runs, problem):

@@ -61,7 +61,7 @@ def test_the_arm_that_decides_is_named_in_text_and_document(batch: Batch) -> Non
     shots = {clause.spec.spec_id: violation_shot(clause, clause.worst) for clause in explanation.violated_clauses}
     assert (shots["joint_torque"].joint, shots["stable_grasp_maintained_2cm"].bodies) == (2, ("bowl",))
     text = " ".join(format_explanation(explanation).split())
-    for part in ("are the values of the arm right", "bowl (target of right)", "joint 1 of right, 1.00 of 0.500 N·m"):
+    for part in ("The arm right decides the verdict", "bowl (target of right)", "joint 1 of right, 1.00 of 0.500 N·m"):
         assert part in text
     assert "(gripper of left)" in text.replace("robot part", "gripper")
 

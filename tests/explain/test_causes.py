@@ -65,7 +65,7 @@ def test_a_contact_long_before_or_after_the_motion_began_did_not_begin_it():
 def test_two_bodies_that_touch_at_once_are_both_named():
     cause = find(pushed((6, BOWL, PLATE, 12.0), (6, LINK, PLATE, 13.0)))
     assert (cause.bodies, cause.others) == (("link7", "plate"), ("bowl",))
-    assert "plate too, and" in cause.sentence
+    assert "bowl also touched plate" in cause.sentence
 
 
 def test_furniture_that_stands_pushes_nothing():
@@ -96,7 +96,7 @@ def test_a_push_by_a_body_that_the_robot_does_not_touch_begins_there():
 def test_a_force_is_led_back_to_the_robot_where_contacts_do(touches, bodies):
     cause = find(from_recording(recording(N, contacts=contacts(*touches))), FORCE)
     assert cause.bodies == bodies
-    assert ("No contact of" in cause.sentence) == (not {"hand", "link7"} & set(bodies))
+    assert ("No recent contact of" in cause.sentence) == (not {"hand", "link7"} & set(bodies))
     assert "at 0.35 s" in cause.sentence
 
 

@@ -171,7 +171,7 @@ def test_a_crash_is_decided_at_its_worst_and_at_its_best_unless_it_is_left_out()
     assert estimate_gates(one_lost, [Gate("safety", "min", 0.95)], allow_crashed=True).verdict == "passed"
     report = estimate_gates(one_lost, [Gate("safety", "min", 0.9)])
     assert report.verdict == "passed"
-    assert "of 1 episode" in report.outcomes[0].reason
+    assert "on 1 episode" in report.outcomes[0].reason
     assert estimate_gates(scores(20, 20, absent=crashes(1)), [SAFETY]).verdict == "failed"
     reason = check_gates(scores(0, 60, absent=crashes(10)), [SAFETY]).outcomes[0].reason
     assert "in 10 episodes" in reason
@@ -347,7 +347,7 @@ def test_tasks_of_unequal_numbers_are_named_in_the_notes():
 
 
 def test_a_text_that_is_no_condition_is_refused_with_the_forms_or_with_an_example():
-    for forms, expected in (("Write A.", "Write A."), ("", 'Write "safety >= 0.9"')):
+    for forms, expected in (("Write A.", "Write A."), ("", 'Write "METRIC >= LIMIT"')):
         with pytest.raises(SafevlaError) as caught:
             parse_gate("safety over 0.9", "--until", forms)
         assert caught.value.remedy.startswith(expected)

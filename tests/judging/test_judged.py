@@ -95,4 +95,4 @@ def test_scored_specifications_that_judged_nothing_are_named(tmp_path):
     source = tmp_path / "some.jsonl"
     archive.write_archive(source, concatenate_batches([episode(episode_id="e0"), episode(episode_id="e1")]))
     (sentence,) = judge([source], load_ruleset()).describe_vacuous()
-    assert "judged nothing: stable_grasp_maintained_2cm." in sentence
+    assert "to which they apply: stable_grasp_maintained_2cm." in sentence

@@ -427,7 +427,7 @@ def test_explanations_read_the_interval_and_name_the_phase_of_a_violation():
     swept = composite("...######", ".......##", {1: 0.5, 5: 0.008}, contacts=touching)
     explanation = explain_episode(score(swept, PHASED), swept, PHASED, 0)
     (clause,) = explanation.violated_clauses
-    assert "record 4, where" in clause.meaning
+    assert "record 4, the start" in clause.meaning
     assert build_timeline(score(swept, PHASED), swept, PHASED, 0).facts["applicability"] == "phased"
     (whole,) = [kept for kept in explanation.kept_clauses if kept.spec.spec_id == "self_collision_free"]
     assert whole.meaning == SIGNALS["self_collision"].meaning

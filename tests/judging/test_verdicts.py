@@ -1,4 +1,4 @@
-"""Verdicts without a margin: what a Boolean signal decides is decided, what a window past the end decides is not."""
+"""Verdicts without a margin: what a Boolean signal decides is decided, what a window beyond the end decides is not."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ HANGING = [
 
 @pytest.mark.parametrize(("formula", "binary"), HANGING)
 def test_a_window_past_the_end_decides_no_verdict(formula, binary):
-    with pytest.raises(SignalError, match="past the end"):
+    with pytest.raises(SignalError, match="past the episode's end"):
         judge(formula, episode(), binary=binary)
     row = judge(formula, episode(), binary=binary, missing="deactivate")
     assert row.inactive_specs == {FORCE: "past_the_end"}

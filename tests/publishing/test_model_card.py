@@ -122,7 +122,7 @@ def test_several_policies_are_not_a_model(judged, tmp_path):
     batch = rough_episodes()[0]
     other = tuple(msgspec.structs.replace(header, policy="other") for header in batch.headers)
     write_archive(tmp_path / "two.parquet", concatenate_batches([batch, replace(batch, headers=other)]))
-    with pytest.raises(RunError, match="there are 2"):
+    with pytest.raises(RunError, match="sources have 2"):
         build_card(judge([tmp_path / "two.parquet"], load_ruleset()), FACTS)
 
 

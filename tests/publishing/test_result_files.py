@@ -130,7 +130,7 @@ def test_other_suites_are_not_a_submission(tmp_path):
 def test_stand_in_assets_are_not_a_result(tmp_path):
     judgement = judged(tmp_path, [(TASKS[0], 1, 0)])
     scores = replace(judgement.scores, marks={"standin_assets": np.array([True])})
-    with pytest.raises(RunError, match="own assets"):
+    with pytest.raises(RunError, match="stand-ins for its assets"):
         build_leaderboard_entry(replace(judgement, scores=scores), FACTS)
 
 
@@ -200,7 +200,7 @@ def test_a_crashed_episode_is_an_error_of_its_task_and_in_none_of_its_means(tmp_
     (task,) = json.loads(encode_harness_results(judge([tmp_path / "several.parquet"], load_ruleset())))["tasks"]
     assert task["task"] == several[0].headers[0].task_id  # neither of its instructions is that of the task
     other = msgspec.structs.replace(lost, benchmark="elsewhere")
-    with pytest.raises(RunError, match="one suite's episodes"):
+    with pytest.raises(RunError, match="only one suite"):
         encode_harness_results(replace(results, scores=replace(results.scores, absent=(other,))))
 
 

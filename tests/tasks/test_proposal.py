@@ -64,7 +64,7 @@ def test_kinds_of_things_give_the_object_tag_and_assumptions_are_questions():
     ("goal", "more", "question"),
     [
         ("(On x table)", {"objects": "x - red_sticker"}, "what is a red sticker"),
-        ("(On bowl_1 table)", {"init": "(In mug_1 bowl_1)"}, "holds mug_1"),
+        ("(On bowl_1 table)", {"init": "(In mug_1 bowl_1)"}, "can mug_1 spill"),
         ("(On cabinet_1 table)", {}, "not a movable object"),
         ("(Under bowl_1 table)", {}, "predicate 'under'"),
         ("(On bowl_1 table)", {"init": "(On bowl_1 table)"}, "is a guess"),

@@ -330,7 +330,7 @@ def test_a_camera_that_does_not_exist_ends_the_export_at_once(fake_run, tmp_path
 
 
 def test_pictures_need_a_run_folder_of_a_host(dataset, tmp_path):
-    with pytest.raises(RunError, match="names none"):
+    with pytest.raises(RunError, match="names no host"):
         export_dataset(dataset[0], tmp_path / "set", CAMERAS)
 
 

@@ -365,6 +365,10 @@ def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[s
         )
         for name in _MEASURED
     }
+    for t, number, contact in flat_contacts:
+        if contact.force_n is UNSET and contact.net_force_n is UNSET:
+            place = Place(step=t, field=f"contacts[{number}].force_n")
+            raise RecordError("the contact has no force", remedy="Write force_n or net_force_n [N].", place=place)
     lacks_force = np.isnan(measured["force_n"])
     # Clauses judge the net force if no other force is recorded.
     measured["force_n"][lacks_force] = measured[channels.NET_FORCE][lacks_force]

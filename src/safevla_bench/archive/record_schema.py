@@ -272,7 +272,7 @@ def list_misspelt(extra: Mapping[str, Any], absent: Mapping[str, frozenset[str]]
         named |= {(level, name): None for fields in extra.get(level, {}).values() for name in fields}
     for level, name in islice(named, _MOST_NAMES):
         if meant := _find_similar(name, absent[level]):
-            yield name, f"the unknown field {escape_controls(name)!r} is ignored; did you mean {meant!r}?"
+            yield name, f"the unknown field '{escape_controls(name)}' is ignored; did you mean {meant!r}?"
 
 
 @lru_cache(1 << 12)

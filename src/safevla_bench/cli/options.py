@@ -30,6 +30,7 @@ from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_source
+from safevla_bench.text import explain_mismatch
 
 if TYPE_CHECKING:
     from safevla_bench.jobs.evaluation.request import Request
@@ -356,7 +357,9 @@ def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: ob
     try:
         return msgspec.convert({**given, **fixed}, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise click.UsageError(f"{option} {' '.join(texts)}: {error}.") from None
+        problem, path = explain_mismatch(error)
+        problem = f"{path.removeprefix('$.')}: {problem.removesuffix(', not text')}"
+        raise click.UsageError(f"{option} {' '.join(texts)}: {problem}.") from None
 
 
 def require_sources(sources: Sequence[Path]) -> None:

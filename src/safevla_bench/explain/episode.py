@@ -270,7 +270,7 @@ def _describe_signal(signal: Signal, reading: RecordFields) -> str:
     if reading.judged is None or signal.bodies is not DISPLACED:
         return signal.meaning
     first_records = " or ".join(map(str, np.unique(reading.origin[reading.judged]).tolist()))
-    return signal.meaning.replace("record 0", f"the first record of judged phases ({first_records})")
+    return signal.meaning.replace("record 0", f"record {first_records}, the start of judged phases")
 
 
 def _add_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:

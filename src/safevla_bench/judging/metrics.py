@@ -319,11 +319,11 @@ def describe_activity(cell: Summary) -> list[str]:
     if isinstance(followed := cell.followed_unsafe, Rate):
         share = f"{format_percent(followed.count, followed.n)} %"
         interval_text = f" ({share}, 95 %: {format_interval(*followed.ci, 1, 100)})" if followed.ci else ""
-        counted = f"{followed.count} of the {count_noun(followed.n, 'success', 'es')}"
+        counted = f"{followed.count} of {count_noun(followed.n, 'success', 'es')}"
         uncounted_text = f"; diverged replays are not counted: {cell.diverged_replays}" if cell.diverged_replays else ""
         sentences.append(
             f"Replays of {policy_and_suite} that followed their recording: "
-            f"{counted} are unsafe{interval_text}{uncounted_text}."
+            f"{counted} unsafe{interval_text}{uncounted_text}."
         )
     if engaged and engaged.count < engaged.n:
         safe = cell.rates.get(SAFETY_ENGAGED.key)

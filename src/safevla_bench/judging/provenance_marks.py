@@ -277,7 +277,7 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
         return ()
     affected = count_noun(int((counts > 0).sum()), "episode")
     return (
-        f"Poses are unknown in {affected} of {len(scores)}. Records with unknown poses were not judged. "
+        f"Poses are unknown in {affected} of {len(scores)}. Clauses left out records without a pose they need. "
         f"Largest number of such records in an episode: {int(counts.max())}; total number: {int(counts.sum())}. "
         "The field `unknown_records` in scores.json counts such records by clause.",
     )

@@ -133,13 +133,13 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     except msgspec.ValidationError as error:
         problem, path = explain_mismatch(error)
         missing = re.fullmatch(r"the key '(\w+)' is missing", problem)
-        # The path of a key is `$.threshold`; for a key in the table `tags`, it is the text "key` in `$.tags".
-        path_match = re.search(r"\$\.(\w+)", path)
+        path_match = re.match(r"\$\.(\w+)", path)
         field = missing[1] if missing else path_match[1] if path_match else None
         choices = re.findall(r"'(\w+)'", types.get(field or "", "").partition("Literal")[2])
         remedy = f"write one of {', '.join(choices)}" if choices else key_list
-        if field and problem.startswith("a list is expected, not a table"):
-            remedy = f"write [[{field}]] instead of [{field}]"
+        if field and problem.startswith("a list is expected"):
+            is_list_of_tables = kind.__name__.endswith("File") and isinstance(row[field], Mapping)
+            remedy = f"write [[{field}]] instead of [{field}]" if is_list_of_tables else f"write {field} = […]"
         elif "number" in problem and problem.endswith("not text"):
-            remedy = "write the number without quotation marks"
+            remedy = "write a number, without quotation marks or unit"
         raise origin.make_error(problem, field=field, remedy=remedy) from None

@@ -114,7 +114,7 @@ def test_violations_are_the_printed_ones_and_a_policy_without_any_has_no_row():
 
 def test_tables_that_the_paper_does_not_print_are_refused_with_those_that_it_does():
     inputs = catalog.TableInputs(scores=None, ruleset=load_ruleset(), roster=ROSTER)
-    with pytest.raises(RunError, match="prints nothing") as raised:
+    with pytest.raises(RunError, match="prints no results") as raised:
         catalog.build_tables(inputs, ["active"])
     assert "main, auxiliary" in raised.value.remedy
 
@@ -141,7 +141,7 @@ def test_the_mean_of_suites_is_compared_and_nobody_is_called_better():
     assert [row.place.split()[2] for row in compared.rows[::4]] == ["4"]
     answer = describe_published(compared)
     assert "mine 75.0 %" in answer
-    assert answer.endswith("no pairs.")
+    assert answer.endswith("not paired.")
     text = render_tables([published_table(compared)], "text") + answer
     assert not any(word in text for word in ("safer", "better", "established"))
     assert compared.warnings == warn_of_published(summarize_paper(mine(*LIBERO), ["paper:pi0.5"]))

@@ -181,7 +181,7 @@ def test_means_are_of_exact_values_and_count_the_cells_without_a_value():
 
 def test_the_paper_s_suites_that_a_mean_lacks_are_named():
     notes = tabulate(cell("libero-goal", 2), cell("libero-long", 2)).notes
-    assert "lack libero-spatial, libero-object" in str(notes)
+    assert "without libero-spatial, libero-object" in str(notes)
     assert any("docs/evidence/reconstruction.md" in note for note in notes)
 
 

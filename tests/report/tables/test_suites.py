@@ -37,7 +37,7 @@ def test_a_mean_over_suites_has_the_interval_of_their_episodes_with_suites_of_eq
 def test_a_suite_without_success_is_left_out_of_the_mean_of_ratios_and_counted():
     table = columns(suite_table(cells(two_suites()), Roster()))
     assert [cell.text for cell in table["P[U|S] % mean"]] == ["25.0", "100.0"]
-    assert [cell.detail for cell in table["P[U|S] % mean"]] == ["0.0–89.6", "of 1 of 2 suites"]
+    assert [cell.detail for cell in table["P[U|S] % mean"]] == ["0.0–89.6", "mean of 1 of 2 suites"]
 
 
 def test_a_mean_over_fewer_suites_competes_with_none():

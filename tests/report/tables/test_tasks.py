@@ -138,8 +138,8 @@ def test_by_phases_what_lies_in_a_phase_without_the_clause_is_removed_and_its_re
     back = composite("...######", ".......##", {2: 0.004, 5: -0.008})  # 4 mm from record 0, 8 mm from record 4
     only = applicability_table(score(back, phased), score(back, off), phased)
     assert [texts(only, column)[0] for column in row] == [DISP, "1", "0", "0"]
-    assert any("occur only in phases" in note for note in only.notes)
-    assert not any("occur only in phases" in note for note in table.notes)
+    assert any("occur only if phases are judged" in note for note in only.notes)
+    assert not any("occur only if phases are judged" in note for note in table.notes)
     active = active_spec_table([("libero-10", "task_2")], phased)
     assert f"{DISP} (judged in phases" in texts(active, "Inactive, and why")[0]
 

@@ -186,7 +186,7 @@ def test_another_process_has_an_environment_of_its_own(tmp_path):
     ("statement", "problem"),
     [
         ("UPDATE step_rows SET fields = json_remove(fields, '$.action')", "LIBERO benchmark"),
-        ("DELETE FROM step_rows WHERE step_id = 3", "but has 91 rows"),
+        ("DELETE FROM step_rows WHERE step_id = 3", "has 91 rows of steps"),
         ("UPDATE step_rows SET fields = json_set(fields, '$.action', json('[1]')) WHERE step_id = 0", "cannot be read"),
         ("UPDATE step_rows SET fields = '{' WHERE step_id = 0", "cannot be read"),
         ("UPDATE episode_results SET context = '{}'", "cannot be read"),

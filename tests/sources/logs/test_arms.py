@@ -196,8 +196,21 @@ def test_a_position_at_numbers_whose_names_say_orientation_is_a_question(tmp_pat
 def test_a_position_at_numbers_x_y_z_w_needs_no_rotation():
     layout = decide_pose(["x", "y", "z", "w"], 4, position=[0, 1, 2])
     assert (layout.position, layout.rotation) == ((0, 1, 2), ())
-    with pytest.raises(ValueError, match="say orientation"):
+    with pytest.raises(ValueError, match="which numbers are the orientation"):
         decide_pose(["x", "y", "z", "w"], 4, position=[0, 1, 2], order="xyzw")
+    assert decide_pose(["x_mm", "y_mm", "z_mm", "w"], 4, position=[0, 1, 2]).unit == "mm"
+    for turn, form in (("qx qy qz qw", "quaternion"), ("roll pitch yaw", "rpy")):
+        layout = decide_pose(["x", "y", "z", "w", *turn.split()], 4 + len(turn.split()), position=[0, 1, 2])
+        assert (layout.form, {*layout.rotation}) == (form, {*range(4, 4 + len(turn.split()))})
+
+
+def test_units_in_the_names_hold_for_a_stated_rotation_which_has_no_number_of_the_position():
+    names = ["x_mm", "y_mm", "z_mm", "qx", "qy", "qz", "qw"]
+    assert decide_pose(names, 7, rotation=[3, 4, 5, 6]).unit == "mm"
+    layout = decide_pose(["x", "y", "z", "rx_deg", "ry_deg", "rz_deg"], 6, rotation=[3, 4, 5], form="rotvec")
+    assert layout.angle_unit == "deg"
+    with pytest.raises(ValueError, match="named x, y, z"):
+        decide_pose(["x", "y", "z", "qx", "qy", "qz", "qw"], 7, rotation=[2, 3, 4, 5], order="xyzw")
 
 
 def test_the_proposed_mapping_of_two_arms_has_a_table_for_each_and_is_read_as_it_is():

@@ -264,7 +264,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
         for table, cells in built
     ]
     if inputs.roster.published and not any(warn_of_published(cells) for _, cells in built):
-        suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no suite"
+        suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "any suite"
         remedy = f"The paper has rows in the tables {PUBLISHED_TABLES}, for suites of LIBERO and RoboCasa."
         raise RunError(f"for these tables, the paper prints no results on {suites}", remedy=remedy)
     return list(_number_duplicates(tables))

@@ -31,7 +31,7 @@ from safevla_bench.files import read_input
 from safevla_bench.sources.logs import records
 from safevla_bench.sources.logs.names import PoseLayout, decide_forces
 from safevla_bench.sources.logs.proposal import FoundSource
-from safevla_bench.text import escape_controls, load_json, warn_once
+from safevla_bench.text import escape_controls, explain_mismatch, load_json, warn_once
 from safevla_recorder.episode import Floats
 
 INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # INFO_1: path in version 1 of the format
@@ -225,7 +225,9 @@ def open_dataset(folder: Path) -> Dataset:
         try:
             dataset = msgspec.convert(tree, Dataset, strict=False)
         except msgspec.ValidationError as error:
-            raise RecordError(f"is not the description of a dataset: {error}", remedy=_WRITTEN) from None
+            problem, field = explain_mismatch(error)
+            place = Place(field=field.removeprefix("$.") or None)
+            raise RecordError(f"is not the description of a dataset: {problem}", remedy=_WRITTEN, place=place) from None
         if not dataset.codebase_version.startswith("v3"):
             raise version_error(dataset.codebase_version)
     dataset.folder = folder

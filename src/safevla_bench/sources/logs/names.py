@@ -191,11 +191,9 @@ def decide_pose(
         layout = _find_rotation(names, tuple(position), group, form, order, euler.lower())
         if not layout.rotation and (form or order or (is_by_name and may_have_rotation(names, layout.position))):
             raise ValueError("which numbers are the orientation? The names do not say")
-        if shared := {*layout.rotation}.intersection(layout.position):
-            if not (form or order) and not any(_parse_name(names[index])[1] for index in shared):
-                return PoseLayout(layout.position, unit=layout.unit)  # with names x, y, z, w the mapping decides
-            raise ValueError("which numbers are x, y, z? The names of the numbers in `position` say orientation")
         return layout
+    if not {*rotation}.isdisjoint(position):
+        raise ValueError("which numbers are the orientation? The mapping uses some of those that are named x, y, z")
     if len(rotation) != rotation_size:
         needed = f"A {form or 'quaternion'} has {rotation_size} numbers, not {len(rotation)}"
         raise ValueError(f"which form does the rotation have? {needed}")
@@ -203,7 +201,8 @@ def decide_pose(
     ordered = _order_quaternion(tuple(rotation), axes, order) if rotation_size == 4 else tuple(rotation)
     if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names, not the order, say which angle is which
         ordered = tuple(ordered[axes.index(axis)] for axis in euler.lower())
-    return PoseLayout(tuple(position), ordered, form or "quaternion")
+    unit, angle_unit = (_find_unit(names, part) if max(part) < len(names) else "" for part in (position, ordered))
+    return PoseLayout(tuple(position), ordered, form or "quaternion", unit=unit, angle_unit=angle_unit)
 
 
 def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
@@ -221,9 +220,15 @@ def _find_rotation(
     names: Sequence[str], position: tuple[int, ...], group: _Group, form: str | None, order: str | None, euler: str
 ) -> PoseLayout:
     # A set of numbers with three or more axes may be a rotation. It must have the position's group, or no group.
-    rotations = [
-        named_set for named_set in _group_names(names) if named_set.kind != "position" and len(named_set.axes) > 2
-    ]
+    rotations = []
+    for named_set in _group_names(names):
+        shared = [index for axis_indices in named_set.axes.values() for index in axis_indices if index in position]
+        if named_set.kind == "position" or len(named_set.axes) <= 2:
+            continue
+        if any(_parse_name(names[index])[1] for index in shared):
+            raise ValueError("which numbers are x, y, z? The names of the numbers in `position` say orientation")
+        if not shared:  # of numbers x, y, z, w, the mapping may state that three are a position
+            rotations.append(named_set)
     matching = [named_set for named_set in rotations if named_set.group == group or not named_set.group]
     if len({named_set.group for named_set in matching}) > 1 or (rotations and not matching):
         raise ValueError("which rotation belongs to the position? The names give only rotations of other objects")

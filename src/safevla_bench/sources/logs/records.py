@@ -252,6 +252,8 @@ def read_mapping(path: Path) -> LogMapping:
     with limit_memory(path), translated_errors(path, "docs/howto/real-robots.md shows the file's form."):
         tree = parse_toml(read_input(path, _MAX_MAPPING_BYTES).decode("utf-8"))
         _require_finite(tree)
+        if "trials" in tree:
+            raise ValueError("unknown key 'trials': write a table [[episode]] for each trial")
         if isinstance(tree.get("episode"), list):
             tree["trials"] = tree.pop("episode")
         tree = _collect_arms(tree)
