@@ -433,7 +433,7 @@ def test_explanations_read_the_interval_and_name_the_phase_of_a_violation():
     assert whole.meaning == SIGNALS["self_collision"].meaning
     assert (clause.first.step, clause.first.involved.amount) == (5, "8.00\u00a0mm")
     assert clause.signal_trace.failing.tolist() == [False] * 5 + [True] * 4
-    assert clause.why.sentence.endswith("phase of pnp-basic.")
+    assert clause.why.sentence.endswith("The phase is pnp-basic.")
     (body,) = find_bodies([swept], score(swept, PHASED), PHASED)
     assert (body.bodies, body.first_violation_step) == (("plate",), 5)
     assert body.worst == pytest.approx(0.008)
