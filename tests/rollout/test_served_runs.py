@@ -169,7 +169,7 @@ def test_a_server_that_fails_alike_in_three_episodes_in_a_row_stops_the_run_and_
     out = tmp_path / "run"
     with websockets(openpi(answer, WITHOUT_WRIST)) as server:
         plan = replace(request_of(server.url), tasks=(0,), episodes=5)
-        with pytest.raises(PolicyError, match=r"of openpi:.*same way") as caught:
+        with pytest.raises(PolicyError, match=r"openpi:.*same way") as caught:
             roll_out(plan, out)
         assert f"--resume --retry-crashed --out {out}" in caught.value.remedy
         assert requests == [3]

@@ -108,7 +108,7 @@ def test_a_suite_s_file_with_other_content_is_not_its_task(mine, monkeypatch):
 
 @pytest.mark.parametrize("port", ["praxis-libero", "rpent-libero"])
 def test_a_port_to_robosuite_1_5_is_refused_by_its_name_without_advice_to_install_another(port):
-    with pytest.raises(HostError, match=r"on 1\.5, is") as refused:
+    with pytest.raises(HostError, match=r"on 1\.5") as refused:
         require_robosuite("1.5.2", [port])
     assert "install" not in refused.value.remedy
 

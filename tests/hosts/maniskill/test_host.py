@@ -57,7 +57,7 @@ def test_every_task_has_tags_and_an_instruction():
         (lambda: host.ManiskillHost(robot="ur5"), "no robot 'ur5'"),
         (lambda: host.ManiskillHost().tasks(host.SIMPLER), "robot panda"),
         (lambda: host.ManiskillHost().make(first_task(), Wants(cameras=("hand_camera",))), "no camera 'hand_camera'"),
-        (lambda: host.ManiskillHost().make(first_task(), Wants(absolute=True)), "takes changes"),
+        (lambda: host.ManiskillHost().make(first_task(), Wants(absolute=True)), "only relative actions"),
         (lambda: host.ManiskillHost().make(first_task(), Wants(extra=("start",))), "no reading 'start'"),
         (lambda: host.ManiskillHost().make(two_robots(), Wants(privileged=True)), "has several arms"),
         (lambda: host.task_facts("PushT-v1"), "no task 'PushT-v1'"),

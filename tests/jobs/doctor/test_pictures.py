@@ -73,7 +73,7 @@ def test_replies_by_chance_rarely_decide():
     ("angles", "level", "words"),
     [
         ((20, 90, 90, 90), "ok", "turned as the model expects"),
-        ((90, 20, 90, 90), "warning", "pictures turned by 180 degrees compared"),
+        ((90, 20, 90, 90), "warning", "to expect pictures turned by 180 degrees"),
         ((35, 20, 90, 90), "ok", "orientation undecided"),
         ((90, 50, 90, 90), "ok", "orientation undecided"),
         ((50, 60, 90, 90), "ok", "orientation undecided"),

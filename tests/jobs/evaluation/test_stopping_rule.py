@@ -169,11 +169,11 @@ def test_seeds_of_one_state_are_run_in_one_round_and_are_one_observation():
     ("condition", "problem"),
     [
         ("safety > 0.9", "not a condition"),
-        ("safety >= 90", "limit 90, which"),
+        ("safety >= 90", "instead of 90"),
         ("speed >= 0.9", "not a condition"),
         ("safety >= nan", "not a condition"),
         ("safety >= 0.9 please", "not a condition"),
-        ("noop safer than careful", "names 'careful', which"),
+        ("noop safer than careful", "this run lacks: 'careful'"),
         ("noop safer than noop", "policy with itself"),
         ("", "not a condition"),
     ],

@@ -111,7 +111,7 @@ def test_an_episode_that_goes_on_after_its_success_is_found(hasty):
 def test_a_loop_of_ones_own_may_lack_channels_which_are_named_and_a_rollout_may_not(hasty):
     rewrite_archive(hasty, lambda batch: without("eef_quat_wxyz")(select_episodes(batch, [1])))
     (finding,) = replay(hasty, 0)
-    assert "eef_quat_wxyz: nothing" in finding.said
+    assert "eef_quat_wxyz: the record has nothing" in finding.said
     described = json.loads((hasty / RUN).read_text())
     described["protocol"] = {"name": "own loop", "wait_steps": [described["protocol"]["wait_steps"]]}
     (hasty / RUN).write_text(json.dumps(described))

@@ -195,8 +195,8 @@ def test_a_changed_report_is_found_though_its_digest_was_renewed(run):
     """hostile/16: only a report that is made again shows that its numbers are the run's."""
     forge(run, REPORT, b"100.0", b"99.9")
     (message,) = differing(run).values()
-    assert "99.9" in message.partition("in the file")[0]
-    assert "100.0" in message.partition("in the file")[2]
+    assert "99.9" in message.partition("but a new report")[0]
+    assert "100.0" in message.partition("but a new report")[2]
     (run / SCORES).unlink()
     add_digests(run, {SCORES: None})
     verification = verify_run(run)
@@ -400,7 +400,7 @@ def test_a_loop_of_ones_own_is_played_again_as_it_settled(run):
 
 def test_an_episode_without_its_planned_start_is_not_played_again(run):
     edit_headers(run, env_seed=None)
-    assert "env_seed: null" in " ".join(differing(run, replay=1).values())
+    assert "env_seed: the record has null" in " ".join(differing(run, replay=1).values())
 
 
 def test_a_run_without_scores_says_that_nothing_was_judged(run):

@@ -220,7 +220,7 @@ def _format_eval_command(server: str, answer: ServerAnswer, host: str) -> str:
 def _describe_refusals(
     kind: servers.ClientKind, refusals: Mapping[str, PolicyError], host: str | None
 ) -> Iterator[Diagnosis]:
-    # Report only the most telling errors: unreadable replies, or else all errors except refusals, or else refusals.
+    # Report only the most useful errors: unreadable replies, or else all errors except refusals, or else refusals.
     errors = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
     refusals = {name: error for name, error in errors.items() if isinstance(error, ReplyError)} or errors or refusals
     if not refusals:

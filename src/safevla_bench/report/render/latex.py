@@ -144,7 +144,7 @@ def _latex_cell(cell: Cell) -> str:
 
 
 def _greek_command(letter: str) -> str:
-    # The last word of the letter's Unicode name is its command, but Unicode spells lambda LAMDA.
+    # The last word of the Unicode name is the command; only lambda is spelled otherwise in Unicode.
     name = unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA")
     return name.lower() if letter.islower() else name.title()
 
