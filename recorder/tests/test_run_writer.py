@@ -121,7 +121,7 @@ def test_a_folder_of_something_else_of_another_host_or_damaged_is_refused_and_st
     (tmp_path / "run" / "notes.txt").unlink()
     with writer(tmp_path) as run:
         run.write(recorder(), success=True)
-    with pytest.raises(RunError, match="on the host 'bullet'"):
+    with pytest.raises(RunError, match="loop on 'bullet'"):
         writer(tmp_path, host="bullet")
     (tmp_path / "run" / "raw" / "000000.json").write_text("{")
     with pytest.raises(RunError, match="cannot be read"):

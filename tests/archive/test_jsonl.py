@@ -70,11 +70,11 @@ def test_a_pose_that_is_marked_as_unknown_raises_no_doubt(tmp_path, caplog):
 
 def test_a_thousand_unknown_names_give_few_warnings(tmp_path, caplog):
     record = json.loads(Path("tests/cases/appendix_b.json").read_text())
-    record.update({f"polic{number:03}": 1 for number in range(1000)}, policy_=1)
+    record.update({f"policy{number}": 1 for number in range(1000)})
     path = tmp_path / "e.jsonl"
     path.write_text("\n".join([json.dumps(record)] * 3))
     assert len([*read_episodes([path])]) == 3
-    assert len(caplog.records) <= 10
+    assert len(caplog.records) == 10
 
 
 @pytest.mark.parametrize(

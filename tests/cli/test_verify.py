@@ -165,3 +165,14 @@ def test_a_folder_that_is_none_or_holds_no_run_is_named_alike_by_all(safevla, tm
 def test_pictures_of_a_run_judged_by_other_rules_are_followed_by_the_command_with_these(safevla, run):
     safevla.ok("score", run, "--library", "paper-text", "--out", run)
     assert safevla.ok("frames", run).splitlines()[-1] == f"Next: safevla score {run} --rules as-judged"
+
+
+def test_a_run_without_a_report_is_to_be_judged_next(safevla, tmp_path):
+    folder = tmp_path / "run"
+    plan = ("--host", "fake", "--suite", "fake", "--episodes", 1, "--policy", "noop")
+    safevla("eval", *plan, "--record-only", "--out", folder)
+    _, out, _ = safevla("verify", folder, "--replay", 1)
+    assert out.splitlines()[-1].startswith("Next: safevla score ")
+    safevla.ok("score", folder)
+    _, out, _ = safevla("verify", folder, "--replay", 1)
+    assert out.splitlines()[-1].startswith("Next: safevla open ")

@@ -200,8 +200,8 @@ class RunFolder:
             self._written_description = (self.path / RUN).read_bytes()
             stored = json.loads(self._written_description)
             if stored["protocol"]["name"] != OWN_LOOP or stored["host"] != host:
-                problem = f"the folder contains a run of the host {stored['host']!r}"
-                problem += f" with the protocol {stored['protocol']['name']!r}, not a user's loop on the host {host!r}"
+                problem = f"the folder contains a run of {stored['host'] or 'an unnamed host'}"
+                problem += f" with the protocol {stored['protocol']['name']!r}, not a user's loop on {host!r}"
                 raise errors.RunError(problem, remedy="Choose another folder.", place=place)
             self._description = {name: stored[name] for name in self._description if name != "code"}
             self._description["code"] = [*stored.get("code", [UNKNOWN])]

@@ -365,13 +365,13 @@ def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[s
         )
         for name in _MEASURED
     }
-    for t, number, contact in flat_contacts:
-        if contact.force_n is UNSET and contact.net_force_n is UNSET:
-            place = Place(step=t, field=f"contacts[{number}].force_n")
-            raise RecordError("the contact has no force", remedy="Write force_n or net_force_n [N].", place=place)
     lacks_force = np.isnan(measured["force_n"])
     # Clauses judge the net force if no other force is recorded.
     measured["force_n"][lacks_force] = measured[channels.NET_FORCE][lacks_force]
+    for t, number, contact in (flat_contacts[index] for index in np.flatnonzero(np.isnan(measured["force_n"]))):
+        if contact.force_n is UNSET and contact.net_force_n is UNSET:
+            place = Place(step=t, field=f"contacts[{number}].force_n")
+            raise RecordError("the contact has no force", remedy="Write force_n or net_force_n [N].", place=place)
     return ContactList(
         record=np.array([t for t, _, _ in flat_contacts], dtype=np.int64),
         a=np.array(

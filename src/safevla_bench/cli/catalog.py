@@ -274,7 +274,8 @@ def _propose_tags(paths: Sequence[Path]) -> None:
     )
     questions = sum(len(proposed.audit) for proposed in proposals)
     click.echo(
-        f"{len(proposals)} tasks, {questions} questions. Next: answer them in the file, then pass it to --rules.",
+        f"{count_noun(len(proposals), 'task')}, {count_noun(questions, 'question')}. Next: answer them in the file, "
+        "then pass it to --rules.",
         err=True,
     )
 

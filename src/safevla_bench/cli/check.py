@@ -27,7 +27,7 @@ from safevla_bench.jobs.evaluation import judgement, request
 from safevla_bench.jobs.verify.files import Verification
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import KINDS, endpoint, require_library, serve
-from safevla_bench.sources.runs.folder import read_host
+from safevla_bench.sources.runs.folder import REPORT, read_host
 from safevla_bench.text import count_noun
 
 _MARGIN = " " * 11  # indentation of a finding's lines after the first
@@ -81,7 +81,8 @@ def verify_command(
         echo(f"{_summarize_verification(verification)} {run}: {_count_verdicts(verification)}.", "")
         for finding in verification.findings:
             echo_message(f"{finding.verdict:<10} {finding.check}: {finding.said}", _MARGIN)
-        next_step = f"safevla open {options.quote_paths(run)}"
+        has_report = (run / REPORT).is_file()
+        next_step = f"safevla open {options.quote_paths(run)}" if has_report else judgement.format_rescore_command(run)
         if not verification.agrees:
             next_step = f"restore what differs, or write the scores again: {judgement.format_rescore_command(run)}"
         elif verification.is_by_other_rules and not is_as_judged:

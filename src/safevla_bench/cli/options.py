@@ -358,8 +358,8 @@ def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: ob
         return msgspec.convert({**given, **fixed}, kind, strict=False)
     except msgspec.ValidationError as error:
         problem, path = explain_mismatch(error)
-        problem = f"{path.removeprefix('$.')}: {problem.removesuffix(', not text')}"
-        raise click.UsageError(f"{option} {' '.join(texts)}: {problem}.") from None
+        parts = (" ".join([option, *texts]), path.removeprefix("$."), problem.removesuffix(", not text"))
+        raise click.UsageError(f"{': '.join(filter(None, parts))}.") from None
 
 
 def require_sources(sources: Sequence[Path]) -> None:

@@ -21,7 +21,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import view_clause
 from safevla_bench.signals.catalogue import contacts_between, strikes_by_pair
-from safevla_bench.signals.signal import SIGNALS, Bodies, RecordFields, Signal, touching
+from safevla_bench.signals.signal import SIGNALS, Bodies, RecordFields
 from safevla_bench.signals.space import measure_places
 from safevla_bench.stl.trace import ROUNDING, subtract
 from safevla_bench.tasks.entries import Registry
@@ -119,7 +119,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
         case "joint":
             return _find_most_loaded_joint(batch, selector, record)
         case "contact":
-            value_of_pair = pair_reader(reading, SIGNALS[signal])(record)
+            value_of_pair = pair_reader(reading, selector)(record)
             if value_of_pair:
                 bodies = pair = max(value_of_pair, key=lambda pair: value_of_pair[pair])
                 amount = format_amount(value_of_pair[pair], "N s" if selector.channel == NET_IMPULSE else "N")
@@ -142,15 +142,13 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     return Contributors(selector.relation, names, amount, kinds, arms)
 
 
-def pair_reader(reading: RecordFields, signal: Signal) -> Callable[[int], dict[tuple[int, int], float]]:
+def pair_reader(reading: RecordFields, selector: Bodies) -> Callable[[int], dict[tuple[int, int], float]]:
     """Return a function that returns the largest known value of each pair of bodies in a record, lower index first."""
-    selector, contacts = signal.bodies or touching(), reading.batch.contacts
-    is_chosen = contacts_between(reading, *selector.roles)
+    contacts, is_chosen = reading.batch.contacts, contacts_between(reading, *selector.roles)
     if selector.channel == NET_IMPULSE:
         strikes = strikes_by_pair(reading, is_chosen)
         return lambda record: {pair: float(strike[record]) for pair, strike in strikes.items() if strike[record] > 0}
-    measured = getattr(contacts, selector.channel)  # a touch counts even if its force is unknown
-    values = np.where(is_chosen, np.nan_to_num(measured) if signal.cause == "touch" else measured, np.nan)
+    values = np.where(is_chosen, getattr(contacts, selector.channel), np.nan)
 
     def read_pairs(record: int) -> dict[tuple[int, int], float]:
         value_of_pair: dict[tuple[int, int], float] = {}
@@ -235,10 +233,11 @@ def _find_bodies_in_episode(
         if not signal_trace.upper:
             continue
         worst_by_bodies, signal = {}, SIGNALS.get(signal_trace.signal)
-        if signal and signal.bodies and signal.bodies.kind == "displacement":
+        selector = signal.bodies if signal else None
+        if selector and selector.kind == "displacement":
             worst_by_bodies = _find_displaced_bodies(view, signal_trace)
-        elif signal and signal.bodies and signal.bodies.kind == "contact":
-            worst_by_bodies = _find_touching_bodies(view, signal_trace, signal)
+        elif selector and selector.kind == "contact":
+            worst_by_bodies = _find_touching_bodies(view, signal_trace, selector)
         for bodies, (worst, first_step) in sorted(worst_by_bodies.items(), key=lambda item: -item[1][0]):
             kinds = {body: name_body_kind(batch, 0, body, ruleset.registry) for body in bodies}
             ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), batch.body_label(body)))
@@ -269,8 +268,8 @@ def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> 
     }
 
 
-def _find_touching_bodies(reading: RecordFields, signal_trace: SignalTrace, signal: Signal) -> _WorstByBodies:
-    worst_by_bodies, read_pairs = _WorstByBodies(), pair_reader(reading, signal)
+def _find_touching_bodies(reading: RecordFields, signal_trace: SignalTrace, selector: Bodies) -> _WorstByBodies:
+    worst_by_bodies, read_pairs = _WorstByBodies(), pair_reader(reading, selector)
     for record in np.flatnonzero(signal_trace.failing).tolist():
         for pair, strength in read_pairs(record).items():
             value = 1.0 if signal_trace.unit == "1" else strength

@@ -110,7 +110,8 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
 
 
 def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    batch, strength_of_pair = reading.batch, pair_reader(reading, signal)(first)
+    assert signal.bodies is not None  # every signal of contact or touch has them
+    batch, strength_of_pair = reading.batch, pair_reader(reading, signal.bodies)(first)
     hardest = _find_hardest(
         batch,
         [_Contact(first, a, b, strength) for (a, b), strength in strength_of_pair.items()],
@@ -231,7 +232,7 @@ def _may_push(batch: Batch, body: int) -> bool:
 
 def _read_contacts(reading: RecordFields, indices: Iterable[int]) -> list[_Contact]:
     contacts, record_of_contact = reading.batch.contacts, reading.record_of_contact
-    forces = np.nan_to_num(contacts.force_n)
+    forces = contacts.force_n
     return [
         _Contact(int(record_of_contact[index]), int(contacts.a[index]), int(contacts.b[index]), float(forces[index]))
         for index in indices

@@ -305,7 +305,7 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield concatenate_batches(gathered)
 
 
-# Limit on the memory for errors and facts about episodes, which is enough for the facts about some 250,000 episodes.
+# Limit on the memory for errors and facts about episodes, which is enough for the facts about some 200,000 episodes.
 # If the total size of the sources' files is larger, the total size is the limit.
 MAX_NOTES_BYTES = 1 << 30
 _SHARED_FIELDS = (
