@@ -29,7 +29,7 @@ def test_what_is_asked_for_is_written_in_every_form(safevla, source, tmp_path):
         (("--which", "pie"), "tradeoff"),
         (("--which", ","), "tradeoff"),
         (("--format", "gif"), "svg, pdf, png"),
-        (("--style", "width=nan"), "`float` >= 1"),
+        (("--style", "width=nan"), "a number >= 1"),
         (("--sweep", "nonsense=1,2"), "nonsense"),
         (("--style", "across=Training steps"), "--which series"),
     ],

@@ -206,7 +206,7 @@ def test_of_successes_that_followed_their_recording_the_unsafe_share_is_said_and
     (broken,) = metrics.cells(score(judged.batch, strict))
     assert (broken.followed_unsafe.count, broken.followed_unsafe.n) == (3, 3)
     (sentence,) = [line for line in metrics.describe_activity(broken) if line.startswith("Replays of ")]
-    assert "3 of the 3" in sentence
+    assert "3 of 3 successes unsafe" in sentence
     assert "diverged replays are not counted: 1" in sentence
 
 
