@@ -308,6 +308,11 @@ def test_a_missing_field_is_named():
         )
 
 
+def test_all_missing_fields_are_named_at_once():
+    shown = {key: value for key, value in WHOLE.items() if key not in ("dt", "steps", "success")}
+    refuse(json.dumps(shown).encode(), "the keys 'success', 'dt' and 'steps' are missing")
+
+
 def test_every_bad_line_of_a_file_is_listed_with_its_number(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b"\n{}\n" + encode_json(episode(3)) + b"[1]\n" + encode_json(episode(3)))

@@ -65,7 +65,7 @@ def test_a_name_that_is_nearly_right_is_suggested(safevla, tmp_path):
     record = json.loads(Path("tests/cases/appendix_b.json").read_text())
     for benchmark, words in (
         ("libero-spatal", "did you mean 'libero-spatial'?"),
-        ("mine", "no matching family\n"),
+        ("mine", "no benchmark 'mine'\n"),
     ):
         source = tmp_path / "e.jsonl"
         source.write_text(json.dumps({**record, "benchmark": benchmark}))

@@ -225,6 +225,9 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
     field_path = path if step is None else path[2:]
     field = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in field_path).removeprefix(".")
     remedy = _REMEDY_TYPE
+    missing = [spec.name for spec in msgspec.structs.fields(kind) if spec.required and spec.name not in tree]
+    if not path and len(missing) > 1:
+        problem = f"the keys {', '.join(map(repr, missing[:-1]))} and {missing[-1]!r} are missing"
     if field == "body_roles" and (roles := tree["body_roles"]) and isinstance(roles, Mapping):
         body = next((name for name, role in roles.items() if role not in get_args(Role)), "")
         field, remedy = f"body_roles.{escape_controls(body)}", f"Roles are {', '.join(get_args(Role))}."

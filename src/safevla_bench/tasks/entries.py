@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import islice
 
 import msgspec
 
 from safevla_bench.errors import RegistryError, UnknownTaskError
 from safevla_bench.specs.spec import Tag
-from safevla_bench.text import spell_suite, warn_once
+from safevla_bench.text import count_noun, spell_suite, warn_once
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import TORQUES
 from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
@@ -148,10 +149,18 @@ class Registry:
                 return replace(family, task_id=task_id, instruction=instruction, patterns=())
         if benchmark == LOG_BENCHMARK and benchmark not in self.benchmarks:
             return self._log_entry(task_id)
-        problem = f"benchmark {benchmark!r} has no task {task_id!r} and no matching family"
-        if suites := get_close_matches(benchmark, () if benchmark in self.benchmarks else self.benchmarks, cutoff=0.8):
-            problem += f"; did you mean {suites[0]!r}?"
-        raise UnknownTaskError(problem, remedy=self._missing_entry_remedy(benchmark, task_id))
+        raise self._unknown_tasks_error({(benchmark, task_id): None})
+
+    def require_entries(self, tasks: Mapping[tuple[str, str], str | None]) -> None:
+        """Raise one `UnknownTaskError` for all tasks without an entry. `tasks`: (benchmark, id) -> instruction."""
+        unknown: dict[tuple[str, str], str | None] = {}
+        for (benchmark, task_id), instruction in tasks.items():
+            try:
+                self.find_entry(benchmark, task_id)
+            except UnknownTaskError:
+                unknown[self.find_suite(benchmark), task_id] = instruction
+        if unknown:
+            raise self._unknown_tasks_error(unknown)
 
     def _base_task_id(self, benchmark: str, task_id: str) -> str:
         suite = self.benchmarks.get(benchmark)
@@ -307,13 +316,32 @@ class Registry:
         match = _TASK_NUMBER.fullmatch(task_id)
         return names[int(match[1])] if match and int(match[1]) < len(names) else task_id
 
-    def _missing_entry_remedy(self, benchmark: str, task_id: str) -> str:
-        suite = json.dumps(benchmark)
+    def _unknown_tasks_error(self, tasks: Mapping[tuple[str, str], str | None]) -> UnknownTaskError:
+        (benchmark, task_id), *others = tasks
+        problem = f"the registry has no benchmark {benchmark!r}"
+        if benchmark in self.benchmarks:
+            problem = f"benchmark {benchmark!r} has no task {task_id!r} and no matching family"
+        elif suites := get_close_matches(benchmark, self.benchmarks, cutoff=0.8):
+            problem += f"; did you mean {suites[0]!r}?"
+        if others:
+            problem += f"; {count_noun(len(tasks), 'task')} of the sources have no entry"
         lines = ["pass --rules FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]
-        if benchmark not in self.benchmarks:
-            lines += [f"[benchmarks.{suite}]", f"host = {suite}", 'capabilities = "libero"  # what is measured']
-        lines += ["[[tasks]]", f"benchmark = {suite}", f"task_id = {json.dumps(task_id)}", 'instruction = ""']
-        return "\n    ".join([*lines, f'template = "pnp-basic"  # what it is: {", ".join(self.templates)}'])
+        for suite in dict.fromkeys(suite for suite, _ in tasks if suite not in self.benchmarks):
+            sets = ", ".join(self.capability_sets)
+            lines += [f"[benchmarks.{json.dumps(suite)}]", f"host = {json.dumps(suite)}  # your simulator or robot"]
+            lines.append(f'capabilities = "libero"  # what is measured; choices: {sets}')
+        choices = f"  # what kind of task it is; choices: {', '.join(self.templates)}"
+        for (suite, name), instruction in islice(tasks.items(), _MOST_TEMPLATES):
+            lines += ["[[tasks]]", f"benchmark = {json.dumps(suite)}", f"task_id = {json.dumps(name)}"]
+            lines.append(f"instruction = {json.dumps(instruction or '')}")
+            lines.append(f'template = "pnp-basic"{choices}')
+            choices = ""
+        if len(tasks) > _MOST_TEMPLATES:
+            lines.append(f"# and likewise for {len(tasks) - _MOST_TEMPLATES} more")
+        return UnknownTaskError(problem, remedy="\n    ".join(lines))
+
+
+_MOST_TEMPLATES = 20  # limit on the number of tasks in the TOML of an error
 
 
 def _tag_content(entry: TaskEntry) -> list[list[str] | None]:

@@ -161,14 +161,20 @@ def test_bad_episodes_are_skipped_in_every_reading(tmp_path):
 def test_bad_episodes_come_before_what_good_ones_lack_and_all_are_listed(tmp_path):
     path = tmp_path / "some.jsonl"
     archive.write_archive(
-        path, concatenate_batches([episode(4, contacts=None), episode(4, episode_id="odd", benchmark="nowhere")])
+        path,
+        concatenate_batches(
+            [
+                episode(4, contacts=None),
+                *(episode(4, episode_id=f"odd {name}", benchmark="nowhere", task_id=name) for name in "ab"),
+            ]
+        ),
     )
-    with pytest.raises(UnknownTaskError):
+    with pytest.raises(UnknownTaskError, match="2 tasks of the sources"):
         judge([path], load_ruleset())
     path.write_bytes(b"junk\n" + path.read_bytes() + b"junk\n")
     with pytest.raises(CollectedError) as raised:
         judge([path], load_ruleset())
-    assert [error.place.line for error in raised.value.errors] == [1, 4]
+    assert [error.place.line for error in raised.value.errors] == [1, 5]
     archive.write_archive(path, episode(4, contacts=None))
     with pytest.raises((SignalError, CollectedError), match="contacts is missing"):
         judge([path], load_ruleset())

@@ -241,8 +241,12 @@ def _score_sources(
         if elsewhere is not None and elsewhere.can_judge(scan.sources):
             return elsewhere.score_scan(scan, ruleset, survey)
         chunk = scoring.join_judged((judge_batch(batch, ruleset) for batch in scan), ruleset)
-    except SafevlaError:  # report all invalid episodes first, then this error
-        scan.index().require_valid(skip_invalid=skip_invalid)
+    except SafevlaError as error:  # report all invalid episodes first, then this error
+        index = scan.index()
+        index.require_valid(skip_invalid=skip_invalid)
+        if isinstance(error, UnknownTaskError):
+            headers = index.headers
+            ruleset.registry.require_entries({(made.benchmark, made.task_id): made.instruction for made in headers})
         raise
     if survey is not None:
         survey.is_complete = True
