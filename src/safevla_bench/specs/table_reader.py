@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TypeVar
@@ -113,11 +114,16 @@ def _parse_json(text: str, origin: RowOrigin) -> object:
 _SYNONYMS = {"formula": "stl", "id": "spec_id", "name": "spec_id", "limit": "threshold"}
 
 
+@cache
+def _types_of_keys(kind: type[msgspec.Struct]) -> Mapping[str, str]:
+    return {field.encode_name: str(field.type) for field in msgspec.structs.fields(kind)}  # slow
+
+
 def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     """Return a row as a struct of type `kind`. Raises the origin's error, which names the key, if a key is unknown or
     missing, or a value has the wrong type.
     """
-    types = {field.encode_name: str(field.type) for field in msgspec.structs.fields(kind)}
+    types = _types_of_keys(kind)
     key_list = f"known keys: {', '.join(types)}"
     if not isinstance(row, Mapping):
         problem = f"a table of keys is expected, not {type(row).__name__}"

@@ -208,6 +208,17 @@ def test_several_units_of_one_position_are_a_question():
         decide_pose(["x_cm", "y_m", "z_m"], 3)
 
 
+def test_ax_ay_and_az_may_be_a_rotation_or_accelerations():
+    names = ["ee_x", "ee_y", "ee_z", "ee_ax", "ee_ay", "ee_az"]
+    with pytest.raises(ValueError, match="rotation vector"):
+        decide_pose(names, 6)
+    stated = tomllib.loads("\n".join(suggest_pose(names, 6)))
+    assert decide_pose(names, 6, None, stated["rotation"], stated["rotation_form"]).rotation == (3, 4, 5)
+    assert decide_pose(names, 6, (0, 1, 2)).rotation == ()
+    for further in (["ee_vx", "ee_vy", "ee_vz"], ["ee_qw", "ee_qx", "ee_qy", "ee_qz"]):
+        assert not {3, 4, 5} & {*decide_pose([*names, *further], len(names) + len(further)).rotation}
+
+
 @pytest.mark.parametrize("text", ["X Y Z A B C", "c tcp.x tcp.y tcp.z a b gripper"])
 def test_angles_of_a_kuka_are_a_question_and_the_lines_that_it_shows_answer_it(text):
     names = text.split()

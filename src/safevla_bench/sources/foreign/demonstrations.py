@@ -174,7 +174,9 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
         raise RecordError(f"reading the file took more than {_WAIT_SECONDS + 5 * seconds} s", remedy=remedy) from None
     code = process.returncode
     if -code in (signal.SIGXCPU, signal.SIGKILL):
-        raise RecordError(f"reading the file took more than {seconds} s of processor time", remedy=remedy)
+        problem = f"reading the file took more than {seconds} s of processor time"
+        problem += ", or the machine's memory ran out" if -code == signal.SIGKILL else ""
+        raise RecordError(problem, remedy=remedy)
     if code:
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         raise RecordError(f"the HDF5 library crashed while reading the file ({name})", remedy=remedy)

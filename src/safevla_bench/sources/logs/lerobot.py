@@ -21,7 +21,6 @@ from typing import Annotated, Any, cast
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Meta
 
 from safevla_bench.archive.parquet_guard import read_batches, read_table
@@ -109,6 +108,8 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     without numbers is NaN. If all frames lack numbers, k is `size`. Raises `ValueError` if frames differ in k or hold
     values that are not numbers, or if n · k is too large.
     """
+    import pyarrow.compute as pc  # slow to import
+
     column = frames[feature].combine_chunks()
     is_known = column.is_valid()
     numbers, width = column.filter(is_known), 1

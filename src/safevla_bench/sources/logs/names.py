@@ -183,8 +183,8 @@ def decide_pose(
             lacking = f"Positions in the names: {len(positions) or 'none'}" if names else "The numbers have no names"
             raise ValueError(f"which numbers are x, y, z? {lacking}")
         position = positions[0]
-        if rotation is None and _find_kuka_angles(names):
-            raise ValueError("are a, b and c KUKA angles, in degrees about the body's axes z, y and x?")
+        if rotation is None and (open_rotation := _find_open_rotation(names)):
+            raise ValueError(open_rotation.question)
     if rotation is None:
         groups = {_parse_name(names[index])[0] for index in position} if names else set()
         group = groups.pop() if len(groups) == 1 else frozenset()
@@ -260,11 +260,40 @@ def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
     return is_stated or sum(not kind and group.isdisjoint(_SCALARS) for group, kind in parsed) >= min(SIZES.values())
 
 
-def _find_kuka_angles(names: Sequence[str]) -> list[int]:
-    """Return the indices of names with the last words a, b and c, if each occurs once and d does not occur; else []."""
-    last_words = ["".join(_split_words(name)[-1:]) for name in names]
-    counts = [last_words.count(axis) for axis in "abcd"]
-    return [last_words.index(axis) for axis in "abc"] if counts == [1, 1, 1, 0] else []
+def _last_words(names: Sequence[str]) -> list[str]:
+    return ["".join(_split_words(name)[-1:]) for name in names]
+
+
+class _OpenRotation(NamedTuple):
+    words: tuple[str, ...]  # last words of the three names
+    question: str
+    meaning: str
+    settings: tuple[str, ...]  # lines of the mapping if the answer is yes
+
+
+_OPEN_ROTATIONS = (
+    _OpenRotation(
+        ("a", "b", "c"),
+        "are a, b and c KUKA angles, in degrees about the body's axes z, y and x?",
+        "angles of a KUKA",
+        ('rotation_form = "rpy"', 'rotation_order = "ZYX"', 'angle_unit = "deg"'),
+    ),
+    _OpenRotation(
+        ("ax", "ay", "az"),
+        "are ax, ay and az a rotation vector? If they are accelerations, write only `position`",
+        "a rotation vector",
+        ('rotation_form = "rotvec"',),
+    ),
+)
+
+
+def _find_open_rotation(names: Sequence[str]) -> _OpenRotation | None:
+    # Each word ends one name. With other names of a rotation, a word `d` or velocities, the words mean something else.
+    last_words = _last_words(names)
+    has_rotation = any(len(named.axes) > 2 for named in _group_names(names) if named.kind != "position")
+    if has_rotation or not {"d", "vx"}.isdisjoint(last_words):
+        return None
+    return next((kind for kind in _OPEN_ROTATIONS if all(last_words.count(word) == 1 for word in kind.words)), None)
 
 
 _KIND_PREFERENCE = ("quaternion", "rpy", "rotvec", "6d", "euler", "turn")
@@ -335,9 +364,9 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
         choices = " or ".join(str(list(indices)) for indices in positions)
         lines.append(f"position = {FILL_IN}  # indices of x, y, z{f': {choices}' if positions else ', from 0'}")
     kinds = {named_set.kind for named_set in _group_names(names) if len(named_set.axes) > 2}
-    if kuka_indices := _find_kuka_angles(names):
-        kuka_lines = 'rotation_form = "rpy"|rotation_order = "ZYX"|angle_unit = "deg"'
-        return [*lines, f"rotation = {kuka_indices}  # CHECK: angles of a KUKA", *kuka_lines.split("|")]
+    if positions and (open_rotation := _find_open_rotation(names)):
+        indices = [_last_words(names).index(word) for word in open_rotation.words]
+        return [*lines, f"rotation = {indices}  # CHECK: {open_rotation.meaning}", *open_rotation.settings]
     if kinds & {"euler", "turn"} or (not names and size == 6):
         lines += [f'rotation_form = {FILL_IN}  # "rpy" or "rotvec"', 'rotation_order = "xyz"  # CHECK: order of "rpy"']
     elif (len(positions) == 1 and "quaternion" in kinds) or (not names and size == 7):
