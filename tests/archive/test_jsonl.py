@@ -17,6 +17,11 @@ def _scale_positions(record, factor):
         step["body_pos_m"] = {name: [factor * x for x in at] for name, at in step["body_pos_m"].items()}
 
 
+def _stamp_in_milliseconds(record):
+    for number, step in enumerate(record["steps"]):
+        step["time_s"] = 50.0 * number
+
+
 def _first_contact(record):
     return next(step["contacts"][0] for step in record["steps"] if step["contacts"])
 
@@ -32,6 +37,7 @@ def _rename(record, old, new):
         (lambda record: None, ""),
         (lambda record: record.update(dt=50), "dt is 50 s"),
         (lambda record: _scale_positions(record, 1000.0), "body_pos_m may be in millimeters"),
+        (_stamp_in_milliseconds, "time_s may not be in seconds"),
         (lambda record: [step.update(eef_quat_wxyz=[0.1, 0.2, 0.3, 0.4]) for step in record["steps"]], "norm of 0.548"),
         (lambda record: _rename(record, "joint_torque_nm", "joint_torques_nm"), "did you mean 'joint_torque_nm'?"),
         (

@@ -145,6 +145,15 @@ def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
     ]
 
 
+def test_after_a_formula_the_next_step_fits_tasks_without_an_entry(safevla, archive, tmp_path):
+    query = ("show", archive, "--formula", "G[0,T](max_contact_force < 200)")
+    assert safevla.ok(*query).splitlines()[-1].endswith(":1")
+    own = tmp_path / "own.jsonl"
+    own.write_text(json.dumps({**json.loads(Path("tests/cases/appendix_b.json").read_text()), "benchmark": "mine"}))
+    assert "score" in (next_step := safevla.ok("show", own, *query[2:]).splitlines()[-1])
+    assert "--rules FILE" in next_step
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

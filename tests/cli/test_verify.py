@@ -41,6 +41,12 @@ def test_a_run_that_differs_exits_1_and_json_says_where(safevla, run):
     assert (code, document["agrees"]) == (1, False)
     differing = [finding["check"] for finding in document["findings"] if finding["verdict"] == "differs"]
     assert differing == ["archive parts"]
+    assert "safevla score" not in safevla("verify", run)[1], "the records differ, so that scoring again is no remedy"
+
+
+def test_if_only_scores_differ_the_next_step_writes_them_again(safevla, run):
+    (run / "scores.json").write_text((run / "scores.json").read_text() + "\n")
+    assert "write the scores again: safevla score" in safevla("verify", run)[1]
 
 
 def test_what_cannot_be_read_exits_2(safevla, tmp_path):

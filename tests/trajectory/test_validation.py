@@ -95,8 +95,8 @@ BROKEN = {
             (None, BIG, np.nan, np.nan, "force_n", "implausibly large"),
             (None, 1.0, np.nan, -1.0, "impulse_ns", "negative"),
             (None, 1.0, np.nan, np.inf, "impulse_ns", "not a finite number"),
-            (None, 1.0, 1.0, np.nan, "net_force_n", "do not list net_force_n"),
-            (("force_n", "net_force_n"), 1.0, np.nan, np.nan, "net_force_n", "not a finite number"),
+            (None, 1.0, 1.0, np.nan, "net_force_n", "does not list net_force_n"),
+            (("force_n", "net_force_n"), 1.0, np.nan, np.nan, "net_force_n", "lacks net_force_n"),
             (("force_n", "net_force_n"), 1.0, BIG, np.nan, "net_force_n", "implausibly large"),
             (("force_n", "net_force_n"), 1.0, -1.0, np.nan, "net_force_n", "negative"),
         )

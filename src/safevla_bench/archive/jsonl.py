@@ -219,13 +219,16 @@ def decode_json(line: bytes) -> Batch:
 
 # Limits for the distance from the origin, the control step, and the difference of a norm from 1.
 # A value beyond its limit may have a wrong unit.
-FAR_M, LONG_S, OFF_NORM = 100.0, 1.0, 0.1
+FAR_M, LONG_S, OFF_NORM, OFF_RATE = 100.0, 1.0, 0.1, 5.0
 
 
 def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
     """Yield a field of the only episode, and why its unit or its name seems wrong."""
     if (dt_s := float(batch.dt_s[0])) > LONG_S:
         yield "dt", f"the control step may be in milliseconds: dt is {dt_s:g} s"
+    stamps = batch.channel("time_s").episode_rows(0).ravel() if batch.channel("time_s").present[0] else np.empty(0)
+    if len(stamps) > 1 and not dt_s / OFF_RATE < (interval := float(np.median(np.diff(stamps)))) < dt_s * OFF_RATE:
+        yield "time_s", f"time_s may not be in seconds: its median interval is {interval:g}, but dt is {dt_s:g} s"
     for spec in (spec for spec in channels.NUMERIC if spec.row_size in (3, 4)):
         norms = np.linalg.norm(_known_rows(batch, spec), axis=1)
         if spec.name.endswith("pos_m") and (far_m := norms.max(initial=0.0)) > FAR_M:

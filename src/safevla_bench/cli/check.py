@@ -84,7 +84,9 @@ def verify_command(
         has_report = (run / REPORT).is_file()
         next_step = f"safevla open {options.quote_paths(run)}" if has_report else judgement.format_rescore_command(run)
         if not verification.agrees:
-            next_step = f"restore what differs, or write the scores again: {judgement.format_rescore_command(run)}"
+            next_step = "restore what differs from a copy of the run folder"
+            if verification.can_be_rescored:
+                next_step = f"restore what differs, or write the scores again: {judgement.format_rescore_command(run)}"
         elif verification.is_by_other_rules and not is_as_judged:
             command = f"safevla verify {options.quote_paths(run)} --rules as-judged"
             next_step = f"check the scores by the rules that judged the run: {command}"

@@ -15,7 +15,7 @@ from safevla_bench import hosts, plugins
 from safevla_bench.cli import completion, echo, echo_message, options, rules
 from safevla_bench.cli.options import flag, option, quote_paths, repeatable
 from safevla_bench.cli.progress import show_frame_progress
-from safevla_bench.errors import Place, RunError, SafevlaError
+from safevla_bench.errors import Place, RunError, SafevlaError, UnknownTaskError
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
 from safevla_bench.explain.bodies import BODY_KINDS, find_bodies
@@ -217,7 +217,13 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
     if any(answer.verdict == "undefined" for answer in answers):
         for line in describe_unmatched(list_places([parsed]), collect_bodies(records.read_chunks())):
             echo(line)
-    echo(f"Next: explain the first episode: {sources.format_command('show', ':1')}")
+    next_step = f"explain the first episode: {sources.format_command('show', ':1')}"
+    try:
+        sources.ruleset.registry.require_entries({(made.benchmark, made.task_id): None for made in records.headers})
+    except UnknownTaskError:
+        command = sources.format_command("score", "--rules", "FILE", "--out", "results")
+        next_step = f"judge the episodes by a FILE that defines their tasks: {command}"
+    echo(f"Next: {next_step}")
 
 
 def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.ListedEpisode]:

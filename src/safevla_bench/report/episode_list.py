@@ -357,5 +357,6 @@ def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     similar = dict.fromkeys([*containing[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)])
     similar_text = f"Similar ids: {', '.join([*similar][:_MAX_SHOWN])}. " if similar else ""
     # If `wanted` is a number, the user may have meant a position, so the hint shows it; otherwise it shows `:2`.
-    position = next((row.position for row in rows if row.position == f":{wanted}"), ":2")
-    return f"{similar_text}`safevla episodes` lists all {len(rows)} episodes; {position} is number {position[1:]}."
+    position = next((row.position for row in rows if row.position == f":{wanted}"), f":{min(2, len(rows))}")
+    listed = "the only episode" if len(rows) == 1 else f"all {len(rows)} episodes"
+    return f"{similar_text}`safevla episodes` lists {listed}; {position} is number {position[1:]}."

@@ -86,6 +86,9 @@ def _find_single_precision(fields: RecordFields, names: Iterable[str]) -> dict[s
     return {name: episodes for name, episodes in is_single.items() if episodes.any()}
 
 
+_HELD_TARGET = "the held target"
+
+
 def describe_missing(field: str) -> str:
     """Describe a missing field, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
     channel, _, place = field.partition(" of ")
@@ -95,6 +98,8 @@ def describe_missing(field: str) -> str:
         "body_shapes": "shape",
         "opening": "opening",
     }
+    if place == _HELD_TARGET:
+        return f"the held target is unknown, or {channel} lacks it (see target_object, body_roles and gripped_body)"
     if field in RAW_FIELDS or channel not in word_of_channel:
         return f"{field} is missing"
     return f"no {word_of_channel[channel]} of {place} is recorded"

@@ -399,23 +399,33 @@ def _check_contacts(batch: Batch) -> None:
     impulses = {name: ~np.isnan(getattr(contacts, name)) for name in ("impulse_ns", NET_IMPULSE)}
     required_masks = {"force_n": ~np.zeros_like(is_net_required), NET_FORCE: is_net_required, **impulses}
     is_allowed = is_net_required | np.isnan(contacts.net_force_n)
-    _require_contacts(batch, is_allowed, NET_FORCE, f"is recorded, but the header's `forces` do not list {NET_FORCE}")
+    forces = f'If each contact has a {NET_FORCE}, write "forces": ["{NET_FORCE}"] into the header'
+    unlisted = f"{{value}} is recorded, but the header's `forces` does not list {NET_FORCE}"
+    _require_contacts(batch, is_allowed, NET_FORCE, unlisted, f'{forces}, with "force_n" if it has both forces.')
+    is_missing = is_net_required & np.isnan(contacts.net_force_n)
+    missing = f"the contact lacks {NET_FORCE}, which the header's `forces` lists"
+    _require_contacts(batch, ~is_missing, NET_FORCE, missing, f"{forces}, else leave it out.")
     for name, is_required in required_masks.items():
         values, largest = getattr(contacts, name), sys.float_info.max if name in impulses else LARGEST
-        _require_contacts(batch, np.isfinite(values) | ~is_required, name, "is not a finite number")
-        _require_contacts(batch, ~(values < 0), name, "is negative")
-        _require_contacts(batch, ~(values > largest), name, "is implausibly large")
+        _require_contacts(batch, np.isfinite(values) | ~is_required, name, "{value} is not a finite number")
+        _require_contacts(batch, ~(values < 0), name, "{value} is negative")
+        _require_contacts(batch, ~(values > largest), name, "{value} is implausibly large")
     for item in np.flatnonzero(contacts.a == contacts.b)[:1]:
         remedy = "A contact needs two different bodies; merge or drop contacts inside one body."
         problem = f"{batch.body_label(int(contacts.a[item]))!r} touches itself"
         _refuse_contact(batch, int(item), "b", problem, remedy)
 
 
-def _require_contacts(batch: Batch, is_valid: Bools, field: str, problem: str) -> None:
+def _require_contacts(
+    batch: Batch,
+    is_valid: Bools,
+    field: str,
+    problem: str,
+    remedy: str = "Write the magnitude of the contact's force in N and its impulse in N·s.",
+) -> None:
     for item in np.flatnonzero(~is_valid)[:1]:
-        remedy = "Write the magnitude of the contact's force in N and its impulse in N·s."
         value = getattr(batch.contacts, field)[item]
-        _refuse_contact(batch, int(item), field, f"{value} {problem}", remedy)
+        _refuse_contact(batch, int(item), field, problem.format(value=value), remedy)
 
 
 def _refuse_contact(batch: Batch, item: int, field: str, problem: str, remedy: str) -> NoReturn:

@@ -499,6 +499,14 @@ def test_a_mapping_that_names_its_log_is_a_source(tmp_path):
         ('[torque]\nfrom = "x"\nlimits_nm = [9, inf]', "limits_nm is inf"),
         ('[gripper]\nfrom = "x"\nholds_above = nan', "holds_above is nan"),
         ('[episode]\nbenchmark = "mine"\ntemplate = "pnp-basic"', "--rules"),
+        ('[torque]\nfrom = "x"\nnames = ["a"]\nindex = [0]', "names and index"),
+        ('[torque]\nfrom = "x"\nindex = [0, 0]', "a number twice"),
+        ('[action]\nfrom = "x"\nnames = []', "no number"),
+        ('[eef]\nfrom = "x"\nquaternion = [3, 4, 5, 6]\nrotation = [7, 8, 9]', "quaternion and rotation"),
+        ('[eef]\nfrom = "x"\nquaternion = [3, 4, 5, 6]\nrotation_form = "rpy"', "quaternion and rotation_form"),
+        ('[eef]\nfrom = "x"\nrotation_order = "xxz"', "twice in a row"),
+        ("[episode]\nstart_s = 0.5", "start_s is for trials"),
+        ('[[episode]]\nmarker = "/go"\nend_s = 9', "a marker and start_s or end_s"),
     ],
 )
 def test_a_wrong_mapping_names_its_file_and_what_is_wrong(tmp_path, text, words):
@@ -507,6 +515,31 @@ def test_a_wrong_mapping_names_its_file_and_what_is_wrong(tmp_path, text, words)
     with pytest.raises(RecordError, match=r"safevla-log\.toml") as caught:
         open_source(folder)
     assert words in f"{caught.value} {caught.value.remedy}"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[[episode]]\nsuccess = true\n[eef]\nfrom = "eef"', "episode"),
+        ('[episode]\nclock = "x"\n[eef]\nfrom = "eef"', "episode.clock"),
+        ('[action]\nfrom = "x"\nfield = "data"', "action.field"),
+        ('[eef]\nfrom = "x"\nframe = "hand"', "eef.frame"),
+        ('[eef]\nfrom = "x"\nin = "world"', "eef.in"),
+    ],
+)
+def test_a_key_for_recordings_is_refused_in_the_mapping_of_a_dataset(tmp_path, text, key):
+    folder = write_dataset(tmp_path / "d", [frames()])
+    save_mapping(folder, text)
+    assert f"field {key}: " in problem(folder)
+    assert "recordings only" in problem(folder)
+
+
+@pytest.mark.parametrize("matrix", [np.diag([1.0, 1.0, -1.0]), 2 * np.eye(3), [[1, 0.9, 0], [0, 1, 0.9], [0.9, 0, 1]]])
+def test_a_matrix_that_is_not_a_rotation_is_refused(tmp_path, matrix):
+    pose = np.tile([0.4, 0.0, 0.5, *np.ravel(matrix)], (30, 1))
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "eef"\nposition = [0, 1, 2]\nrotation_form = "matrix"\n'
+    folder = write_mapped(tmp_path, frames(eef=pose), text=f"{text}rotation = [3, 4, 5, 6, 7, 8, 9, 10, 11]\n")
+    assert "not a rotation matrix" in problem(folder)
 
 
 def test_pages_with_checksums_are_compared_with_them(tmp_path):

@@ -65,6 +65,13 @@ def test_a_position_without_numbers_that_may_be_an_orientation_is_read_alone(tmp
     assert not batch.eef_quat_wxyz.present.any()
 
 
+@pytest.mark.parametrize("other", [{"layout": {"data_offset": 0}}, {"header": {"seq": 3}}])
+def test_indices_count_only_numbers_that_may_be_a_pose(tmp_path, other):
+    write_log(tmp_path, {**other, "data": [0.1, 0.2, 0.3, 0.4]}, "position = [0, 1, 2]\n")
+    (batch,) = read(tmp_path)
+    assert batch.eef_pos_m.episode_rows(0)[0].tolist() == [0.1, 0.2, 0.3]
+
+
 def test_a_number_that_a_message_lacks_is_a_lost_pose(tmp_path):
     rows = [("/eef", 5 + 0.1 * k, {**FLAT, "x": None if k == 4 else 0.1}) for k in range(9)]
     write_mcap(tmp_path / "take.mcap", rows)
@@ -90,3 +97,88 @@ def test_the_largest_force_between_two_records_is_kept_and_the_offset_subtracted
     norms = np.linalg.norm(batch.channel("wrist_force_n").episode_rows(0), axis=1)
     assert norms.max() == pytest.approx(199.0)
     assert (norms > 1).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("position = [3, 4, 5]\n", "indices do not apply"),
+        ('position = [0, 1, 2]\nrotation = [3, 4, 5]\nrotation_form = "rpy"\n', "indices do not apply"),
+        ('rotation_form = "rotvec"\n', "indices do not apply"),
+    ],
+)
+def test_indices_into_a_message_that_names_its_position_are_refused(tmp_path, more, words):
+    turn = {"x": X, "y": Y, "z": Z, "w": W}
+    write_log(tmp_path, {"position": FLAT, "orientation": turn, "tcp": {"x": 1.0, "y": 2.0, "z": 3.0}}, more)
+    assert words in problem(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("message", "more"),
+    [
+        ({"pose_mm": {"position": FLAT}}, ""),
+        ({"pose_mm": {"position": FLAT}}, 'field = "pose_mm"\n'),
+        ({"tcp_mm": FLAT}, ""),
+        ({"tcp_mm": FLAT}, 'field = "tcp_mm"\n'),
+        ({"tcp_mm": FLAT}, 'field = "tcp_mm"\nunit = "mm"\n'),
+        ({"x_millimeters": 0.1, "y_millimeters": 0.2, "z_millimeters": 0.3}, ""),
+        ({"pose": {"position": FLAT}}, 'unit = "mm"\n'),
+    ],
+)
+def test_a_unit_in_the_name_of_a_field_or_of_its_numbers_is_read(tmp_path, message, more):
+    write_log(tmp_path, message, more)
+    (batch,) = read(tmp_path)
+    assert batch.eef_pos_m.episode_rows(0)[0] == pytest.approx([1e-4, 2e-4, 3e-4])
+
+
+@pytest.mark.parametrize(
+    ("message", "more", "words"),
+    [
+        ({"tcp_mm": FLAT}, 'field = "tcp_mm"\nunit = "m"\n', "the names say 'mm'"),
+        ({"x_inch": 0.1, "y_inch": 0.2, "z_inch": 0.3}, "", "the unit 'inch'"),
+        ({"x_deg": 0.1, "y_deg": 0.2, "z_deg": 0.3}, "", "the unit 'deg'"),
+        ({**FLAT, "roll_deg": 1, "pitch_deg": 1, "yaw_deg": 1}, 'angle_unit = "rad"\n', "the names say 'deg'"),
+        ({**FLAT, "roll_mrad": 1, "pitch_mrad": 1, "yaw_mrad": 1}, "", "the unit 'mrad'"),
+    ],
+)
+def test_a_unit_that_contradicts_the_mapping_or_is_unknown_is_refused(tmp_path, message, more, words):
+    write_log(tmp_path, message, more)
+    assert words in problem(tmp_path)
+
+
+def test_a_pose_in_millimeters_is_converted_before_transforms_in_meters(tmp_path):
+    turn = {"x": 0.0, "y": 0.0, "z": 0.0, "w": 1.0}
+    pose = {
+        "header": {"frame_id": "base"},
+        "pose": {"position": {"x": 100.0, "y": 0.0, "z": 300.0}, "orientation": turn},
+    }
+    edge = {
+        "header": {"frame_id": "world"},
+        "child_frame_id": "base",
+        "transform": {"translation": {"x": 1.0, "y": 2.0, "z": 0.0}, "rotation": turn},
+    }
+    messages = [("/tf_static", 4.9, {"transforms": [edge]}), *(("/eef", 5 + 0.1 * k, pose) for k in range(9))]
+    write_mcap(tmp_path / "take.mcap", messages)
+    save_mapping(tmp_path, TEXT + 'unit = "mm"\nin = "world"\n')
+    (batch,) = read(tmp_path)
+    assert batch.eef_pos_m.episode_rows(0)[0] == pytest.approx([1.1, 2.0, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("part", "data", "more", "words"),
+    [
+        ("wrench", 7.0, "", "1 number is mapped, not 3"),
+        ("wrench", [1, 2, 3, 4, 5, 6], "", "6 numbers are mapped, not 3"),
+        ("gripper", [0.0, 0.02], "holds_above = 0.01\n", "2 numbers are mapped, not 1"),
+    ],
+)
+def test_a_gripper_is_one_number_and_a_wrench_are_three(tmp_path, part, data, more, words):
+    messages = [
+        (topic, 5 + 0.1 * k, message)
+        for k in range(9)
+        for topic, message in (("/eef", FLAT), ("/other", {"data": data}))
+    ]
+    write_mcap(tmp_path / "take.mcap", messages)
+    tare = "tare = [0, 0, 0]\n" if part == "wrench" else ""
+    save_mapping(tmp_path, f'{TEXT}[{part}]\nfrom = "/other"\n{tare}{more}')
+    assert words in problem(tmp_path)

@@ -208,6 +208,32 @@ def test_several_units_of_one_position_are_a_question():
         decide_pose(["x_cm", "y_m", "z_m"], 3)
 
 
+@pytest.mark.parametrize(
+    ("names", "stated", "words"),
+    [
+        ("x y z roll pitch yaw", {"rotation": (3, 4, 5), "form": "rpy", "euler": "zyz"}, "one angle for each"),
+        ("x y z roll pitch yaw", {"form": "rpy", "euler": "zyz"}, "one angle for each"),
+        ("x y z qx qy qz qw", {"form": "rpy"}, "The names give a quaternion"),
+    ],
+)
+def test_a_stated_form_or_order_that_contradicts_the_names_is_a_question_without_lines(names, stated, words):
+    with pytest.raises(ValueError, match=words):
+        decide_pose(names.split(), len(names.split()), **stated)
+
+
+def test_the_numbers_of_the_stated_form_are_read_although_the_names_also_give_others():
+    names = "x y z qx qy qz qw roll pitch yaw".split()
+    assert decide_pose(names, len(names), form="rpy").rotation == (7, 8, 9)
+    assert decide_pose(names, len(names)).form == "quaternion"
+
+
+def test_lines_for_a_matrix_answer_its_question():
+    names = ["x", "y", "z", *(f"r{row}{column}" for column in (1, 2, 3) for row in (1, 2, 3))]
+    stated = tomllib.loads("\n".join(suggest_pose(names, 12)))
+    layout = decide_pose(names, 12, form=stated["rotation_form"])
+    assert [names[index] for index in layout.rotation[:3]] == ["r11", "r12", "r13"]
+
+
 def test_ax_ay_and_az_may_be_a_rotation_or_accelerations():
     names = ["ee_x", "ee_y", "ee_z", "ee_ax", "ee_ay", "ee_az"]
     with pytest.raises(ValueError, match="rotation vector"):

@@ -69,6 +69,12 @@ class Verification:
         return all(finding.verdict != "differs" for finding in self.findings)
 
     @property
+    def can_be_rescored(self) -> bool:
+        """Whether only outputs of the judgement differ, so that judging the run again writes them anew."""
+        differing = {finding.check for finding in self.findings if finding.verdict == "differs"}
+        return bool(differing & {*_JUDGEMENT_FILES}) and differing <= {*_JUDGEMENT_FILES, FILES, SOURCE}
+
+    @property
     def has_open_checks(self) -> bool:
         return any(finding.verdict == "unchecked" and finding.wanted for finding in self.findings)
 

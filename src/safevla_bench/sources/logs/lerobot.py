@@ -253,6 +253,7 @@ def read_episodes(
     """Yield the episodes at the indices `wanted` (None = all), in order, and a `RecordError` for each bad episode.
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
+    records.require_dataset_keys(mapping)
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
     records.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})

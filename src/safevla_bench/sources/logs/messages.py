@@ -35,6 +35,8 @@ _MOST_NUMBERS = 256  # maximum number of values in a message that are searched f
 _POSE_LOCATIONS = ("", "pose", "pose.pose", "transform")
 """Locations of a pose in messages of the types geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry,
 and TransformStamped."""
+_UNCOUNTED_FIELDS = ("header", "timestamp", "stamp", "layout")
+"""Fields without numbers of a pose, such as the offset in a MultiArray; the indices of a mapping do not count them."""
 _FIELDS_OF_PART = {  # part of a mapping -> message fields that may hold its numbers; the first that exists is read
     "torque": ("effort", "data", "value"),
     "gripper": ("position", "effort", "data", "value"),
@@ -210,10 +212,19 @@ class PoseTaker(Taker):
                 _first_field(pose, "orientation", "rotation"),
             )
             if hasattr(position, "x") and not self._has_unread_orientation(pose, orientation):
+                if self.columns.stated or self.columns.rotation_form:
+                    problem = f"the messages of {self.topic} have fields for position and orientation"
+                    remedy = "Leave out the indices and `rotation_form`, or name the field with the numbers as `field`."
+                    refuse_field(f"{problem}, so indices do not apply", remedy, self.part)
                 self.has_pose, self.has_turn = True, self.has_turn or hasattr(orientation, "w")
                 return [*_read_floats(position, "xyz"), *_read_floats(orientation, "wxyz")]
         # The message has no field with a position, so its numbers are read by their names or indices.
-        number_by_name = dict(islice(_iterate_numbers(_get_field(message, self.columns.field or "")), _MOST_NUMBERS))
+        numbers = _iterate_numbers(_get_field(message, self.columns.field or ""))
+        number_by_name = {
+            name: number
+            for name, number in islice(numbers, _MOST_NUMBERS)
+            if name.partition(".")[0] not in _UNCOUNTED_FIELDS
+        }
         is_mapped = bool(number_by_name and (self.columns.field or self.columns.position))
         if self.layout is None and (is_mapped or find_positions([*number_by_name])):
             given_names = () if all(name.isdecimal() for name in number_by_name) else tuple(number_by_name)
@@ -241,7 +252,8 @@ class PoseTaker(Taker):
         """The poses of the messages, [m, 7], or [m, 3] without an orientation."""
         if self.layout is not None:
             return self.columns.arrange(self.numbers, self.layout)
-        return self.numbers if self.has_turn else self.numbers[:, :3]
+        factors = np.array([self.columns.factor_m(self.part)] * 3 + [1.0] * 4)
+        return (self.numbers * factors)[:, : 7 if self.has_turn else 3]
 
     def require_some(self) -> None:
         """Raise `RecordError` if no message has a pose of the wanted frame, or if no frame is chosen among several."""

@@ -12,11 +12,12 @@ robots/so_follower/robot_kinematic_processor.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from safevla_bench.archive.record_schema import refuse_field
 from safevla_bench.files import read_shipped
 from safevla_recorder.episode import Floats
 
@@ -76,14 +77,18 @@ def _split_words(name: str) -> list[str]:
     return re.findall(r"6d|[^\W\d_]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
 
 
-def _find_unit(names: Sequence[str], indices: Sequence[int]) -> str:
-    """Return the unit in the names at these indices, as in `x_mm`; "" = none. Raises `ValueError` for several units."""
-    units = {next((_UNITS[word] for word in _split_words(names[index]) if word in _UNITS), "") for index in indices}
+def find_unit(names: Iterable[str]) -> str:
+    """Return the unit in the names, as in `x_mm`; "" = none. Raises `ValueError` if they give several units."""
+    units = {next((_UNITS[word] for word in _split_words(name) if word in _UNITS), "") for name in names}
     if len(units) > 1:
         raise ValueError(
             "which unit do the numbers have? Their names give several units; convert the numbers to one unit"
         )
-    return units.pop()
+    return next(iter(units), "")
+
+
+def _find_unit_at(names: Sequence[str], indices: Sequence[int]) -> str:
+    return find_unit(names[index] for index in indices if index < len(names))
 
 
 def _parse_name(name: str) -> tuple[_Group, str, str]:
@@ -200,9 +205,15 @@ def decide_pose(
     axes = "".join(_parse_name(names[index])[2] for index in rotation if index < len(names))
     ordered = _order_quaternion(tuple(rotation), axes, order) if rotation_size == 4 else tuple(rotation)
     if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names, not the order, say which angle is which
+        _require_every_axis(euler)
         ordered = tuple(ordered[axes.index(axis)] for axis in euler.lower())
-    unit, angle_unit = (_find_unit(names, part) if max(part) < len(names) else "" for part in (position, ordered))
+    unit, angle_unit = (_find_unit_at(names, part) for part in (position, ordered))
     return PoseLayout(tuple(position), ordered, form or "quaternion", unit=unit, angle_unit=angle_unit)
+
+
+def _require_every_axis(euler: str) -> None:
+    if sorted(euler.lower()) != [*"xyz"]:
+        raise ValueError(f"is rotation_order {euler!r}? The names give one angle for each of the axes x, y and z")
 
 
 def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
@@ -233,9 +244,22 @@ def _find_rotation(
     if len({named_set.group for named_set in matching}) > 1 or (rotations and not matching):
         raise ValueError("which rotation belongs to the position? The names give only rotations of other objects")
     if not matching:
-        return PoseLayout(position, unit=_find_unit(names, position) if names else "")
-    named_set = min(matching, key=lambda named_set: _KIND_PREFERENCE.index(named_set.kind))
+        return PoseLayout(position, unit=_find_unit_at(names, position))
+    # A set whose kind is the stated form comes first. Names such as `rx` give axes without a form, or with any.
+    stated_kind = (form or "").removesuffix("_rows")
+    named_set = min(
+        matching,
+        key=lambda named: (
+            named.kind != stated_kind,
+            bool(form) and named.kind == "quaternion",
+            _KIND_PREFERENCE.index(named.kind),
+        ),
+    )
     kind = form or named_set.kind
+    if form and named_set.kind == "quaternion":
+        raise ValueError(f"is rotation_form {form!r}? The names give a quaternion")
+    if kind == "rpy":
+        _require_every_axis(euler)
     indices = named_set.find_places({"quaternion": "wxyz", "rpy": euler}.get(kind, "xyz"))
     if kind == "quaternion" and len(indices) == 4:
         axis_of_index = {index: axis for axis, axis_indices in named_set.axes.items() for index in axis_indices}
@@ -244,8 +268,8 @@ def _find_rotation(
         )
     if len(indices) != SIZES.get(kind):
         raise ValueError("which form does the rotation have? The names do not say")
-    doubt, unit = "" if form else _IMPLIED_CONVENTIONS.get(kind, ""), _find_unit(names, position)
-    return PoseLayout(position, indices, kind, doubt, unit, _find_unit(names, indices))
+    doubt, unit = "" if form else _IMPLIED_CONVENTIONS.get(kind, ""), _find_unit_at(names, position)
+    return PoseLayout(position, indices, kind, doubt, unit, _find_unit_at(names, indices))
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
@@ -335,7 +359,20 @@ def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bo
     return quaternions
 
 
-_MIN_DETERMINANT = 0.9
+_MIN_DETERMINANT, _MATRIX_SLACK = 0.9, 0.05
+
+
+def require_rotations(matrices: Floats) -> None:
+    """Raise `RecordError` if a row [n, 9] is not a rotation matrix, row by row. Unknown rows and zeros are skipped."""
+    known = matrices[np.isfinite(matrices).all(axis=1) & matrices.any(axis=1)].reshape(-1, 3, 3)
+    deviations = np.abs(known @ known.transpose(0, 2, 1) - np.eye(3)).max(axis=(1, 2), initial=0.0)
+    determinants = np.linalg.det(known)
+    if (invalid := (deviations > _MATRIX_SLACK) | (determinants < _MIN_DETERMINANT)).any():
+        worst = int(np.argmax(np.where(invalid, np.abs(determinants - 1) + deviations, -1)))
+        problem = f"the numbers of the rotation are not a rotation matrix: its determinant is {determinants[worst]:.3g}"
+        if determinants[worst] > _MIN_DETERMINANT:
+            problem = "the numbers of the rotation are not a rotation matrix: its rows are not orthogonal unit vectors"
+        refuse_field(problem, "Check the indices or names in `rotation`, or write another rotation_form.", "rotation")
 
 
 def decide_forces(names: Sequence[str], size: int) -> list[int]:
@@ -363,11 +400,16 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
     if len(positions) != 1 and (names or size not in (6, 7)):
         choices = " or ".join(str(list(indices)) for indices in positions)
         lines.append(f"position = {FILL_IN}  # indices of x, y, z{f': {choices}' if positions else ', from 0'}")
-    kinds = {named_set.kind for named_set in _group_names(names) if len(named_set.axes) > 2}
+    axes_of_kind = {named_set.kind: len(named_set.axes) for named_set in _group_names(names)}
+    kinds = {kind for kind, axes in axes_of_kind.items() if axes > 2}
     if positions and (open_rotation := _find_open_rotation(names)):
         indices = [_last_words(names).index(word) for word in open_rotation.words]
         return [*lines, f"rotation = {indices}  # CHECK: {open_rotation.meaning}", *open_rotation.settings]
-    if kinds & {"euler", "turn"} or (not names and size == 6):
+    if axes_of_kind.get("turn") == SIZES["matrix"]:
+        lines.append('rotation_form = "matrix"  # CHECK: row by row')
+    elif axes_of_kind.get("turn") == SIZES["6d"]:
+        lines.append(f'rotation_form = {FILL_IN}  # "6d" or "6d_rows"')
+    elif kinds & {"euler", "turn"} or (not names and size == 6):
         lines += [f'rotation_form = {FILL_IN}  # "rpy" or "rotvec"', 'rotation_order = "xyz"  # CHECK: order of "rpy"']
     elif (len(positions) == 1 and "quaternion" in kinds) or (not names and size == 7):
         lines.append(f'quaternion_order = {FILL_IN}  # "xyzw" or "wxyz"')

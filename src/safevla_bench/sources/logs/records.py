@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -31,7 +31,7 @@ from safevla_bench.files import parse_toml, read_input
 from safevla_bench.memory import limit_memory
 from safevla_bench.sources.logs import names as naming
 from safevla_bench.sources.logs import wrench
-from safevla_bench.text import escape_controls, explain_mismatch, suggest_names, warn_once
+from safevla_bench.text import count_noun, escape_controls, explain_mismatch, suggest_names, warn_once
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ARMS_VERSION, SCHEMA_VERSION, find_robot
 from safevla_bench.trajectory.marks import FOREIGN_LOG, LOG_BENCHMARK, SINGLE
@@ -96,7 +96,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Order of the axes of `rpy`: lower case for fixed axes, upper case for axes that turn with the body."""
     # Unit of the angles; None = as the names say. If they do not say, radians up to a full turn are assumed.
     angle_unit: Literal["rad", "deg"] | None = None
-    unit: Literal["m", "cm", "mm"] = "m"  # if it is `m`, a unit in the names, such as `x_mm`, replaces it
+    unit: Literal["m", "cm", "mm"] | None = None  # None = the unit in the names, as in `x_mm`, else m
 
     @property
     def stated(self) -> tuple[int, ...]:
@@ -116,29 +116,53 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             layout = naming.decide_pose(names, size, self.position, rotation, form, order, self.rotation_order, arm)
         except ValueError as question:
             listed_numbers = ", ".join(f"{index} {name}" for index, name in enumerate(names)) or f"0 to {size - 1}"
-            lines = [f"[{part}]", f"from = {quote_toml(self.source)}", *naming.suggest_pose(names, size)]
+            suggested = naming.suggest_pose(names, size)
+            if not suggested:
+                remedy = f"The numbers are: {escape_controls(listed_numbers)}. Correct the keys that contradict them."
+                refuse_field(f"{self.source!r}: {question}", remedy, part)
+            lines = [f"[{part}]", f"from = {quote_toml(self.source)}", *suggested]
             if part == "eef" and len(naming.find_positions(names)) > 1:
                 lines.append("# or, for several arms: a table [eef.ARM] for each; names must contain the word ARM")
             introduction = f"The numbers are: {escape_controls(listed_numbers)}. Write into the mapping, with values:"
             refuse_field(f"{self.source!r}: {question}", "\n  ".join([introduction, *lines]), part)
-        if layout.unit and self.unit not in ("m", layout.unit):
-            remedy = "Write the unit that the names say, or leave `unit` out."
-            refuse_field(f"unit is {self.unit!r}, but the names say {layout.unit!r}", remedy, part)
+        self.factor_m(part, layout.unit)
+        if layout.form in ("rpy", "rotvec") and (named := layout.angle_unit):
+            _require_unit(part, "angle_unit", named, self.angle_unit, ("rad", "deg"))
         return layout
 
+    def factor_m(self, part: str, named: str = "") -> float:
+        """Return the factor that converts positions to meters. `named` is the unit in the names of the numbers; ""
+        leaves it to the name of `field`. Raises `RecordError` if the unit is unknown or contradicts the mapping's.
+        """
+        named = named or naming.find_unit([self.field or ""])
+        if named:
+            _require_unit(part, "unit", named, self.unit, tuple(SCALES_M))
+        return SCALES_M[self.unit or named or "m"]
+
     def arrange(self, numbers: Floats, layout: naming.PoseLayout) -> Floats:
-        """Return numbers [n, size] as x, y, z in `unit`, followed by w, x, y, z if there is an orientation."""
+        """Return numbers [n, size] as x, y, z [m], followed by w, x, y, z if there is an orientation."""
         position, rotation = numbers[:, layout.position], numbers[:, layout.rotation]
-        if self.unit == "m" and layout.unit:
-            position = position * SCALES_M[layout.unit]
+        position = position * self.factor_m("unit", layout.unit)
         angle_unit = self.angle_unit or layout.angle_unit
         if not layout.rotation:
             return position
         if layout.form in ("rpy", "rotvec") and not angle_unit and np.nanmax(np.abs(rotation), initial=0) > _TURN_RAD:
             problem = f"the largest angle is {np.nanmax(np.abs(rotation)):.0f}, more than a full turn in radians"
             refuse_field(problem, 'Write angle_unit = "deg"; or "rad", if the angles are in radians.', "angle_unit")
+        if layout.form == "matrix":
+            naming.require_rotations(rotation)
         wxyz = naming.rotations_to_wxyz(rotation, layout.form, self.rotation_order, angle_unit == "deg")
         return np.hstack([position, wxyz])
+
+
+def _require_unit(part: str, key: str, named: str, stated: str | None, known: Collection[str]) -> None:
+    # `named` is the unit in the names of the numbers, and `stated` the unit that the mapping gives as `key`.
+    if named not in known:
+        remedy = f"Convert the numbers to one of the units {', '.join(known)}, and name them accordingly."
+        refuse_field(f"the names give the unit {named!r}", remedy, part)
+    if stated not in (None, named):
+        remedy = f"Write the unit that the names say, or leave `{key}` out."
+        refuse_field(f"{key} is {stated!r}, but the names say {named!r}", remedy, part)
 
 
 class BodyColumns(PoseColumns, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -262,6 +286,9 @@ def read_mapping(path: Path) -> LogMapping:
         except msgspec.ValidationError as error:
             raise _explain_invalid_mapping(error, tree) from None
         _require_consistent_arms(mapping)
+        for name, columns in mapping.sources.items():
+            _require_one_choice(name, columns)
+        _require_used_facts(mapping)
         targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
         all_facts = mapping.episode, *mapping.trials
         for target in {episode.target for episode in all_facts} - {None, *targets}:
@@ -285,6 +312,50 @@ def read_mapping(path: Path) -> LogMapping:
             others = "for other benchmarks, put the tags into a --rules file"
             raise ValueError(f"a template requires the benchmark {LOG_BENCHMARK}; {others}")
     return mapping
+
+
+def _require_one_choice(part: str, columns: Columns | PoseColumns) -> None:
+    """Raise `ValueError` if a part chooses numbers in two ways, or chooses no number or one number twice."""
+    if isinstance(columns, PoseColumns):
+        if columns.quaternion is not None and (columns.rotation is not None or columns.rotation_form is not None):
+            other = "rotation" if columns.rotation is not None else "rotation_form"
+            raise ValueError(f"[{part}] has quaternion and {other}: write one of them")
+        if any(axis == following for axis, following in pairwise(columns.rotation_order)):
+            order = columns.rotation_order
+            raise ValueError(f"in [{part}], rotation_order {order!r} has an axis twice in a row; write e.g. 'xyz'")
+        columns.factor_m(part)
+        return
+    if columns.names is not None and columns.index is not None:
+        raise ValueError(f"[{part}] has names and index: write one of them")
+    chosen = columns.index if columns.names is None else columns.names
+    if chosen is not None and not 0 < len({*chosen}) == len(chosen):
+        key, fault = "index" if columns.names is None else "names", "a number twice" if chosen else "no number"
+        raise ValueError(f"in [{part}], {key} has {fault}: write each number once, or leave {key} out")
+
+
+def _require_used_facts(mapping: LogMapping) -> None:
+    """Raise `ValueError` if a key of an episode has no effect."""
+    if unused := next((key for key in ("start_s", "end_s", "marker") if getattr(mapping.episode, key) is not None), ""):
+        raise ValueError(f"{unused} is for trials: write a table [[episode]] for each trial, not [episode]")
+    for trial in mapping.trials:
+        if trial.marker is not None and (trial.start_s is not None or trial.end_s is not None):
+            raise ValueError("a trial has a marker and start_s or end_s: write one of them")
+
+
+def require_dataset_keys(mapping: LogMapping) -> None:
+    """Raise `RecordError` if the mapping of a dataset has a key that applies to recordings only."""
+    used = ["[[episode]]"] if mapping.trials else []
+    used += ["episode.clock"] if mapping.episode.clock is not None else []
+    keys = {"field": "field", "frame": "frame", "into": "in"}
+    used += [
+        f"{part}.{key}"
+        for part, columns in mapping.sources.items()
+        for attribute, key in keys.items()
+        if getattr(columns, attribute, None) is not None
+    ]
+    if used:
+        remedy = "Leave it out: a dataset has its own episodes and features, without messages, frames or clocks."
+        refuse_field(f"{used[0]} applies to recordings only", remedy, used[0].strip("[]"))
 
 
 def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> RecordError:
@@ -454,12 +525,12 @@ def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
 
 
 def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callable[[str], None]) -> Floats:
-    """Return poses [n, 7] as [n, 3] if all known quaternions are zero, as from trackers that only measure position."""
+    """Return poses [n, 7] as [n, 3] if all quaternions are zero or unknown, as from trackers without orientation."""
     if not isinstance(columns, PoseColumns) or values.shape[1] < 7 or np.nan_to_num(values[:, 3:]).any():
         return values
     if not np.nan_to_num(values[:, :3]).any():
         return values
-    warn("the orientation is left out, since all quaternions are zero")
+    warn("the orientation is left out, since it is zero or unknown throughout")
     # A position of zeros, without an orientation, means that tracking failed.
     return np.where(values[:, :3].any(axis=1, keepdims=True), values[:, :3], np.nan)
 
@@ -476,9 +547,10 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     mapping = mapping if episode.facts is None else msgspec.structs.replace(mapping, episode=episode.facts)
     chosen, warn = _choose_records(episode, place), partial(warn_once, f"{episode.file}: {episode.name}")
     series = {name: Series(samples.values[chosen], samples.known[chosen]) for name, samples in episode.series.items()}
-    for name, columns in mapping.sources.items():
-        if isinstance(columns, PoseColumns):
-            series[name].values[:, :3] *= SCALES_M[columns.unit]
+    for name in mapping.columns_of("gripper"):
+        _require_width(name, episode.series[name], 1)
+    for name in mapping.columns_of("wrench"):
+        _require_width(name, episode.series[name], 3)
     time_s = episode.time_s[chosen] - episode.time_s[chosen[0]]
     is_even = np.abs(time_s / episode.dt_s - np.arange(len(chosen))).max() <= _MAX_DEVIATION_STEPS
     bodies = {name: series[f"bodies.{name}"] for name in mapping.bodies}
@@ -527,6 +599,14 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     for source, problem in _find_implausible(episode.file, mapping, series):
         warn_once(source, problem)
     return batch
+
+
+def _require_width(part: str, samples: Series, size: int) -> None:
+    if (width := samples.values.shape[1]) != size:
+        listed = f" The names are: {escape_controls(', '.join(samples.names))}." if samples.names else ""
+        chosen = "the forces x, y, z" if size == 3 else "the one that shows the grip"
+        remedy = f"Choose {chosen} by `names` or `index` (from 0 to {width - 1}) under [{part}].{listed}"
+        refuse_field(f"{count_noun(width, 'number')} {'is' if width == 1 else 'are'} mapped, not {size}", remedy, part)
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from safevla_bench.sources.logs.records import SCALES_M, LoggedEpisode, LogMapping, PoseColumns, TorqueColumns
+from safevla_bench.sources.logs.records import LoggedEpisode, LogMapping, PoseColumns, TorqueColumns
 from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 from safevla_recorder.episode import Floats
@@ -30,7 +30,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
                 all_messages = samples.between[0][np.isfinite(samples.between[0]).all(axis=1)]
                 rows = all_messages if len(all_messages) else rows
             if isinstance(columns, PoseColumns):
-                rows = rows[:, :3] * SCALES_M[columns.unit]
+                rows = rows[:, :3]
             if not len(rows):
                 continue
             low, high = bounds.get(name, (rows[0], rows[0]))
