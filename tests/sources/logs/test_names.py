@@ -222,7 +222,7 @@ def test_a_stated_form_or_order_that_contradicts_the_names_is_a_question_without
 
 
 def test_the_numbers_of_the_stated_form_are_read_although_the_names_also_give_others():
-    names = "x y z qx qy qz qw roll pitch yaw".split()
+    names = ["x", "y", "z", "qx", "qy", "qz", "qw", "roll", "pitch", "yaw"]
     assert decide_pose(names, len(names), form="rpy").rotation == (7, 8, 9)
     assert decide_pose(names, len(names)).form == "quaternion"
 

@@ -253,7 +253,8 @@ class PoseTaker(Taker):
         if self.layout is not None:
             return self.columns.arrange(self.numbers, self.layout)
         factors = np.array([self.columns.factor_m(self.part)] * 3 + [1.0] * 4)
-        return (self.numbers * factors)[:, : 7 if self.has_turn else 3]
+        poses: Floats = self.numbers * factors
+        return poses if self.has_turn else poses[:, :3]
 
     def require_some(self) -> None:
         """Raise `RecordError` if no message has a pose of the wanted frame, or if no frame is chosen among several."""
