@@ -36,7 +36,7 @@ CASES = {
     "no violation does not prove safety": (
         verdicts(*[SAFE] * 20),
         "No safety limit was broken in 20 episodes; given this sample size, up to 16.8 % unsafe",
-        ["None of the 20 successes was unsafe."],
+        ["None of 20 successes was unsafe."],
     ),
     "no episodes": (verdicts(), "Safety is not known: there are no episodes.", []),
     "crashes alone": (
@@ -51,7 +51,7 @@ CASES = {
     ),
     "two policies": (
         joined(verdicts(*[SAFE] * 20), verdicts(*[UNSAFE] * 20, **B)),
-        "1 of 2 policies broke safety limits; Safety runs from 0.0 % (0.0 to 16.1) for b "
+        "1 of 2 policies broke safety limits; Safety ranges from 0.0 % (0.0 to 16.1) for b "
         "to 100.0 % (83.9 to 100.0) for a.",
         [],
     ),
@@ -74,25 +74,25 @@ CASES = {
         joined(verdicts(*[SAFE] * 15, *[UNSAFE] * 5), verdicts(SILENT, (True, NAN, np.inf), **B)),
         "No: 5 of 20 judged episodes of a broke a safety limit; Safety is 75.0 %",
         [
-            "Without a verdict, and in no rate of safety: b on libero-goal: 2 episodes (1 every specification is "
+            "Without a verdict, so not in rates of safety: b on libero-goal: 2 episodes (1 every specification is "
             "vacuous; 1 no specification applies).",
             "5 of 20 successes (25.0 %) were unsafe.",
         ],
     ),
     "policies are told apart without those that have no verdict": (
         joined(verdicts(SAFE), verdicts(UNSAFE, **B), verdicts(SILENT, policy="c")),
-        "1 of 2 policies broke safety limits; Safety runs from 0.0 %",
-        ["Without a verdict, and in no rate of safety: c on libero-goal: 1 episode (no specification applies)."],
+        "1 of 2 policies broke safety limits; Safety ranges from 0.0 %",
+        ["Without a verdict, so not in rates of safety: c on libero-goal: 1 episode (no specification applies)."],
     ),
     "a suite without verdicts does not dilute the others": (
         joined(verdicts(UNSAFE), verdicts(SILENT, suite="libero-10")),
         "No: 1 of 1 judged episode of a broke a safety limit;",
-        ["Without a verdict, and in no rate of safety: a on libero-10: 1 episode (no specification applies)."],
+        ["Without a verdict, so not in rates of safety: a on libero-10: 1 episode (no specification applies)."],
     ),
     "unjudged episodes do not dilute the unsafe ones": (  # 50 %, not 96.5 %
         verdicts(*[SILENT] * 80, *[UNSAFE] * 3, *[SAFE] * 3),
         "No: 3 of 6 judged episodes broke a safety limit; Safety is 50.0 %",
-        ["Without a verdict, and in no rate of safety: a on libero-goal: 80 episodes (no specification applies)."],
+        ["Without a verdict, so not in rates of safety: a on libero-goal: 80 episodes (no specification applies)."],
     ),
     "what a violation stopped leaves only Safety": (
         STOPPED,

@@ -1,7 +1,7 @@
-"""Hosts: simulators with a recorder attached, found by entry points of the group ``safevla_bench.hosts``.
+"""Hosts: simulators with an attached recorder. Entry points of the group ``safevla_bench.hosts`` provide them.
 
-An entry point names a factory that returns a `Host`; the factory's keyword parameters are optional strings. An entry
-point of the same name in ``safevla_bench.registries`` names the file with the tags of the host's tasks.
+An entry point names a factory, which returns a `Host`. The factory's keyword parameters are optional strings. An entry
+point with the same name in the group ``safevla_bench.registries`` names the file with the tags of the host's tasks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from safevla_recorder.episode import SIMULATION, EpisodeArrays, add_header_field
 from safevla_recorder.recorder import WritableEpisode
 
 GROUP = "safevla_bench.hosts"
-REGISTRIES = "safevla_bench.registries"  # entry-point group for files with the tags of a host's tasks
+REGISTRIES = "safevla_bench.registries"  # entry-point group of files that hold the tags of a host's tasks
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 NOTHING_OPTIONAL = HostSupport()
 _REGISTRIES = PluginGroup(REGISTRIES, "task registry of host", "Registries", HostError)
@@ -56,10 +56,10 @@ def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
-    """Make a host by name; `named_by` is the file that gives the host's name, None if the user gave it.
+    """Make a host by name. `named_by` is the file that contains the name; None if the user gave the name.
 
-    Raises `RunError` if a file gives arguments to a plug-in; `HostError`, which lists the known names, for an unknown
-    host or argument; and `PluginError`, which names the distribution, if the host cannot be loaded.
+    Raises `RunError` if an untrusted file gives arguments to a plug-in; `HostError`, which lists the known names, for
+    an unknown host or argument; and `PluginError`, which names the distribution, if the host cannot be loaded.
     """
     require_trust(named_by, [call] if (call := describe_call(name, arguments)) else [])
     host: Host = _HOSTS.make(name, arguments)
@@ -67,37 +67,37 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
 
 
 def record_versions(host: Host) -> dict[str, str]:
-    """Return package -> version for all packages that records depend on: the host's packages and this package. This
-    package's version is read from its code, because the installation's metadata may be older.
+    """Return a mapping from package to version for all packages that affect records: the host's packages and this
+    package. The version of this package is read from its code, because the installation's metadata may be older.
     """
     return {**host.versions(), OWN_DISTRIBUTION: __version__}
 
 
 def describe_code(host: Host) -> str:
-    """Return a text that identifies the code that records a host's episodes: see `identity.describe_code`."""
+    """Return a text that identifies the code of the host and its recorder: see `identity.describe_code`."""
     return identity.describe_code(type(host).__module__.partition(".")[0])
 
 
 def describe_suite(host: str, suite: str) -> str | None:
-    """Return a text with the path if `suite` is a path to task files; None if it is a suite's name. An untrusted file
-    must not choose such a path.
+    """Return a text with the path if `suite` is a path to task files, and None if it is a suite's name. An untrusted
+    file must not choose such a path.
     """
     is_path = "/" in suite or suite.endswith(".bddl")
-    if not is_path and Path(suite).exists():  # LIBERO treats an existing folder as a path, unless a suite has that name
+    if not is_path and Path(suite).exists():  # an existing folder is a path, unless a LIBERO suite has the same name
         is_path = not (_HOSTS.is_own(host) and spell_suite(suite) in map(spell_suite, make_host(host).suites()))
     return f"the task files at {suite}" if is_path else None
 
 
 def list_tasks(host: Host, suite: str, named_by: Path | None) -> tuple[Task, ...]:
-    """Return a suite's tasks; `named_by` is the file that names the suite, None if the user named it. Raises `RunError`
-    if an untrusted file names task files, and passes on the errors of `Host.tasks`.
+    """Return a suite's tasks. `named_by` is the file that contains the suite's name; None if the user gave the name.
+    Raises `RunError` if an untrusted file names task files, and the errors of `Host.tasks`.
     """
     require_trust(named_by, [task_files] if (task_files := describe_suite(host.name, suite)) else [])
     return host.tasks(suite)
 
 
 def registry_files(name: str) -> tuple[Path, ...]:
-    """Return the paths of the files with the tags of a host's tasks. Raises `PluginError`, which names the
+    """Return the paths of the files that hold the tags of a host's tasks. Raises `PluginError`, which names the
     distribution, if an entry point does not name an existing file.
     """
     paths = tuple(_REGISTRIES.load(name))
@@ -112,11 +112,11 @@ def registry_files(name: str) -> tuple[Path, ...]:
 def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_OPTIONAL) -> None:
     """Raise `HostError` unless a host with the abilities `supports` can start an episode of the task from this seed.
 
-    A run makes this check for each planned episode before it starts, and a host makes it in `reset`.
-
-    The environment's seed and the index must be >= 0. If `Task.init_states` is set, the index must be below it, except
-    for drawn starts and recorded states. `wait_action` must be finite and have the length of `Task.still`. `supports`
-    must include each ability that the start needs: recorded states, placements, physics changes or drawn starts.
+    A run checks all planned episodes before the first one starts, and a host checks each episode in `reset`. The
+    environment's seed and the index must be >= 0. If the task has initial states, the index must be below their number,
+    except for drawn starts and recorded states. `wait_action` must be finite and have the length of `Task.still`.
+    `supports` must include each ability that the start needs: recorded states, placements, physics changes or drawn
+    starts.
     """
     full_name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
@@ -153,8 +153,8 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
-    """Return a 32-bit seed, computed from `env_seed` and the index, for a reset that places all objects at random: in
-    `drawn` episodes and in tasks without initial states.
+    """Return a 32-bit seed, computed from `env_seed` and the index, for a reset that places all objects at random.
+    Episodes with a `drawn` start and tasks without initial states use such resets.
     """
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
@@ -169,9 +169,9 @@ def episode_header(
     versions: Mapping[str, str],
     **further: object,
 ) -> dict[str, object]:
-    """Return the header of a host's episode for `build_recording`; `dt` is in seconds. `further` holds other fields of
-    `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`. An episode that starts from a recorded state has
-    no `init_state_index`.
+    """Return the header of a host's episode for `build_recording`; `dt` is in seconds. `further` holds additional
+    fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`. The header of an episode that starts
+    from a recorded state has no `init_state_index`.
     """
     is_recorded = seed.recorded is not None and seed.recorded.state is not None
     return attachment.episode_header(
@@ -187,7 +187,7 @@ def episode_header(
 
 
 class RecordLog(WritableEpisode, Protocol):
-    """The records of one episode, with methods of `safevla_recorder.recorder.EpisodeLog`."""
+    """The records of one episode, with the methods of `safevla_recorder.recorder.EpisodeLog`."""
 
     def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays: ...
 
@@ -196,14 +196,14 @@ Log = TypeVar("Log", bound=RecordLog)
 
 
 class RecordedEnv(HostEnv, Generic[Log]):
-    """Base class of environments that record their episodes; the bounds of actions are ±1."""
+    """Base class of environments that record their episodes. The bounds of all action values are -1 and 1."""
 
     embodiment: str
-    torque_limit_nm: tuple[float, ...] | None = None  # [N·m], base joint first; None = the embodiment's usual limits
+    torque_limit_nm: tuple[float, ...] | None = None  # torque limits [N·m], base first; None = the embodiment's limits
     _identity = identity.TaskIdentity()
 
     def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:
-        """Set the lower and upper bounds of all action values to -1 and 1, without starting a simulation."""
+        """Set the bounds of all action values to -1 and 1. This starts no simulation."""
         self.task, self._wants, self._versions = task, wants, versions
         self.action_low: Action = np.full(action_size, -1.0)
         self.action_high: Action = np.full(action_size, 1.0)
@@ -216,7 +216,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
         """Return the name of the goal's first target; None if the goal has no target."""
 
     def _extra_fields(self) -> dict[str, object]:
-        # Returns the host's entries in the record's `extra`; the entry `header` holds further fields of the header.
+        # Returns the host's entries for `extra` in the record. The entry `header` holds additional header fields.
         return add_header_mark({}, DRAWN) if self._seed.drawn and self.task.init_states else {}
 
     def _read_simulation(self) -> dict[str, object]:
@@ -226,7 +226,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
         return self.task.instruction
 
     def recorded(self) -> Batch:
-        """Return the episode so far as a validated batch of one; raise `HostError` before a reset."""
+        """Return the episode so far as a validated one-episode batch; raise `HostError` before the first reset."""
         recording = self._require_recorder().build_recording(self._build_header())
         extra, simulation = self._extra_fields(), self._read_simulation()
         extra = add_header_field(extra, SIMULATION, simulation) if simulation else extra
@@ -236,7 +236,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
         return from_recording(replace(recording, extra=extra))
 
     def latest(self) -> Batch:
-        """Return only the newest record, without fields specific to the host; raise `HostError` before a reset."""
+        """Return only the newest record, without host-specific fields; raise `HostError` before the first reset."""
         return from_recording(self._require_recorder().latest_record(self._build_header()))
 
     def _require_recorder(self) -> Log:
@@ -260,11 +260,11 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
 
 def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: str = "the host") -> None:
-    """Raise `HostError` if a policy wants a camera or reading that the host lacks, or gives poses to a host that takes
-    only changes of pose. A run makes this check for each policy before it starts, and a host makes it in `make`.
+    """Raise `HostError` if a policy wants a camera or reading that the host lacks, or gives absolute poses to a host
+    that accepts only changes of pose. A run checks all policies before its first episode; a host checks in `make`.
     """
     if wants.cameras and not supports.cameras:
-        raise HostError(f"{host} renders nothing", remedy="Use a policy that needs no camera.")
+        raise HostError(f"{host} cannot render camera images", remedy="Use a policy that needs no camera.")
     for camera in sorted(wants.cameras):
         require_known(host, "camera", camera, supports.cameras)
     check_extra(wants, (*supports.readings, *(supports.privileged_readings if wants.privileged else ())), host)
@@ -274,7 +274,7 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
 
 
 def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> None:
-    """Raise `HostError`, which lists the known names, if `owner` has no suite, task or camera of that name."""
+    """Raise `HostError` with a list of the known names unless `owner` has a suite, task or camera with this name."""
     known = tuple(known)
     if name not in known:
         remedy = f"{kind.capitalize()}{'' if kind.endswith('s') else 's'}: {', '.join(known)}."
@@ -282,7 +282,7 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
 
 
 def registered_task(suite: str, name: str, index: int, still: tuple[float, ...], **further: Any) -> Task:
-    """Return a task. Its instruction is from the registry, else it is `name`. `further` has other fields of `Task`."""
+    """Return a task with the registry's instruction, or else with `name`. `further` has additional fields of `Task`."""
     instruction = load_registry().tasks[suite, name].instruction or name
     return Task(suite, name, index, name, instruction, still, **further)
 

@@ -29,14 +29,14 @@ from safevla_bench.text import escape_json
 from safevla_bench.trajectory.header import EpisodeKey
 
 MOST_PICTURES = 3_000_000  # maximum total size of pictures in a page [bytes of base64]
-MOST_REPLAYS = 6_000_000  # maximum size of replays and meshes in a page [bytes]; the player's scripts add 0.5 MB
+MOST_REPLAYS = 6_000_000  # maximum total size of replays and meshes in a page [bytes]; the 3-D player adds 0.5 MB
 Document = dict[str, object]
-Replays = Mapping[EpisodeKey, Document]  # replays by episode, in the format of their files
+Replays = Mapping[EpisodeKey, Document]  # episode -> the JSON object in its replay file
 
 
 @dataclass(frozen=True)
 class Album:
-    """Pictures by episode, each with its data URI. `left_out` is the number of pictures that are not in the page.
+    """The pictures of each episode with their data URIs. `left_out` is the number of pictures that are not in the page.
     `films` maps episodes to the addresses of their films, relative to the page.
     """
 
@@ -47,7 +47,7 @@ class Album:
 
 @dataclass(frozen=True)
 class ReplaySection:
-    """Replays by episode number, meshes by digest, scripts of the player, and the number of replays that do not fit."""
+    """Replays by episode number, meshes by digest, scripts of the 3-D player, and the number of omitted replays."""
 
     episodes: Mapping[int, Markup]
     meshes: Markup
@@ -56,7 +56,7 @@ class ReplaySection:
 
 
 def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterator[tuple[EpisodeKey, Path, Frame]]:
-    # Each item has the episode's key (with the policy's new name), the run folder and the frame.
+    # Yield each frame with the key of its episode (after the policy is renamed) and with its run folder.
     for folder, new_names in zip(paths, names or [{}] * len(paths), strict=False):
         for frame in read_frames(folder) if (folder / RUN).exists() else ():
             yield (new_names.get(frame.policy, frame.policy), frame.episode_id), folder, frame
@@ -68,14 +68,14 @@ def collect_images(
     most_bytes: int = MOST_PICTURES,
     page_folder: Path | None = None,
 ) -> Album:
-    """Return the pictures in the run folders among `paths` as data URIs, up to a total size, and the films' addresses.
+    """Return the pictures of the run folders in `paths` as data URIs, and the addresses of films.
 
     The pictures of an episode are in this order: initial state, violations, final state, others. Pictures that do not
     fit, are missing, or have an unsupported type are counted in `left_out`.
 
     Args:
         paths: the sources; those that are not run folders are skipped.
-        names: for each source, a mapping from recorded names of policies to new names; () = all names as recorded.
+        names: for each source, recorded name of a policy -> new name; () = all policies keep their recorded names.
         most_bytes: maximum size of all pictures together, in base64.
         page_folder: the folder of the page, to link to films; None = no links to films.
 
@@ -90,7 +90,7 @@ def collect_images(
             if page_folder is not None and (folder / FRAMES / frame.file).is_file():
                 films[key] = quote(Path(os.path.relpath(folder / FRAMES / frame.file, page_folder)).as_posix())
         elif frame.kind != "replay3d":
-            # `picture` is (format, content), or None. Base64 encodes 3 bytes as 4 characters.
+            # `picture` is (format, content); None = do not embed it. Base64 encodes 3 bytes as 4 characters.
             picture = read_picture(folder, frame, room_bytes * 3 // 4)
             if picture is None:
                 left_out += 1
@@ -110,7 +110,7 @@ def collect_images(
 
 
 def read_replay(content: bytes) -> Document | None:
-    """Return a replay's JSON object; None unless `content` is a JSON object with `version` 1 and an object `meshes`."""
+    """Return the JSON object of a replay; None if it is invalid, lacks an object `meshes`, or `version` is not 1."""
     try:
         document = msgspec.json.decode(content, type=Document)
     except (msgspec.DecodeError, RecursionError):
@@ -119,8 +119,8 @@ def read_replay(content: bytes) -> Document | None:
 
 
 def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
-    """Return the run folders' replays by episode. Arguments and errors are as in `collect_images`. A file is skipped
-    if it is missing, larger than 50 MB, or outside the run, or if `read_replay` returns None for it.
+    """Return each episode's replay from the run folders. Arguments and errors are as in `collect_images`. A file is
+    skipped if it is missing, larger than 50 MB, or outside the run folder, or if `read_replay` returns None for it.
     """
     documents: dict[EpisodeKey, Document] = {}
     for key, folder, frame in _list_frames(paths, names):
@@ -137,9 +137,9 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
 
 
 def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = MOST_REPLAYS) -> ReplaySection:
-    """Return the replays for a page, worst episodes first, up to `most_bytes` of data. Each replay includes the judged
-    clauses of its episode. Replays that do not fit are counted in `left_out`; later, smaller replays may still fit.
-    Episodes without a record are skipped. Scripts are included only if there is a replay.
+    """Return the replays for a page, from the worst episode on, up to `most_bytes` of data. Each replay includes the
+    verdicts on its episode. Replays that do not fit are counted in `left_out`; a later, smaller replay may still fit.
+    Episodes without a record are skipped. The player's scripts are included only if there is a replay.
     """
     scores = records.scores
     keys = list(zip(scores.policy, scores.episode_id, strict=True))
@@ -157,7 +157,7 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
         person_signals = [
             name for spec in records.ruleset.library for name in spec.signals if name.startswith("person_dist")
         ]
-        # The page always shows boxes around persons; it shows other boxes together with the clauses that use them.
+        # A replay always shows the boxes around persons. It shows another box only with a specification that uses it.
         if boxes := _find_signal_boxes(records.ruleset.read_fields(records.record(index)), person_signals):
             document["boxes"] = boxes
         episode_json = _inert_json({**document, "clauses": list(_describe_clauses(records, index))})
@@ -198,7 +198,7 @@ def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Documen
 
 
 def _find_signal_boxes(reading: RecordFields, signal_names: Sequence[str]) -> list[Document]:
-    # The boxes to which these signals measure distances [m], each in the frame of its `body` (None = the world).
+    # The boxes to which these signals measure distances, in meters in the frame of `body` (None = the world).
     return [
         {"body": body, "center": box[:3], "size": box[3:]}
         for name in sorted({*signal_names})

@@ -1,4 +1,4 @@
-"""Analyses in a report beyond SR, Safety, SBU and VSI: comparison, sensitivity, times and bodies of violations."""
+"""The analyses that a report adds to its metrics: comparison, sensitivity, times of violations, and their bodies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safevla_bench.sensitivity.curves import Rescore, ThresholdAblation, ablate_
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
 
-MOST_COMPARED = 5  # most policies that a report compares; `safevla compare` has no limit
+MOST_COMPARED = 5  # maximum number of policies that a report compares; `safevla compare` has no limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +45,13 @@ def analyze_scores(
     protocols: Protocols = (),
     bodies: Sequence[BodyViolation] | None = None,
 ) -> Analysis:
-    """Return all analyses of the scores, without writing anything; they are empty if no episode is counted.
+    """Return all analyses of the scores; they are empty if no episode is counted. No file is written.
 
     Args:
         scores: the verdicts.
-        batch: the records, in the order of `scores`; if `bodies` is given, only headers, times and lengths are used.
+        batch: the records, in the order of `scores`. If `bodies` is given, only headers, times and lengths are used.
         ruleset: the specifications and the tags of tasks.
-        rescore: judges the same records by another library; None = use only the scores.
+        rescore: function that judges the same records by another specification library; None = use only `scores`.
         privileged: the policies that saw simulator state which no real robot has.
         protocols: the evaluation protocols of the sources, if known; if they differ, episodes are not paired.
         bodies: the bodies of all violations; None = find them in the records.
@@ -73,7 +73,7 @@ def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -
     if len(with_episodes) < 2:
         return {}
     if len(with_episodes) > MOST_COMPARED:
-        return {"uncompared": f"{len(with_episodes)} policies are too many here: safevla compare compares each pair."}
+        return {"uncompared": f"{len(with_episodes)} policies are too many for a report: use safevla compare."}
     try:
         comparison, unpaired = compare_where_possible(with_episodes, protocols=protocols)
     except RunError as error:
@@ -85,7 +85,7 @@ def _compare_series(
     policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesComparison | None:
     runs = find_series(policies)
-    with suppress(RunError):  # if runs cannot be compared, the report lacks this section
+    with suppress(RunError):  # the report has no section on the series if the runs cannot be compared
         return compare_series(runs, intervals=intervals, protocols=protocols) if runs else None
     return None
 

@@ -1,7 +1,7 @@
 """Geometry of charts of signals: positions of lines, ticks and labels, which an HTML template draws.
 
-Horizontal positions are relative, 0 to 1000 for paths and percent for text and marks, so that a chart fits any screen
-while its text stays readable. Vertical positions are pixels from the top.
+Horizontal positions are relative, so that a chart fits any screen while its text stays readable: 0 to 1000 in paths,
+percent for text and marks. Vertical positions are pixels from the top.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class PointLabel:
     y: str  # pixels from the top
     label: str
     label_y: str  # pixels from the top
-    anchor: str  # text anchor of SVG
+    anchor: str  # the SVG attribute `text-anchor`
 
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
     """A chart of a signal and its limit over an episode, without text; `caption` is the text next to the chart. `line`,
-    `beyond` and `open_gate` are SVG path data: the signal, the areas beyond the limit during violations, and the areas
-    in which the specification's gate is open ("" without a gate).
+    `beyond` and `open_gate` are SVG path data: the signal, the areas beyond the limit during violations, and the times
+    at which the specification's condition (gate) holds. `open_gate` is "" if the specification has no condition.
     """
 
     caption: str
@@ -58,7 +58,7 @@ class Sparkline:
 
 @dataclass(frozen=True, slots=True)
 class Chart(Sparkline):
-    """A large sparkline with text. Each tick of `across` (percent) and `down` (pixels) is a position and a label."""
+    """A large chart with text. A tick is (position, label); positions are in percent (`across`) or pixels (`down`)."""
 
     limit_label: str = ""
     limit_label_y: str = ""
@@ -70,8 +70,8 @@ class Chart(Sparkline):
 
 @dataclass(frozen=True, slots=True)
 class PlotArea:
-    """The map from records and values to positions. `last` is the record at the right edge; `times_s` [last + 1] are
-    the times of the records, None = equal intervals. The value `low` is at `bottom`, and `high` is at `top` [pixels].
+    """The map from records and values to positions. `last` is the index of the record at the right edge. `times_s`
+    [last + 1] has the records' times; None = equal intervals. The value `low` is at `bottom`, `high` at `top` [pixels].
     """
 
     last: int
@@ -82,7 +82,7 @@ class PlotArea:
     bottom: float = BOTTOM
 
     def x(self, record: float) -> float:
-        """Return the horizontal position of a record, 0 to 1000; records outside the area are moved to its edge."""
+        """Return the horizontal position of a record, 0 to 1000. A record outside the area is moved to its edge."""
         return ACROSS * min(max(float(self.share(record)), 0.0), 1.0)
 
     def share(self, record: NDArray[Any] | float) -> NDArray[Any] | float:
@@ -92,13 +92,13 @@ class PlotArea:
         return np.asarray(np.interp(record, np.arange(self.last + 1), self.times_s / self.times_s[-1]))
 
     def y(self, value: V) -> V:
-        """Return the vertical position in pixels of a value, or of each value of an array, without clipping."""
+        """Return the vertical position of a value, or of each value of an array, in pixels, even outside the area."""
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
 
 def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
-    """Return the indices of at most `max_points` (4 or more) values: the first, the last, and the extremes of equal
-    intervals, so that the least and the greatest finite value are kept. Up to `max_points` values are all kept.
+    """Return at most `max_points` (4 or more) indices of values. If there are more values than this, keep the first,
+    the last, and the least and the greatest finite value of each of several equal intervals.
     """
     count = len(values)
     if count <= max_points:
@@ -107,7 +107,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
     inner_values = values[1:-1]
     index_sets = [np.array([0, count - 1])]
     for extreme, neutral in ((np.minimum, np.inf), (np.maximum, -np.inf)):
-        # A peak is a value that equals the extreme of its interval; only the first peak of each interval is kept.
+        # A peak is a value that equals the minimum or maximum of its interval. Only each interval's first peak is kept.
         finite = np.where(np.isfinite(inner_values), inner_values, neutral)
         peaks = np.flatnonzero(finite == np.repeat(extreme.reduceat(finite, edges[:-1]), np.diff(edges)))
         index_sets.append(1 + peaks[np.searchsorted(peaks, edges[:-1])])
@@ -115,7 +115,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
 
 
 def draw_chart(chart: TraceChart) -> Chart:
-    """Return the chart of one specification in one episode; the caption describes it in words."""
+    """Return the chart of one specification in one episode; its caption describes the chart in words."""
     area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM_SHARE))
     limit_y = area.y(chart.limit)
     return Chart(
@@ -133,9 +133,9 @@ def draw_chart(chart: TraceChart) -> Chart:
 
 def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, digits: int) -> dict[str, Any]:
     worst_value, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
-    # The forbidden side of the limit: above it for a maximum, below it for a minimum.
+    # The forbidden area is above an upper limit, and below a lower limit.
     beyond_ys = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
-    # Rectangles reach to the neighboring records. With a gate, they reach only halfway, like the open gate.
+    # A violation's rectangle extends to the neighboring records, but only halfway if the specification has a gate.
     return {
         "line": _polyline_path(chart.values, area, max_points, digits),
         "beyond": _rectangle_path(chart.failing, area, *beyond_ys, 1.0 if chart.gate is None else 0.5),
@@ -170,7 +170,7 @@ def _format_across(area: PlotArea, record: int) -> str:
 def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digits: int) -> str:
     indices = thin_indices(values, max_points)
     is_finite = np.isfinite(values[indices])
-    # A line begins at a finite value that is first or follows a gap.
+    # A line begins at the first finite value, and at each finite value after a gap.
     begins_line = is_finite & ~np.concatenate([[False], is_finite[:-1]])
     xs, ys = ACROSS * np.asarray(area.share(indices[is_finite])), area.y(values[indices[is_finite]])
     points = zip(begins_line[is_finite].tolist(), xs.tolist(), ys.tolist(), strict=True)
@@ -199,7 +199,7 @@ def true_runs(flags: Bools) -> list[tuple[int, int]]:
 
 def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
     value = float(chart.values[chart.worst])
-    # The label is outside the curve: above a maximum, below a minimum.
+    # The label is above the worst value if the limit is an upper limit, and below the value if it is a lower limit.
     y = area.y(value) if math.isfinite(value) else float(TOP)
     x, label_y = area.x(chart.worst), y - 9 if chart.upper else y + 17
     anchor = "start" if x < ACROSS * 0.08 else "end" if x > ACROSS * 0.92 else "middle"
@@ -208,8 +208,8 @@ def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
 
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Return ascending round numbers from `low` to `high`, spaced by 1, 2 or 5 times a power of ten. `about` is roughly
-    the number of results. Raises `ValueError` unless `low` is less than `high`.
+    """Return ascending round numbers from `low` to `high`, spaced by 1, 2 or 5 times a power of ten. Their number is
+    roughly `about`. Raises `ValueError` unless `low` is less than `high`.
     """
     least_step = Fraction(high - low) / about
     power_of_ten = Fraction(10) ** math.floor(math.log10(least_step))

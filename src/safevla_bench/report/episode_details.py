@@ -28,7 +28,7 @@ _TRACED_AT_ONCE = 50
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence from one episode's record: traces of judged specifications, and reasons for vacuous ones."""
+    """Evidence from one episode's record: traces of judged specifications, and why other specifications are vacuous."""
 
     traces: tuple[SpecTrace, ...]
     vacuous: Mapping[str, str]
@@ -43,7 +43,7 @@ class EpisodeRecords:
     """
 
     def __init__(self, scores: Scores, batch: Batch | None, ruleset: Ruleset) -> None:
-        """Match the records of `batch`, which may be in any order, to the scores; None = no records."""
+        """Match the records of `batch`, in any order, to the episodes of `scores`; None = there are no records."""
         self.scores, self.batch, self.ruleset = scores, batch, ruleset
         index_by_key = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
         self._batch_indices = [index_by_key.get(key) for key in zip(scores.policy, scores.episode_id, strict=True)]
@@ -83,7 +83,7 @@ class EpisodeRecords:
         return self._evidence.get(episode)
 
     def trace(self, episodes: Sequence[int]) -> None:
-        """Compute and cache the evidence of these episodes, which must have records; 50 are computed at a time."""
+        """Compute and cache the evidence of episodes, 50 episodes at a time. Every episode must have a record."""
         for start in range(0, len(episodes), _TRACED_AT_ONCE):
             self._trace_together(episodes[start : start + _TRACED_AT_ONCE])
 
@@ -131,7 +131,7 @@ class EpisodeDetails:
 
 
 def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool) -> EpisodeDetails:
-    """Return the details of an episode. Only if `drawn`, they include sparklines and specific reasons of vacuity."""
+    """Return the details of an episode; if `drawn`, with sparklines and specific reasons for vacuous specifications."""
     if row.episode.success is None:
         return EpisodeDetails()
     scores, episode = records.scores, row.number - 1
@@ -164,7 +164,7 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
 
 
 def format_verdict(scores: Scores, k: int, episode: int) -> str:
-    """Return the verdict of the specification in column `k` in words: `violated by 88 N, depth 0.44` or `kept by 12 N`.
+    """Return the verdict of the specification in column `k` as text: `violated by 88 N, depth 0.44` or `kept by 12 N`.
     The margin is omitted if it is infinite or the specification is Boolean; the depth is omitted if it is unknown.
     """
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])
@@ -175,7 +175,7 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
 
 
 def format_contributors(contributors: Contributors, caption: str) -> str:
-    """Return the bodies that cause a value as text, followed by the amount if `caption` does not contain it."""
+    """Return as text the bodies that determine a signal's value, and the value unless `caption` contains it."""
     amount = f", {contributors.amount}" if contributors.amount not in caption else ""
     return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"
 

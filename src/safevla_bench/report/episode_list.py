@@ -1,4 +1,4 @@
-"""The list of episodes, one row for each, with filters, orders, and search by number, id or end of an id."""
+"""The list of episodes, with a row per episode, filters, orders, and search by number, id or last part of an id."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Order = Literal["vsi", "rho", "step", "id", "kind"]
 
 
 class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
-    """One specification in one episode; `rho` and `share` (rho/threshold) are None if a Boolean signal decides it."""
+    """The margin to a limit in one episode; `rho` and `share` (rho/threshold) are None if a Boolean signal decides."""
 
     spec: str
     rho: float | None
@@ -38,19 +38,19 @@ class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the list: an episode's score (without a record, the known facts) and more columns."""
+    """One row of the list: an episode's score, or the known facts on an episode without a record, and more columns."""
 
     number: int  # position of the episode in the sources, from 1; episodes without a record come last
     episode: EpisodeScore | AbsentEpisode
     margin: SpecMargin | None = None
-    """Margin of the worst specification, or of the specification that the list is about; None without a verdict."""
-    # The first violation of any scored specification, or of the specification that the list is about.
+    """Margin to the limit of the worst specification, or of the list's only specification; None without a verdict."""
+    # The first violation of any scored specification, or of the list's only specification.
     first_violation_step: int | None = None
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
-    broken_axes: tuple[str, ...] = ()  # axes of the scored specifications that the episode violates
+    broken_axes: tuple[str, ...] = ()  # axes (kinds) of the scored specifications that the episode violates
     violating_bodies: tuple[BodyViolation, ...] | None = None
-    """The bodies that violate limits of contact and displacement, worst first; None = not computed."""
+    """The bodies that violate limits on contact or displacement, the worst first; None = not computed."""
     why: str | None = None  # how the first violation happened; None = not computed, or not clear from the record
     firmness: EpisodeFirmness | None = None  # results of replays under varied physics; None = no replays
 
@@ -74,11 +74,11 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fragile_under(self) -> str | None:
-        """The variations that flip verdicts, with the specifications; None if there are no flips or no replays."""
+        """The variations of physics that change verdicts, with the specifications; None = no change or no replay."""
         return self.firmness.reason if self.firmness and self.firmness.mark == "fragile" else None
 
     def to_document(self) -> dict[str, object]:
-        """Return the row as one flat JSON object; values that are unknown or need a missing record are None."""
+        """Return the row as one flat JSON object. A value is None if it is unknown or depends on a missing record."""
         episode, margin = self.episode, self.margin
         names = ("episode_id", "policy", "benchmark", "task_id", "outcome")
         verdict = ("success", "safe", "sbu", "no_verdict", "vsi")
@@ -106,9 +106,9 @@ def list_episodes(
     *,
     only: Collection[int] | None = None,
 ) -> list[ListedEpisode]:
-    """Return a row per episode, or per episode at the indices `only`, in the order of the sources. `dt_s` [E] are the
-    episodes' control steps; `stamps_s` is as in `Batch`. If `spec_id` is given, rows are about this specification (of
-    any tier), and episodes without a verdict on it are left out. Raises `ValueError` for an unknown id.
+    """Return a row for each episode, or only for the episodes with indices in `only`, in the order of the sources.
+    `dt_s` [E] has the episodes' control steps; `stamps_s` is as in `Batch`. With `spec_id`, rows are about this
+    specification (of any tier), without episodes that lack a verdict on it. Raises `ValueError` for an unknown id.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
@@ -126,8 +126,8 @@ VACUOUS_REASON = "its condition never arose"  # why a specification is vacuous, 
 
 
 def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
-    """Return the ending and the verdict as text, such as `Failed, unsafe` or `Stopped, unsafe`. An outcome that is more
-    specific than success, failure or stopped follows in parentheses.
+    """Return the ending and the verdict as text, such as `Failed, unsafe` or `Stopped, unsafe`. A more specific outcome
+    than success, failure or stopped follows in parentheses.
     """
     if outcome == "stopped":
         return f"Stopped, {verdict_word(safe)}"
@@ -136,9 +136,9 @@ def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
 
 
 def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:
-    """Return the column names, and for each row its values by column: the columns of `Scores.to_pandas`, `number` and
-    `reason`, and `why` and `firmness` if any row has them. An episode without a record has only number, names, outcome,
-    reason and `counted` (False). `scores` must be the scores of the rows.
+    """Return the names of the columns, and each row's values by column. The columns are `number`, the columns of
+    `Scores.to_pandas`, `reason`, and, if any row has them, `why` and `firmness`. A row without a record has only
+    number, names, outcome, reason and `counted` (False). `scores` must be the scores of the rows.
     """
     columns = {
         name: values.tolist() if isinstance(values, np.ndarray) else values
@@ -162,7 +162,8 @@ def _list_episode(
     scores: Scores, dt_s: float, times_s: Floats | None, index: int, spec_column: int | None
 ) -> ListedEpisode:
     episode, column = scores.episode(index), int(scores.worst_column[index])
-    # Without `spec_column`: the worst specification, and the first violation of any. With it: only that specification.
+    # Without `spec_column`, the row shows the worst specification, and the first violation of any specification.
+    # With `spec_column`, the row shows only the specification in this column, and the first violation of it.
     step, first_spec = episode.first_violation_step, episode.first_violation_spec
     if spec_column is not None:
         column, first = spec_column, int(scores.first[spec_column, index])
@@ -195,7 +196,7 @@ def _spec_margin(scores: Scores, column: int, index: int) -> SpecMargin:
 def add_violating_bodies(
     rows: Iterable[ListedEpisode], violations: Iterable[BodyViolation], spec_id: str | None = None
 ) -> list[ListedEpisode]:
-    """Return the rows with their violating bodies: all (`spec_id` None), or only those that violate `spec_id`."""
+    """Return the rows with the bodies that violate the specification `spec_id`, or any specification (None)."""
     by_number: dict[int, list[BodyViolation]] = {}
     for violation in violations:
         if spec_id in (None, violation.spec_id):
@@ -204,7 +205,7 @@ def add_violating_bodies(
 
 
 def add_firmness(rows: Iterable[ListedEpisode], firmness: Firmness) -> list[ListedEpisode]:
-    """Return the rows, with the firmness of each episode that was replayed under varied physics."""
+    """Return the rows. For an episode that was replayed under varied physics, add the results of the replays."""
     replayed = ((row, firmness.get((row.policy, row.episode_id))) for row in rows)
     return [msgspec.structs.replace(row, firmness=episode) if episode else row for row, episode in replayed]
 
@@ -226,19 +227,19 @@ def filter_episodes(
 
     Args:
         rows: rows to choose from.
-        violated: only unsafe episodes; if the list is about one specification, only those that violate it.
+        violated: only unsafe episodes; if the list is about one specification, only episodes that violate it.
         safe: only episodes with the verdict safe, even if the list is about one specification.
         success: True = only successful episodes; False = only recorded episodes without success.
         axis: only episodes that violate a scored specification of this axis.
-        policy: the policy's name; `UNNAMED` for records without one.
+        policy: the policy's name; `UNNAMED` for records that name no policy.
         suite: the benchmark's name.
         task: `3` or `task_3`, or `libero-goal/task_3` if several suites have such a task.
         outcome: an outcome such as `success` or `crashed`.
         body_kind: only episodes with a violating body of this kind; the rows must have their violating bodies.
 
     Raises:
-        RunError: no row has the given policy, suite, task or outcome. These filters apply in this order; the message
-            lists the names that the earlier filters leave.
+        RunError: no row has the given policy, suite, task or outcome. These four filters apply in this order; the
+            message lists the names that remain after the earlier filters.
     """
     selected = list(rows)
     for name, wanted in (("policy", policy), ("suite", suite), ("task", task), ("outcome", outcome)):
@@ -254,7 +255,7 @@ def filter_episodes(
     ]
 
 
-# Filter -> function from a row to the values that select the row; error messages show the last of these values.
+# Name of a filter -> function from a row to the filter's values that select this row. Error messages show the last one.
 _FILTER_NAMES: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
     "policy": lambda row: (row.policy or UNNAMED,),
     "suite": lambda row: (row.episode.benchmark,),
@@ -272,14 +273,14 @@ def _filter_by_name(filter_name: str, wanted: str, rows: list[ListedEpisode]) ->
     selected = [row for row in rows if wanted in names_of(row)]
     if not selected:
         available = ", ".join(sorted({names_of(row)[-1] for row in rows}, key=natural_key)) or "none"
-        raise RunError(f"no episode here has the {filter_name} {wanted!r}", remedy=f"There are: {available}.")
+        raise RunError(f"{filter_name} {wanted!r} fits no episode here", remedy=f"There are: {available}.")
     return selected
 
 
 def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[ListedEpisode]:
     """Return the rows in a new list, in the order `by`; None = the order of the sources. vsi: deepest violation first;
     rho: smallest rho/threshold first; step: earliest violation [s] first; id: natural order; kind: by the kind of the
-    first violating body. Equal VSIs or times are ordered by rho/threshold. Rows without a value come last.
+    first violating body. Rows with equal VSIs or times are ordered by rho/threshold; rows without a value come last.
     """
     if by is None:
         return list(rows)
@@ -300,7 +301,7 @@ def _kind_key(row: ListedEpisode) -> tuple[bool, list[int]]:
 
 
 def _missing_last(value: float | None, row: ListedEpisode) -> tuple[bool, float, float]:
-    tie_breaker = _margin_key(row)  # equal values are ordered by margin
+    tie_breaker = _margin_key(row)  # rows with equal values are ordered by margin
     return value is None, value or 0.0, inf if tie_breaker is None else tie_breaker
 
 
@@ -315,13 +316,13 @@ _ORDERS: Mapping[Order, Callable[[ListedEpisode], Any]] = {
 
 def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     """Return a sort key that puts ep_9 before ep_10; leading zeros of numbers are ignored."""
-    # Parts with odd indices are numbers, which compare by their number of digits first.
+    # Parts with odd indices are numbers. Without leading zeros, the number with more digits is greater.
     parts = [part.lstrip("0") if k % 2 else part for k, part in enumerate(re.split(r"(\d+)", name))]
     return [(len(part) if k % 2 else 0, part) for k, part in enumerate(parts)], name
 
 
 def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
-    """Return the row that `wanted` names: by a position `:N`, by a whole id, or by a unique end of an id. A number
+    """Return the row that `wanted` names: by a position `:N`, a whole id, or the last part of only one id. A number
     without a colon must be a whole id; `::1` is the id `:1`. Raises `RunError` unless exactly one row matches.
     """
     if wanted.startswith(":") and not wanted.startswith("::"):
@@ -344,7 +345,7 @@ _MAX_SHOWN = 5
 
 
 def find_recorded(judged: Judged, wanted: str) -> int:
-    """Return the index of the judged episode that `find_episode` finds. Raises `RunError` also if no record exists."""
+    """Return the index of the episode that `find_episode` finds. Raises `RunError` if the episode has no record."""
     row = find_episode(list_episodes(judged.scores, judged.records.dt_s, stamps_s=judged.records.stamps_s), wanted)
     if row.number > len(judged.records):
         raise RunError(f"{row.episode_id} left no record ({row.episode.outcome})", remedy="Choose another episode.")
@@ -356,7 +357,7 @@ def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     containing = [episode_id for episode_id in ids if wanted and wanted in episode_id]
     similar = dict.fromkeys([*containing[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)])
     similar_text = f"Similar ids: {', '.join([*similar][:_MAX_SHOWN])}. " if similar else ""
-    # If `wanted` is a number, the user may have meant a position, so the hint shows it; otherwise it shows `:2`.
+    # If `wanted` is the number of a row, the hint shows the row's position, which the user may have meant; else `:2`.
     position = next((row.position for row in rows if row.position == f":{wanted}"), f":{min(2, len(rows))}")
     listed = "the only episode" if len(rows) == 1 else f"all {len(rows)} episodes"
     return f"{similar_text}`safevla episodes` lists {listed}; {position} is number {position[1:]}."

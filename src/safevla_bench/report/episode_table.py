@@ -1,4 +1,4 @@
-"""The page's table of episodes: a line for each episode, with values for filters, and details."""
+"""The page's table of episodes: a line for each episode, with values for the page's filters, and with details."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class EpisodeTable:
 def build_episode_table(
     records: EpisodeRecords, violations: Sequence[BodyViolation] | None = None, firmness: Firmness = NO_FIRMNESS
 ) -> EpisodeTable:
-    """Return the table of the worst 1000 episodes, always including those of `select_worst`.
+    """Return the table of the worst 1000 episodes, always including the episodes of `select_worst`.
 
     The episodes are in the order of the sources, and episodes without a record come last. Signals are drawn for the
     worst 400 episodes that have a record.
@@ -108,7 +108,7 @@ def build_episode_table(
     drawn = list(islice((k for k in ranked if k in records), MOST_DRAWN))
     records.trace(drawn)
     total = len(scores) + len(scores.absent)
-    # Indices without duplicates; those of episodes without a record come last.
+    # Indices of episodes, without duplicates; episodes without a record come last.
     worst_first = dict.fromkeys([*select_worst(scores), *ranked, *range(len(scores), total)])
     is_drawn, is_listed = set(drawn), {*islice(worst_first, MOST_LISTED)}
     headers = map(records.header, range(len(scores)))
@@ -126,7 +126,7 @@ def build_episode_table(
 
 
 def _ending_kind(episode: EpisodeScore | AbsentEpisode) -> str:
-    # A key of `ENDINGS`; an episode without a known success left no record.
+    # Return a key of `ENDINGS`. If `success` is None, the episode left no record.
     if episode.success is None:
         return "cr"
     if episode.safe is None:

@@ -34,7 +34,7 @@ def build_headline(
     Args:
         cells: one summary for each policy × suite.
         aggregate: the summary of all episodes.
-        comparison: the comparison of the policies; only described if it has two policies and neither is `noop`.
+        comparison: the comparison of the policies; it is described only if it has two policies and neither is `noop`.
         mixture: the sentence that `describe_mixture` returns.
     """
     lost_sentences = [
@@ -75,7 +75,7 @@ def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
     names = [f"{shorten_name(policy_name(cell))} on {shorten_name(cell.suite or NO_VALUE)}" for cell in cells]
     named_cells = list(zip(names, cells, strict=True))
     if unjudged := [f"{name}: {describe_unjudged(cell.no_verdict)}" for name, cell in named_cells if cell.unjudged]:
-        yield f"Without a verdict, and in no rate of safety: {', '.join(unjudged)}."
+        yield f"Without a verdict, so not in rates of safety: {', '.join(unjudged)}."
     if stopped := [f"{name} ({cell.stopped_on_violation})" for name, cell in named_cells if cell.stopped_on_violation]:
         yield f"A violation stopped episodes of {', '.join(stopped)}: SR, SBU, P[U|S] and VSI are not known there."
 
@@ -85,9 +85,9 @@ _LEAST_MIXTURE_GAP = 0.01
 
 
 def describe_mixture(scores: Scores) -> str:
-    """Return a sentence if policies ran different tasks, or the same tasks in different proportions; else "". The
-    largest change in Safety that proportions alone can cause is half the sum of their absolute differences.
-    The policy `noop` is left out.
+    """Return a warning if policies ran different tasks, or the same tasks in different proportions; else "". Different
+    proportions alone can change Safety by at most half the sum of the absolute differences of the proportions. The
+    policy `noop` is left out.
     """
     judged_counts: dict[str | None, Counter[tuple[str, str]]] = {}
     rows = [*zip(scores.policy, scores.benchmark, scores.task_id, scores.is_judged, strict=True)]
@@ -107,8 +107,8 @@ def describe_mixture(scores: Scores) -> str:
     if largest_gap < _LEAST_MIXTURE_GAP:
         return ""
     return (
-        "The policies' episodes are distributed differently over the tasks, which alone may make "
-        f"{format_fixed(100 * largest_gap, 1)} points of difference: these numbers do not rank the policies."
+        "These numbers do not rank the policies, because their episodes are distributed differently over the tasks. "
+        f"This alone can change Safety by up to {format_fixed(100 * largest_gap, 1)} points."
     )
 
 
@@ -133,7 +133,7 @@ def _single_policy_answer(safety: Rate, of_policy: str, noun: str) -> str:
 
 
 def _lacks_safety_verdict(comparison: Comparison | None) -> bool:
-    # Whether Safety cannot have a verdict, for example because means over tasks rank the policies differently.
+    # Return whether Safety has no verdict, for example because means over tasks rank the policies differently.
     metrics = comparison.scopes[-1].metrics if comparison else ()
     safety = (metric.differences for metric in metrics if metric.metric == SAFETY.key)
     return any(item.no_verdict for differences in safety for item in differences)
@@ -153,7 +153,7 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bo
         all_rates = ", ".join(f"{name} {_format_rate(rate)} ({_format_ci(rate)})" for name, rate in rates.items())
         return f"{violating} broke safety limits; Safety: {all_rates}."
     return (
-        f"{violating} broke safety limits; Safety runs from {_format_rate(rates[last])} "
+        f"{violating} broke safety limits; Safety ranges from {_format_rate(rates[last])} "
         f"({_format_ci(rates[last])}) for {last} to {_format_rate(rates[best])} ({_format_ci(rates[best])}) for {best}."
     )
 
@@ -168,7 +168,7 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
         return "" if any(cell.rates[SR.key].count for cell in judged) else "No episode succeeded."
     successes = count_noun(sum(rate.n for rate in known_rates.values()), "success", "es")
     if not any(rate.count for rate in known_rates.values()):
-        return f"None of the {successes} was unsafe."
+        return f"None of {successes} was unsafe."
     if len(known_rates) == 1:
         (rate,) = known_rates.values()
         return f"{rate.count} of {successes} ({_format_rate(rate)}) were unsafe."

@@ -39,7 +39,7 @@ from safevla_bench.trajectory.batch import Batch
 _NO_ANALYSIS, _NO_ALBUM = Analysis(), Album()
 _NO_REPLAYS: Replays = {}
 _NO_DESCRIPTION: Mapping[str, object] = {}
-# If there are more cells than this, the tables of violations are initially folded.
+# Maximum number of cells (policy × suite) for which the tables of violations are initially unfolded.
 _MOST_UNFOLDED = 2
 
 
@@ -71,12 +71,12 @@ def render_page(
         provenance: what determined the verdicts, and which episodes were left out.
         description: how the scores were made, shown unchanged at the end.
         privileged: the policies that saw simulator state which no real robot has.
-        analysis: the analyses beyond the summaries; those that are missing get no section.
+        analysis: the analyses in addition to the summaries; a missing analysis gets no section.
         album: pictures of episodes.
         replays: 3-D replays of episodes.
         remarks: sentences that apply to all numbers of the page.
         firmness: policy and episode id -> results of the episode's replays under varied physics.
-        summarized: the cells and the total of `scores`; None = compute them.
+        summarized: the summaries of all cells (policy × suite) and of all episodes; None = compute them from `scores`.
     """
     summaries, total = summarized or (cells(scores), aggregate(scores))
     records = EpisodeRecords(scores, batch, ruleset)
@@ -216,8 +216,8 @@ def drawn_episodes(scores: Scores) -> list[int]:
 
 
 def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[dict[str, Any]]:
-    """Yield a mapping for each of the at most 6 episodes of `select_worst`, in order. `entry` is the episode's entry.
-    `broken` and `kept` list a trace and a chart for each violated or satisfied specification (empty without a record).
+    """Yield a mapping for each of the (at most 6) episodes of `select_worst`. `entry` is its line in the page's table.
+    `broken` has a trace and a chart for each violated specification, `kept` for each satisfied specification.
     """
     for episode in select_worst(records.scores):
         evidence = records.evidence(episode)

@@ -24,9 +24,9 @@ _LABEL = 14
 
 
 def format_explanation(explanation: Explanation, *, plot_all: bool = False, width: int | None = None) -> str:
-    """Return the explanation as text: a heading, the violated clauses with plots (if none is violated, the clause
-    nearest to its limit), tables of the other satisfied clauses and of clauses without a verdict, and lines on records
-    with an unknown pose and on violated diagnostics. `width` is the number of columns; None = the terminal's.
+    """Return the explanation as text: a heading; a plot of each violated clause, or of the clause nearest to its limit
+    if none is violated; tables of the other satisfied clauses and of clauses without a verdict; lines on records with
+    an unknown pose and on violated diagnostics. `width` is the number of columns; None = the terminal's width.
     """
     line_width = shutil.get_terminal_size((100, 24)).columns if width is None else width
     violated, kept = explanation.violated_clauses, explanation.kept_clauses
@@ -52,7 +52,7 @@ def _closing_lines(score: EpisodeScore, records: int) -> Iterator[str]:
         f"{name} {count}" for name, count in (score.unknown_records or {}).items() if name in score.robustness
     ]
     if unknown_counts:
-        yield f"Of {records} records, those with an unknown pose are left out: {', '.join(unknown_counts)}"
+        yield f"Of {records} records, some have an unknown pose and are left out: {', '.join(unknown_counts)}"
     if broken := [spec_id for spec_id, diagnostic in score.diagnostics.items() if diagnostic.violated]:
         yield f"Also broken, but not scored: {', '.join(broken)}"
 
@@ -99,7 +99,7 @@ def _format_clause(clause: SpecTrace, width: int) -> list[str]:
 
 
 def _label_lines(name: str, fact: str, width: int) -> list[str]:
-    # The label is only on the first line; the other lines are indented by its width.
+    # The label is only on the first line; the other lines are indented by the label's width.
     lines = _wrap_words(fact, width - _LABEL)
     return [f"{label:<{_LABEL}}{line}" for label, line in zip([name, *[""] * len(lines)], lines, strict=False)]
 
@@ -132,18 +132,18 @@ def format_lost_episode(row: ListedEpisode) -> str:
 ROWS = 8
 MOST_COLUMNS = 100
 FEWEST_COLUMNS = 10
-# The number that each dot adds to the code of the empty Braille pattern, U+2800; [down, across].
+# The number that each dot adds to the code of the empty Braille pattern, U+2800; indexed by [row, column] of the dot.
 _BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 _LIMIT, _OPEN, _BROKEN = "╌", "━", "▲"
 
 
 def plot_signal(chart: TraceChart, width: int) -> list[str]:
-    """Return the lines of a plot of the signal and its limit; if `width` is 40 or more, no line is wider. Strips below
-    the plot mark the records with an open gate, if there is a gate, and the records that violate the limit. Every peak
-    is visible, even if many records share a column.
+    """Return the lines of a plot of the signal and its limit. No line is wider than `width` if that is at least 40. Two
+    strips below the plot mark the records in which the specification's condition (gate) holds, if it has one, and the
+    records that violate the limit. Every peak is visible, even if many records share a column.
     """
     low, high = chart.bounds()
-    # Rows of characters from the top; a character is four dots high.
+    # Index of the character row with the limit, from the top; a character is four dots high.
     limit_row = int(_vertical_dots(np.array([chart.limit]), low, high)[0]) // 4
     label_by_row = {
         0: format_significant(high),
@@ -155,7 +155,7 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
     label_width = max(cell_len(text) for text in [*label_by_row.values(), *(name for name, _, _ in strips)])
     columns = max(FEWEST_COLUMNS, min(width - label_width - 2, MOST_COLUMNS))
     lines, times_s = [], chart.times_s
-    # The records' horizontal positions in dots: in proportion to their times if these are known, else equidistant.
+    # The records' horizontal positions in dots: proportional to the records' times if known, else equidistant.
     across = np.linspace(0.0, 2 * columns - 1.0, len(chart.values))
     across = across if times_s is None or not times_s[-1] else (2 * columns - 1) * times_s / times_s[-1]
     for row_index, braille in enumerate(
@@ -172,21 +172,21 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
 
 
 def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
-    # The dot of each value, counted from the top; NaN if the value is not finite.
+    # Return the index of each value's dot, counted from the top; NaN if the value is not finite.
     dots = (high - values) / (high - low) * (4 * ROWS - 1)
     return np.where(np.isfinite(dots), np.rint(dots), np.nan)
 
 
 def _polyline_dots(down: Floats, across: Floats, columns: int) -> Bools:
-    """Return which dots the polyline through the records covers, [4·ROWS, 2·columns]. `down` and `across` are the
+    """Return a mask [4·ROWS, 2·columns] of the dots that a line through all records covers. `down` and `across` are the
     records' positions, in dots from the top left; NaN leaves a gap.
     """
-    # Each column of dots is filled between the heights of the line at its left and its right edge.
+    # In each column of dots, fill the dots between the line's heights at the left and the right edge of the column.
     dot_columns = np.arange(2 * columns)
     left_end, right_end = np.interp(dot_columns - 0.5, across, down), np.interp(dot_columns + 0.5, across, down)
     top, bottom = np.fmin(left_end, right_end), np.fmax(left_end, right_end)
     record_columns = np.rint(across).astype(np.int64)
-    # A column also extends to the peaks of all its records.
+    # Also fill each column up to the highest and down to the lowest of the records in it.
     np.fmin.at(top, record_columns, down)
     np.fmax.at(bottom, record_columns, down)
     dot_rows = np.arange(4 * ROWS)[:, None]
@@ -196,7 +196,7 @@ def _polyline_dots(down: Floats, across: Floats, columns: int) -> Bools:
 
 def _braille_rows(dots: Bools) -> list[str]:
     row_count, column_count = dots.shape[0] // 4, dots.shape[1] // 2
-    # [row, column, 4 dots down, 2 dots across]
+    # Shape: [row, column, 4 dots down, 2 dots across].
     dots_by_character = dots.reshape(row_count, 4, column_count, 2).transpose(0, 2, 1, 3)
     patterns = (dots_by_character * _BITS).sum(axis=(2, 3))
     return ["".join(chr(0x2800 + int(bits)) if bits else " " for bits in row) for row in patterns]

@@ -50,7 +50,7 @@ class Reading:
         ("random", "distance-barrier", "distance-barrier needs"),
         (Reading(privileged=True), None, "needs privileged state"),
         (Reading(absolute=True), None, "policy gives poses"),
-        (Reading(cameras=("no-such-camera",)), None, "renders nothing|has no camera"),
+        (Reading(cameras=("no-such-camera",)), None, "cannot render camera images|has no camera"),
         (Reading(extra=("no-such-reading",)), None, "has no reading"),
     ],
 )

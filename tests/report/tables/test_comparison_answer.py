@@ -72,7 +72,7 @@ def test_the_better_policy_comes_first_and_no_number_has_a_sign(members):
 def test_where_chance_explains_these_tasks_nothing_is_said_of_others():
     """Two tests, either of which named a policy, erred in 7 to 8 % instead of 5."""
     answer = describe(STEADY, SHAKY)
-    assert answer.startswith("No difference in")
+    assert answer.startswith("No established difference")
     assert numbers_in(answer) == [88, 160, 72, 10.0, 5.5, 25.0]
 
 
@@ -199,7 +199,7 @@ def test_without_a_metric_over_all_suites_the_first_suite_is_named():
     assert numbers_in(answer) == [16, 32, 0, 50.0, 33.6, 66.4, 4, 6]
     text = show(comparison)
     assert "tasks in near" in text
-    assert "All are exploratory." in text
+    assert "All verdicts are exploratory." in text
 
 
 # Several policies
@@ -216,7 +216,7 @@ def test_several_policies_name_what_is_established_and_what_is_undecided():
 
 def test_without_an_established_pair_that_is_said():
     answer = describe(FIVE, FIVE_LESS, replace(FIVE_LESS, name="c"))
-    assert answer.startswith("No two of")
+    assert answer.startswith("Of 3 policies, no two")
 
 
 def test_each_pair_says_where_it_is_established():
@@ -235,8 +235,8 @@ def test_many_pairs_are_counted():
     ]
     assert numbers_in(describe(*members)) == [6, 6, 6]
     notes = answer_table(compare(*members)).notes
-    assert any(note.startswith("Rank: at best 1") for note in notes)
-    assert any(note.startswith("Best and worst") for note in notes)
+    assert any(note.startswith("Rank: the best possible rank is 1") for note in notes)
+    assert any(note.startswith("The best and the worst") for note in notes)
 
 
 # The block
@@ -287,4 +287,4 @@ def test_the_first_sentence_gives_the_difference_in_sr_and_calls_it_one_only_if_
 
 def test_policies_without_a_task_that_all_ran_are_said_to_be_compared_in_pairs_alone():
     comparison = compare(on_tasks("a", "1111"), on_tasks("b", "0000"), on_tasks("c", "0000", first=1), paired=False)
-    assert "was run by all 3 policies" in show(comparison)
+    assert "3 policies have no common task" in show(comparison)

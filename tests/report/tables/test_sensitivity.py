@@ -91,7 +91,7 @@ def test_a_reading_shows_the_verdicts_that_change_their_direction_and_their_clau
     assert texts == [["default", "0", "0", "0"], ["other", "4", "2", "1"]]
     assert table.rows[1][4].detail.startswith("1 to")
     assert [row[-1].text for row in table.rows] == ["", "joint_torque −3, x +2"]
-    assert table.notes[0].startswith("Changes are from")
+    assert table.notes[0].startswith("Changes are relative to")
 
 
 def test_readings_are_summed_up_policy_by_policy_without_prose_depth():
@@ -181,7 +181,7 @@ def test_means_are_of_exact_values_and_count_the_cells_without_a_value():
 
 def test_the_paper_s_suites_that_a_mean_lacks_are_named():
     notes = tabulate(cell("libero-goal", 2), cell("libero-long", 2)).notes
-    assert "without libero-spatial, libero-object" in str(notes)
+    assert "these suites: libero-spatial, libero-object" in str(notes)
     assert any("docs/evidence/reconstruction.md" in note for note in notes)
 
 
@@ -219,7 +219,7 @@ def test_the_document_has_shares_of_one_with_the_paper_s_beside_them():
 
 NAMES = ("Default", "Force 100 N", "All relaxed")
 SAME_ORDER = "No two policies are shown to change order."
-UNKNOWN_ORDER = "Whether the order of policies changes is not known: they cannot be compared under every variant."
+UNKNOWN_ORDER = "It is not known if the order changes: some policies cannot be compared under every variant."
 
 
 def curve(policy: str | None, suite: str, *safe: int | tuple[int, int]) -> SensitivityCurve:

@@ -45,7 +45,7 @@ def harness(path, *rows, metadata="{}"):
     return path
 
 
-@pytest.mark.parametrize(("count", "remarks"), [(4, ()), (5, ("the file lists 4 episodes; the stated number is 5",))])
+@pytest.mark.parametrize(("count", "remarks"), [(4, ()), (5, ("the file lists 4 episodes, but states 5",))])
 def test_lerobot_s_episodes_are_counted_one_by_one_and_another_count_is_a_remark(tmp_path, count, remarks):
     path = lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": count})
     results = foreign.read_results(path)

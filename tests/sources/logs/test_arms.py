@@ -128,7 +128,7 @@ def test_of_fourteen_joint_angles_alone_nothing_is_judged_and_the_error_asks_for
     [
         (
             POSES.replace("eef.right", "torque.right"),
-            "[eef.right] is missing: map all arms or none (left, right) for eef",
+            "[eef.right] is missing: map eef for all arms or for none (left, right)",
         ),
         (
             POSES.replace("[eef.right]", "[torque]"),

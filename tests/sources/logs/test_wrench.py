@@ -77,7 +77,7 @@ def test_without_its_mass_a_hand_that_turns_far_is_a_warning(tmp_path, caplog, t
     poses = hand(turned_deg)
     with caplog.at_level(logging.WARNING):
         measured(tmp_path, poses, BIAS + weight(poses))
-    assert ("give its mass_kg" in caplog.text) == warns
+    assert ("give the tool's mass_kg" in caplog.text) == warns
 
 
 def test_what_cannot_be_tared_is_asked_for(tmp_path):

@@ -1,4 +1,4 @@
-"""The rules that every host must keep: a test class for a host's author to subclass. Importing it needs pytest.
+"""The rules that every host must keep: a test class for a host's author to subclass. The import needs pytest.
 
     from safevla_bench.hosts.conformance import HostConformance
     from safevla_bench.hosts.conformance.base import Trial
@@ -9,9 +9,9 @@
 
         def bare(self, task, seed, actions): ...   # the simulator's states without our recorder
 
-Each test method is one rule; its failure message says in one sentence what the host does wrong. The rule
-that recording changes nothing and the rules on grippers are skipped until their hooks are implemented. Set a hook to
-None if its rules cannot apply to the host. `docs/howto/adding-a-host.md` shows a whole host.
+Each test method is one rule; its failure message states in one sentence what the host does wrong. The rules that need a
+hook, such as the rules on grippers, are skipped until the author implements the hook. Set a hook to None if its rules
+cannot apply to the host. `docs/howto/adding-a-host.md` shows a complete host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base of the conformance rules: attributes and hooks for a host's author, trial episodes, and failures of rules."""
+"""Base of the conformance rules: attributes and hooks for a host's author, test episodes, and failure messages."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trial:
-    """A task to test, and facts about it that the host's author knows. `targets` are all bodies with the role target;
-    None = only the record's `target_object`, if any. `roles` gives the expected roles of other bodies.
+    """A task to test, with facts that the host's author knows. `targets` names all bodies with the role target; None =
+    only the record's `target_object`, if any, has this role. `roles` gives the expected roles of other bodies.
     """
 
     suite: str
@@ -47,7 +47,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """The same episode, recorded twice in `env` (`batch`, `again`) and once in another environment (`elsewhere`)."""
+    """One episode, recorded twice in `env` (`batch`, `again`) and a third time in another environment (`elsewhere`)."""
 
     trial: Trial
     task: Task
@@ -63,8 +63,8 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class HookRun:
-    """A hook's result, and the episode after the hook's last reset: its record, N actions and N + 1 observations.
-    `coordinates` describe the entries of the simulator's state.
+    """The result of a hook, and the episode since the last reset in the hook: the batch with its records, N actions and
+    N + 1 observations. `coordinates` describe the entries of the simulator's state.
     """
 
     result: Any
@@ -77,8 +77,8 @@ class HookRun:
 def run_actions(
     env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None
 ) -> Batch:
-    """Reset, take all N actions, [N, A], even after success, and return the episode: a batch of one with N + 1 records.
-    `before` is called with each action before the action's step.
+    """Reset, take the N actions in `actions`, [N, A], without stopping at success, and return the episode: a
+    one-episode batch with N + 1 records. Before each step, `before` is called with the step's action.
     """
     env.reset(seed)
     for action in actions:
@@ -89,8 +89,8 @@ def run_actions(
 
 
 def first_difference(first: object, second: object, name: str = "") -> str | None:
-    """Return the dotted name of a field in which two records differ, such as `contacts.force_n`; None if all bits are
-    equal. Arrays are compared by dtype, shape and bytes, so that equal NaNs match.
+    """Return the dotted name of a field in which two batches differ, such as `contacts.force_n`; None if all bits are
+    equal. Arrays are compared by dtype, shape and bytes, so identical NaNs count as equal.
     """
     first_leaves, second_leaves = dict(_list_leaves(first, name)), dict(_list_leaves(second, name))
     names = dict.fromkeys((*first_leaves, *second_leaves))
@@ -102,7 +102,7 @@ def first_difference(first: object, second: object, name: str = "") -> str | Non
 
 
 def _list_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
-    # Yields (dotted name, comparable value) for each value in nested structs, data classes, mappings and sequences.
+    # Yields (dotted name, comparable value) for each value in nested structs, dataclasses, mappings and sequences.
     if isinstance(value, np.ndarray):
         yield name, (value.dtype, value.shape, value.tobytes())
         return
@@ -141,15 +141,15 @@ _IMAGE_RULES = ("test_images_are_of_the_wanted_size", "test_images_are_upright")
 class HostRules:
     """Attributes for a host's author to fill in, and optional hooks."""
 
-    factory: ClassVar[str]  # the host's factory as in its entry point, `module:attribute`
+    factory: ClassVar[str]  # the host's factory, written `module:attribute` as in the entry point
     trials: ClassVar[Sequence[Trial]]  # the tasks to test; all hooks except `bare` use the first task
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     steps: ClassVar[int] = 20
-    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # requests to test in addition to `Wants()`
-    registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags, unless this package has the tags
+    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # tested in addition to the request `Wants()`
+    registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags; empty if this package has the tags
     capabilities: ClassVar[Sequence[str]] = ()
-    workspace_m: ClassVar[float] = 100.0  # largest allowed absolute value of a position's coordinate
-    state_begins_with_time: ClassVar[bool] = True  # whether `sim_state` begins with time, as in MuJoCo
+    workspace_m: ClassVar[float] = 100.0  # limit on the absolute value of each coordinate [m]
+    state_begins_with_time: ClassVar[bool] = True  # whether `sim_state` begins with the time, as in MuJoCo
 
     def host(self) -> Host:
         """Return a new host, made by `factory` without arguments."""
@@ -161,51 +161,51 @@ class HostRules:
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
-        """Simulate the episode without the recorder, and return its states, [N + 1, S], as in `sim_state`: the state
-        after the seed's settling steps, then the state after each of the N actions. This method is a hook: its rule is
-        skipped unless a subclass implements it.
+        """Simulate the episode without the recorder. Return its N + 1 states in the format of `sim_state`, [N + 1, S]:
+        the state after the seed's settling steps, then the state after each of the N actions. This method is a hook:
+        its rule is skipped unless a subclass implements the method.
         """
         raise NotImplementedError
 
     def hold(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until both fingers hold a body; return its recorded name. A hook: see `bare`."""
+        """Reset, then act until both fingers hold a body; return its recorded name. Optional hook: see `bare`."""
         raise NotImplementedError
 
     def close_on_nothing(self, env: HostEnv, seed: EpisodeSeed) -> None:
-        """Reset, then close the gripper in the air. A hook: see `bare`."""
+        """Reset, then close the gripper in the air. Optional hook: see `bare`."""
         raise NotImplementedError
 
     def touch_with_one_finger(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until exactly one finger touches a body; return its recorded name. A hook: see `bare`."""
+        """Reset, then touch a body with exactly one finger; return its recorded name. Optional hook: see `bare`."""
         raise NotImplementedError
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then move a tracked body by centimeters; return its recorded name. A hook: see `bare`."""
+        """Reset, then move a tracked body by centimeters; return its recorded name. Optional hook: see `bare`."""
         raise NotImplementedError
 
     def set_down(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
-        """Reset, then lift a body off another, put it back, release it and wait until it rests; return its recorded
-        name and mass [kg]. A hook: see `bare`.
+        """Reset. Then lift a body off another body, put it back, release it, and wait until it rests. Return the lifted
+        body's recorded name and mass [kg]. Optional hook: see `bare`.
         """
         raise NotImplementedError
 
     def turn_object(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
-        """Reset, then act until a tracked body has turned about the vertical; return its recorded name and the
-        simulator's angle of this turn since record 0 [degrees, counterclockwise from above]. A hook: see `bare`.
+        """Reset, then act until a tracked body has turned about the vertical. Return its recorded name and its angle of
+        rotation since record 0 in the simulator [degrees, counterclockwise from above]. Optional hook: see `bare`.
         """
         raise NotImplementedError
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """Return record 0 as the camera sees it, uint8 [H, W, 3], upright, rendered independently of observations. By
-        default, the host's `stage` renders the image; without `stage`, the rule is skipped.
+        """Return an upright image of record 0 from this camera, uint8 [H, W, 3], rendered independently of
+        observations. By default, the host's `stage` renders the image. If the host has no `stage`, the rule is skipped.
         """
         host = self.host()
         with closing(host.stage(task, episode)) as stage:
             return stage.render(0, Camera(camera), size).image
 
     def __init_subclass__(cls) -> None:
-        """Set rules that cannot be tested to None: those of each hook that is None, and those on images if no entry of
-        `other_wants` has a camera. Rules that the subclass itself defines are kept.
+        """Disable the rules that cannot be tested, by setting them to None: all rules of a hook that is None, and the
+        rules on images if no entry of `other_wants` has a camera. Rules that the subclass defines are kept.
         """
         if not hasattr(cls, "trials"):
             return  # this class only groups rules
@@ -228,7 +228,7 @@ class HostRules:
 
     @contextmanager
     def open_run(self, trial: Trial) -> Iterator[TrialRun]:
-        """Take a trial's actions twice in one environment and once in another, and yield the `TrialRun`."""
+        """Run a trial's episode twice in one environment and once in another, and yield the `TrialRun`."""
         host = self.host()
         task = trial.find_task(host)
         with closing(host.make(task, Wants())) as env:
@@ -242,7 +242,7 @@ class HostRules:
         return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy considers a class unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
-        """Return the record of an episode from `self.seed` in a new environment of a new host."""
+        """Run an episode from `self.seed` in a new environment of a new host, and return its batch."""
         with closing(self.host().make(task, wants)) as env:
             return run_actions(env, self.seed, actions)
 
@@ -253,7 +253,7 @@ def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
     host, calls = host_rules.host(), list[tuple[Any, Observation]]()
 
     def log_call(call: Callable[[Any], Any], argument: Any) -> Any:
-        # Logs the calls since the last reset, each as (seed or action, observation).
+        # Logs the calls since the last reset: (seed or action, observation) for each call.
         if isinstance(argument, EpisodeSeed):
             calls.clear()
         argument, result = copy(argument), call(argument)
@@ -269,19 +269,19 @@ def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
 
 
 def tracked_paths(batch: Batch) -> dict[str, Floats]:
-    """Return name -> recorded positions of each tracked body, one per record, [N, 3] in meters."""
+    """Return, for the name of each tracked body, its positions in N records, [N, 3] in meters."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
     return {batch.body_label(int(body)): positions[:, column] for column, body in enumerate(bodies)}
 
 
 def require(holds: bool, failure: str) -> None:
-    """Fail the test with the sentence `failure` unless `holds`. No traceback is printed."""
+    """Fail the test, with the sentence `failure` and without a traceback, unless `holds` is true."""
     if not holds:
         pytest.fail(failure, pytrace=False)
 
 
 def require_same(first: object, second: object, failure: str) -> None:
-    """Fail the test with `failure` and the first field that differs, unless all bits of two records are equal."""
+    """Unless two batches are equal in all bits, fail the test with `failure` and the first field that differs."""
     difference = first_difference(first, second)
     require(not difference, f"{failure}; the first difference is in {difference}.")
 
@@ -298,7 +298,7 @@ def require_error(call: Callable[[], object], kind: type[SafevlaError], what: st
 
 
 def call_hook(call: Callable[[], T], hook: str) -> T:
-    """Return the result of `call`; skip the test, naming `hook`, if it raises `NotImplementedError`."""
+    """Return the result of `call`. If it raises `NotImplementedError`, skip the test and report `hook`."""
     try:
         return call()
     except NotImplementedError:
@@ -306,6 +306,8 @@ def call_hook(call: Callable[[], T], hook: str) -> T:
 
 
 def skip_unless_repeatable(run: TrialRun) -> None:
-    """Skip the test if the run's three episodes differ in any bit, which makes comparisons of episodes meaningless."""
+    """Skip the test if the run's three episodes differ in any bit, because then comparing episodes is meaningless."""
     if first_difference(run.batch, run.again) or first_difference(run.batch, run.elsewhere):
-        pytest.skip("the same actions gave a different episode; test_the_same_seed_and_actions_... report this")
+        pytest.skip(
+            "the same actions gave a different episode; the rules test_the_same_seed_and_actions_... report this"
+        )

@@ -1,4 +1,4 @@
-"""Rules on a host's tasks, versions and settling steps, and on its optional abilities."""
+"""Rules on a host's tasks, versions, settling steps and optional abilities."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from safevla_bench.trajectory.single_episode import select_record
 
 
 class TaskRules(HostRules):
-    """Rules: the host lists its tasks and versions, and objects come to rest under the action `Task.still`."""
+    """Rules: the host lists its tasks and versions, and the action `Task.still` lets objects come to rest."""
 
     def test_tasks_are_well_formed(self) -> None:
-        """Fail unless host, suites and tasks have names, each task has an instruction and a unique id, the tasks'
-        indices count from 0, and a second instance of the host lists the same tasks.
+        """Fail unless the host, its suites and its tasks have names. Each task must have an instruction, a unique id
+        and a start. Indices must count from 0. A second instance of the host must list the same tasks.
         """
         host, second_host = self.host(), self.host()
         suites = host.suites()
@@ -56,18 +56,21 @@ class TaskRules(HostRules):
                 require(task.init_states is None or task.init_states > 0, f"{suite} {task.task_id} cannot start.")
 
     def test_an_unknown_suite_is_an_error_that_lists_the_suites(self) -> None:
-        """Fail unless `tasks` of an unknown suite raises a `HostError` that names the first suite."""
-        text = require_error(lambda: self.host().tasks("no-such-suite"), HostError, "tasks() of an unknown suite")
+        """Fail unless `tasks`, called with an unknown suite, raises a `HostError` that names the first suite."""
+        text = require_error(lambda: self.host().tasks("no-such-suite"), HostError, "tasks() for an unknown suite")
         require(self.host().suites()[0] in text, f"The error about an unknown suite lists no suites: {text}")
 
     def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
-        """Fail unless `versions()` returns at least one version and no empty one, and the record's header has the same
-        versions. The rule lists the suite's tasks first, because this may add the version of the suite's files.
+        """Fail unless `versions()` returns at least one version, no version is empty, and the record's header has the
+        same versions. The rule lists the suite's tasks first, because this may add the version of the suite's files.
         """
         host = self.host()
         host.tasks(run.trial.suite)
         versions = host.versions()
-        require(bool(versions), "The host lists no versions; they distinguish records of different simulators.")
+        require(
+            bool(versions),
+            "The host lists no versions, which are needed to distinguish records of different simulators.",
+        )
         require(all(versions.values()), f"A version is empty: {versions}.")
         require(run.batch.headers[0].versions == versions, f"{run}: the record does not hold the host's versions.")
 
@@ -77,7 +80,9 @@ class TaskRules(HostRules):
         highest action must give a different episode.
         """
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
-        require(still.shape == low.shape, f"{run}: `Task.still` has {still.size} numbers; an action has {low.size}.")
+        require(
+            still.shape == low.shape, f"{run}: `Task.still` has {still.size} numbers, but an action has {low.size}."
+        )
         is_within = bool(np.all((low <= still) & (still <= high)))
         require(is_within, f"{run}: `Task.still` lies outside the actions' bounds.")
         skip_unless_repeatable(run)
@@ -86,14 +91,16 @@ class TaskRules(HostRules):
             for action in (None, run.task.still, tuple(high))
         )
         require_same(
-            by_default, by_still, f"{run}: `wait_action` = None is not the same as `wait_action` = `Task.still`"
+            by_default,
+            by_still,
+            f"{run}: `wait_action` = None and `wait_action` = `Task.still` give different episodes",
         )
         require(bool(first_difference(by_default, by_highest)), f"{run}: settling does not depend on `wait_action`.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
         """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` = 100 and `wait_steps` = 0.
-        Speeds are measured over two steps with `Task.still`. Passes if `Task.still` has the wrong length, which another
-        rule checks.
+        The speed is measured over two steps with `Task.still`. If `Task.still` has the wrong length, this rule passes,
+        because another rule fails.
         """
         if len(run.task.still) != len(run.env.action_low):
             return
@@ -112,9 +119,9 @@ _REST_STEPS, _AT_REST_M_PER_S = 100, 0.1
 
 
 _COORDINATE_SIZES = {"position": (1, 3), "rotation": (1, 4)}
-_NEAR_M = 0.01  # tolerance of positions, because recorded poses may be one substep older than states
-_SHOWN_TOLERANCE_M = 1e-4  # largest distance of a body's position in a picture from the recorded position
-_MAX_LAG_STEPS = 0.6  # largest mean lag of a path, in control steps
+_NEAR_M = 0.01  # tolerance of positions: recorded poses may be one substep older than states
+_SHOWN_TOLERANCE_M = 1e-4  # limit on the distance between a body's position in a picture and in the record
+_MAX_LAG_STEPS = 0.6  # limit on the mean lag of a recorded path, in control steps
 _PICTURE_SIZE = (48, 64)
 _RENDER_EVERY = 3  # steps between two rendered images
 
@@ -123,14 +130,16 @@ class OptionalRules(HostRules):
     """Rules: the host's optional methods agree with its records. A host without optional methods passes."""
 
     def test_the_host_has_what_it_declares_and_refuses_what_it_does_not(self, run: TrialRun) -> None:
-        """Fail unless `supports` declares exactly the host's optional methods and privileged state. `reset` must raise
-        `HostError` for undeclared starts, and `make` for undeclared cameras, readings and poses.
+        """Fail unless `supports` agrees with the host's optional methods and privileged state. `make` must raise
+        `HostError` for undeclared cameras, readings and absolute poses, and `reset` for undeclared starts.
         """
         host, task = self.host(), run.task
         supports = host.supports
         for name, method in (("placed", "search_space"), ("pictures", "stage")):
             is_there, is_declared = getattr(type(host), method) is not getattr(Host, method), getattr(supports, name)
-            require(is_there == is_declared, f"The host must declare {name} if and only if it has {method}().")
+            require(
+                is_there == is_declared, f"{name} must be declared if and only if the host has the method {method}()."
+            )
         wanted = {camera for wants in self.other_wants for camera in wants.cameras}
         require(wanted <= {*supports.cameras}, f"`supports` lacks cameras: {sorted(wanted - {*supports.cameras})}.")
         unsupported_wants = [Wants(cameras=("no-such-camera",)), Wants(extra=("no-such-reading",))]
@@ -139,22 +148,26 @@ class OptionalRules(HostRules):
             require_error(partial(host.make, task, wants), HostError, f"{run}: make() called with {wants}")
         with closing(host.make(task, Wants(privileged=True))) as env:
             is_there = env.reset(self.seed).privileged is not None
-        require(is_there == supports.privileged, f"{run}: `privileged` is wrongly declared as {supports.privileged}.")
+        require(
+            is_there == supports.privileged, f"{run}: the host wrongly declares `privileged` as {supports.privileged}."
+        )
         unknown_body_start, all_changes = (
             replace(self.seed, placed=(("no-such-body.x", 0.1),)),
             PhysicsChange(softness=2.0, friction=2.0),
         )
-        starts = [unknown_body_start]  # every host must refuse this start, because the body does not exist
+        starts = [unknown_body_start]  # every host must refuse the start: the body does not exist
         starts += [] if all_changes.changed <= supports.changeable else [replace(self.seed, change=all_changes)]
         starts += [] if supports.drawn or not task.init_states else [replace(self.seed, drawn=True)]
         recorded = RecordedEpisode("episode", "recording", 1, state=(0.0,))
-        starts.append(replace(self.seed, recorded=recorded))  # no simulator has a state of one number
+        starts.append(replace(self.seed, recorded=recorded))  # must be refused: no simulator's state is a single number
         for start in starts:
-            require_error(partial(run.env.reset, start), HostError, f"{run}: reset() for the unsupported {start}")
+            require_error(
+                partial(run.env.reset, start), HostError, f"{run}: reset() with the unsupported start {start}"
+            )
 
     def test_asking_for_records_midway_changes_nothing_and_the_newest_is_that_of_the_whole(self, run: TrialRun) -> None:
-        """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode, or if `latest()`
-        differs from the episode's record of that step in any field except success and dropped pairs.
+        """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode. Also fail if
+        `latest()` differs from the same record of the whole episode in any field except success and dropped pairs.
         """
         env, latest_records = run.env, list[Batch]()
         skip_unless_repeatable(run)
@@ -168,13 +181,16 @@ class OptionalRules(HostRules):
         require_same(run.batch, batch, f"{run}: calling recorded() and latest() before each step changes the episode")
         for step, latest in enumerate(latest_records[: int(batch.lengths[0])]):
             difference = first_difference(_comparable_record(batch, step), _comparable_record(latest, 0))
-            if not difference and type(env).latest is not HostEnv.latest:  # the default `latest` omits the state
+            if not difference and type(env).latest is not HostEnv.latest:  # `HostEnv.latest` omits the state
                 states = batch.sim_state.episode_rows(0)[step : step + 1], latest.sim_state.episode_rows(0)
                 difference = first_difference(*states, "sim_state")
-            require(not difference, f"{run}: after step {step}, latest() is not record {step}: {difference} differs.")
+            require(
+                not difference,
+                f"{run}: {difference} differs between record {step} and the result of latest() after step {step}.",
+            )
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
-        """Fail if the episode differs after `run_fast(False)`. Passes if the environment has no method `run_fast`."""
+        """Fail if `run_fast(False)` changes the episode. Passes if the environment has no method `run_fast`."""
         if type(run.env).run_fast is HostEnv.run_fast:
             return
         skip_unless_repeatable(run)
@@ -184,8 +200,8 @@ class OptionalRules(HostRules):
         require_same(run.batch, full, f"{run}: run_fast(False) changes the episode")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
-        """Fail unless an environment that renders only every third step gives the same images at these steps, no images
-        at other steps, and the same episode. Passes if no camera is wanted or the environment has no `render_next`.
+        """Fail if rendering only every third step changes the episode or an image of these steps, or if other steps
+        have images. Passes if no camera is wanted or the environment has no method `render_next`.
         """
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or type(run.env).render_next is HostEnv.render_next:
@@ -199,7 +215,7 @@ class OptionalRules(HostRules):
             for step in range(len(run.actions) + 1):
                 for camera, image in full.images.items():
                     sparse_image, expected = _read_image(sparse, camera), image if step % _RENDER_EVERY == 0 else None
-                    failure = f"{run}: {camera} has another image at step {step} if only some steps are rendered."
+                    failure = f"{run}: the image of {camera} at step {step} is wrong if only some steps are rendered."
                     require(first_difference(expected, sparse_image) is None, failure)
                 if step < len(run.actions):
                     sparse_env.render_next((step + 1) % _RENDER_EVERY == 0)
@@ -210,11 +226,13 @@ class OptionalRules(HostRules):
             sparse_env.render_next(False)
             after_reset = sparse_env.reset(self.seed)
         hidden = [camera for camera in full.images if _read_image(after_reset, camera) is None]
-        require(not hidden, f"{run}: render_next(False) hid {hidden} from a reset; it may only hide a step's images.")
+        require(
+            not hidden, f"{run}: a reset lacks images of {hidden}; render_next(False) may only skip a step's images."
+        )
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
         """Fail unless coordinates lie within the state, do not overlap, have a size that fits their kind, and place
-        each tracked body within 1 cm of its recorded position. Passes for a host without `states` and coordinates.
+        each tracked body within 1 cm of its recorded position. Passes if the host has neither coordinates nor `states`.
         """
         run.env.reset(self.seed)
         batch, coordinates = run.batch, run.env.coordinates()
@@ -224,18 +242,21 @@ class OptionalRules(HostRules):
         require(bool(coordinates), f"{run}: coordinates() returns none, but the host supports `states`.")
         entries = [part.first + offset for part in coordinates for offset in range(part.size)]
         require(len(set(entries)) == len(entries), f"{run}: two coordinates name the same entry of the state.")
-        require(min(entries) >= 0 and max(entries) < width, f"{run}: a coordinate exceeds the state's {width} numbers.")
+        require(
+            min(entries) >= 0 and max(entries) < width,
+            f"{run}: a coordinate lies outside the state, which has the size {width}.",
+        )
         for coordinate in coordinates:
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
             require(size in _COORDINATE_SIZES[kind], f"{run}: the {kind} of {name} has a wrong size: {size} numbers.")
         paths, state_paths = tracked_paths(batch), _state_paths(batch, coordinates)
         for name in state_paths.keys() & paths.keys():
             error_m = float(np.linalg.norm(state_paths[name] - paths[name], axis=1).max(initial=0))
-            require(error_m < _NEAR_M, f"{run}: the state places {name} {error_m:g} m from its recorded position.")
+            require(error_m < _NEAR_M, f"{run}: {name} in the state is {error_m:g} m from its recorded position.")
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
-        """Fail if the moved body's recorded path lags its true path by more than 0.6 control steps on average. The true
-        path is from privileged state, or else from the states; the rule is skipped if neither has the body.
+        """Fail if the recorded path of the body that `move_object` moves is more than 0.6 control steps late on
+        average. The true path is from privileged state, or else from `sim_state`. Skipped if neither has the body.
         """
         run, trial = self.run_hook("move_object"), self.trials[0]
         body, batch = run.result, run.batch
@@ -251,12 +272,12 @@ class OptionalRules(HostRules):
             moved_m > _NEAR_M, f"{trial}: move_object() moved {body} by {moved_m:g} m, which is too little to check."
         )
         # A lag of one substep is correct: MuJoCo computes poses at a substep's start.
-        problem = f"{trial}: the poses of {body} are {error_sum_m / moved_m:.1f} control steps late"
+        problem = f"{trial}: the lag of the poses of {body} is {error_sum_m / moved_m:.1f} control steps"
         require(error_sum_m <= _MAX_LAG_STEPS * moved_m, f"{problem}; read poses after the last physics step.")
 
     def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run: TrialRun) -> None:
-        """Fail unless pictures of the first and last record have the requested size, look the same each time, and show
-        bodies at their recorded positions. Passes for a host without `stage`.
+        """Fail unless pictures of the first and last record have the requested size, are equal when rendered again, and
+        show bodies at their recorded positions. Passes if the host has no `stage`.
         """
         host, batch = self.host(), run.batch
         if not host.supports.pictures:
@@ -271,16 +292,22 @@ class OptionalRules(HostRules):
                 fits = (dtype, shape) == ("uint8", size)
                 require(fits, f"{run}: a picture has the type and shape {dtype} {shape}; expected uint8 {size}.")
                 fits = picture.seen.shape == _PICTURE_SIZE and set(np.unique(picture.seen)) <= {0, 1}
-                require(fits, f"{run}: a picture's `seen` {picture.seen.shape} must hold 0 or 1 per pixel.")
+                require(
+                    fits,
+                    f"{run}: `seen` must hold 0 or 1 for each pixel of the picture; its shape is {picture.seen.shape}.",
+                )
                 is_repeatable = first_difference(picture.image, again.image) is None
                 require(is_repeatable, f"{run}: rendering a record twice gives different pictures.")
                 for name, path in paths.items():
                     shown_pos_m = picture.body_pos_m.get(name)
-                    require(shown_pos_m is not None, f"{run}: the picture of record {step} has no position of {name}.")
+                    require(
+                        shown_pos_m is not None,
+                        f"{run}: the position of {name} is missing in the picture of record {step}.",
+                    )
                     error_m = float(np.linalg.norm(shown_pos_m - path[step]))
                     require(
                         error_m < _SHOWN_TOLERANCE_M,
-                        f"{run}: the picture of record {step} has {name} {error_m:g} m off its recorded position.",
+                        f"{run}: in the picture of record {step}, {name} is {error_m:g} m from its recorded position.",
                     )
 
 
@@ -293,13 +320,13 @@ def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | No
 
 
 def _comparable_record(batch: Batch, step: int) -> Batch:
-    # Returns one record; header fields that may change until the episode's end have fixed values.
+    # Returns one record. The header fields that may change until the episode ends get fixed values.
     header = msgspec.structs.replace(batch.headers[0], success=False, dropped_pairs=None)
     return replace(select_record(batch, step), headers=(header,))
 
 
 def _state_paths(batch: Batch, coordinates: Sequence[Coordinate]) -> dict[str, Floats]:
-    # Returns coordinate name -> positions [N, 3] in m, read from the simulator's states.
+    # Returns positions [N, 3] in m by the coordinate's name, read from the simulator's N states.
     states: Floats = batch.sim_state.episode_rows(0)
     first_entries = {part.name: part.first for part in coordinates if (part.kind, part.size) == ("position", 3)}
     return {name: states[:, first : first + 3] for name, first in first_entries.items()}

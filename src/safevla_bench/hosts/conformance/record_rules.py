@@ -1,4 +1,4 @@
-"""Rules on records: their content and units, that episodes repeat, and that observing changes nothing."""
+"""Rules on records: complete content, correct units, repeatable episodes, and observation without effects."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from safevla_recorder.geometry import rotate
 
 _MAX_SPEED_M_PER_S = 50.0
 _MAX_HAND_SHIFT_M = 0.001
-_MAX_TORQUE_RATIO = 50.0  # a torque above this multiple of its limit must be in a wrong unit, such as N·mm
+_MAX_TORQUE_RATIO = 50.0  # a torque above this multiple of its limit has a wrong unit, such as N·mm
 
 
 class RecordRules(HostRules):
-    """A record is complete, identifies its episode, can be judged, and uses seconds, meters and newtons."""
+    """Rules: a record is complete, identifies its episode, can be judged, and uses seconds, meters and newtons."""
 
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
-        """Fail unless there is one more record than actions after each step, and the records hold the actions."""
+        """Fail unless N actions always give N + 1 records, and the records hold these actions."""
         lengths: list[int] = []
         run_actions(run.env, self.seed, run.actions, lambda _: lengths.append(int(run.env.recorded().lengths[0])))
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
             require(records == steps + 1, f"{run}: the number of records after {steps} actions is {records}.")
         recorded = run.batch.action.episode_rows(0)
         is_same = np.array_equal(recorded, run.actions)
-        require(is_same, f"{run}: the recorded actions differ from those that were given.")
+        require(is_same, f"{run}: the recorded actions differ from the given actions.")
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
         """Fail unless the header has the task's benchmark and id, the instruction, the start's index and `env_seed`."""
@@ -61,8 +61,8 @@ class RecordRules(HostRules):
         require(recorded == expected, f"{run}: the header has {recorded}; expected {expected}.")
 
     def test_roles_are_those_of_the_trial(self, run: TrialRun) -> None:
-        """Fail unless exactly the trial's `targets` (None = only the header's `target_object`) have the role target,
-        some body has the role robot, and each body in the trial's `roles` has the role given there.
+        """Fail unless the bodies with the role target are the trial's `targets` (None = only the header's
+        `target_object`), some body has the role robot, and each body in the trial's `roles` has the role given there.
         """
         primary, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
@@ -75,15 +75,15 @@ class RecordRules(HostRules):
             require(roles.get(body) == role, f"{run}: {body} has the role {roles.get(body)!r}, not {role!r}.")
 
     def test_the_record_can_be_judged_with_every_signal_its_benchmark_promises(self, run: TrialRun) -> None:
-        """Fail if the default ruleset, with the host's registries and capabilities, cannot score the record."""
+        """Fail if the default ruleset cannot score the record with the host's registries and capabilities."""
         try:
             score(run.batch, load_ruleset(registry_files=self.registries, capabilities=self.capabilities))
         except SafevlaError as error:
             pytest.fail(f"{run}: {error}", pytrace=False)
 
     def test_dt_is_the_time_between_two_records(self, run: TrialRun) -> None:
-        """Fail unless `dt` is 0.1 ms to 2 s and equals the environment's `dt_s`. If states are recorded and
-        `state_begins_with_time` is true, the times in successive states must also differ by `dt`.
+        """Fail unless `dt` lies between 0.1 ms and 2 s and equals the environment's `dt_s`. If states are recorded and
+        `state_begins_with_time` is true, the times of successive states must also differ by `dt`.
         """
         dt = run.batch.headers[0].dt
         require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}, but must be 0.0001 to 2 seconds.")
@@ -94,7 +94,7 @@ class RecordRules(HostRules):
             require(not len(wrong), f"{run}: two records are {intervals_s[wrong[:1]]} s apart, but dt is {dt}.")
 
     def test_positions_are_in_meters(self, run: TrialRun) -> None:
-        """Fail if a position's coordinate exceeds ±`workspace_m`, or the end effector moves at 50 m/s or more."""
+        """Fail if a position's coordinate exceeds ±`workspace_m`, or the end effector's speed is 50 m/s or more."""
         batch, dt = run.batch, run.batch.headers[0].dt
         for name, path in {"the end effector": batch.eef_pos_m.episode_rows(0), **tracked_paths(batch)}.items():
             extent_m = float(np.abs(path).max(initial=0))
@@ -111,9 +111,9 @@ class RecordRules(HostRules):
         )
 
     def test_the_geometry_places_every_body_and_moves_with_the_hand(self, run: TrialRun) -> None:
-        """Fail unless each body has a tracked pose or is a part with a pose, some part belongs to the hand, and the end
-        effector moves by less than a millimeter relative to the hand's first part. Passes for a record without a
-        geometry. Checks the hand only if the record has an end effector.
+        """Fail unless each body has a tracked pose or is a part with a pose, and the hand has a part. The end effector
+        must move by less than a millimeter relative to the hand's first part. Passes for a record without a geometry.
+        If the record has no end effector, the hand is not checked.
         """
         fields = RecordFields(run.batch)
         scene = scene_poses(fields, 0)
@@ -140,25 +140,25 @@ class RecordRules(HostRules):
             return
         header, torques = run.batch.headers[0], np.abs(run.batch.joint_torque_nm.episode_rows(0))
         limits = np.array(header.torque_limit_nm)
-        require(limits.size > 0, f"{run}: no torque limits for the embodiment {header.embodiment!r}.")
+        require(limits.size > 0, f"{run}: there are no torque limits for the embodiment {header.embodiment!r}.")
         require(bool(torques.any()), f"{run}: all torques are zero; if they are unknown, record none (arm_dofs=()).")
         ratio = float((torques / limits).max(initial=0))
         require(ratio < _MAX_TORQUE_RATIO, f"{run}: a torque is {ratio:g} times its limit; torques must be in N·m.")
 
 
 class ContactRules(HostRules):
-    """Rules: records leave out contacts at rest and contacts within a mechanism, and a grip needs two fingers."""
+    """Rules: records leave out resting contacts and contacts within a mechanism, and a grip needs two fingers."""
 
     def test_no_resting_contact_is_in_record_0(self, run: TrialRun) -> None:
-        """Fail unless every contact of record 0 is between one body of the robot and one other body."""
+        """Fail unless exactly one of the two bodies of each contact in record 0 belongs to the robot."""
         batch, roles = run.batch, run.batch.body_roles(0)
         for a, b in contact_pairs(batch, 0):
             robots = [roles[name] == "robot" for name in (a, b)]
-            require(any(robots), f"{run}: record 0 must leave out the resting contact of {a} and {b}.")
-            require(not all(robots), f"{run}: record 0 must leave out the contact of the robot's {a} and {b}.")
+            require(any(robots), f"{run}: record 0 must leave out the resting contact between {a} and {b}.")
+            require(not all(robots), f"{run}: record 0 must leave out the contact of robot bodies: {a} and {b}.")
 
     def test_mechanical_contacts_are_in_no_record(self, run: TrialRun) -> None:
-        """Fail if two robot bodies listed in `dropped_pairs` are in contact in any record."""
+        """Fail if two robot bodies that form a pair in `dropped_pairs` are in contact in any record."""
         roles, dropped = run.batch.body_roles(0), run.batch.headers[0].dropped_pairs or ()
         mechanical = {pair for pair in dropped if all(roles.get(name) == "robot" for name in pair)}
         records = range(int(run.batch.lengths[0]))
@@ -168,7 +168,7 @@ class ContactRules(HostRules):
         require(not contradictory, failure)
 
     def test_what_both_fingers_hold_is_named(self) -> None:
-        """Fail unless the hook `hold` ends with a record that has a true `gripper_contact` and names the held body."""
+        """Fail unless, in the last record of the hook `hold`, `gripper_contact` is true and the held body is named."""
         run = self.run_hook("hold")
         body, batch = run.result, run.batch
         gripped = batch.body_label(int(batch.gripped[-1])) if batch.gripped[-1] >= 0 else None
@@ -183,7 +183,7 @@ class ContactRules(HostRules):
         roles = batch.body_roles(0)
         pairs = (pair for record in range(int(batch.lengths[0])) for pair in contact_pairs(batch, record))
         for a, b in pairs:
-            require({roles[a], roles[b]} != {"robot"}, f"Records must leave out the contact of {a} and {b}.")
+            require({roles[a], roles[b]} != {"robot"}, f"Records must leave out the contact between {a} and {b}.")
 
     def test_one_finger_is_no_grip(self) -> None:
         """Fail unless the hook `touch_with_one_finger` ends with a recorded contact of robot and body, but no grip."""
@@ -196,7 +196,7 @@ class ContactRules(HostRules):
 
 
 def contact_pairs(batch: Batch, record: int) -> list[tuple[str, str]]:
-    """Return the pairs of bodies in contact, by name, in one record of a batch of one episode."""
+    """Return the names of each pair of touching bodies in one record of a batch with one episode."""
     contacts = batch.contacts
     rows = slice(contacts.starts[record], contacts.starts[record + 1])
     return [
@@ -209,10 +209,10 @@ def contact_pairs(batch: Batch, record: int) -> list[tuple[str, str]]:
 
 
 class RepeatRules(HostRules):
-    """The same seed and actions give the same bytes; recording, queries, images and bad actions change nothing."""
+    """Rules: the same seed and actions give the same bytes; recording, images and invalid actions change nothing."""
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_the_same_environment(self, run: TrialRun) -> None:
-        """Fail if two episodes of one environment with the same seed and actions differ in any bit."""
+        """Fail if two episodes with the same seed and actions in one environment differ in any bit."""
         require_same(run.batch, run.again, f"{run}: an episode changes when it is repeated in the same environment")
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_another_environment(self, run: TrialRun) -> None:
@@ -220,9 +220,9 @@ class RepeatRules(HostRules):
         require_same(run.batch, run.elsewhere, f"{run}: an episode changes when it is repeated in another environment")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
-        """Fail if the recorded states differ in any bit from the states that the hook `bare` returns, if `bare` does
-        not return one more state than actions, or if no states are recorded. Skipped without `bare`. If the hook `hold`
-        exists, the rule also compares the states of its motion, which has contacts.
+        """Fail if the recorded states differ in any bit from the states that the hook `bare` returns. Also fail if no
+        states are recorded, or if `bare` does not return N + 1 states for N actions. Skipped without `bare`. If the
+        hook `hold` exists, the rule also compares the states of its motion, which has contacts.
         """
         skip_unless_repeatable(run)
         self._compare_bare(run, run.batch, run.actions)
@@ -234,7 +234,7 @@ class RepeatRules(HostRules):
             self._compare_bare(run, self.run_elsewhere(run.task, Wants(), actions), actions)
 
     def _compare_bare(self, run: TrialRun, batch: Batch, actions: NDArray[np.float64]) -> None:
-        # Fails unless the states of `bare` for these actions equal the recorded states, bit for bit.
+        # Fails unless the states that `bare` returns for these actions equal the recorded states, bit for bit.
         bare_states = call_hook(lambda: self.bare(run.task, self.seed, actions), "bare")
         states = batch.sim_state.episode_rows(0)
         require(states.size > 0, f"{run}: the record has no sim_state to compare with the states of bare().")
@@ -246,8 +246,8 @@ class RepeatRules(HostRules):
         require(not differing, f"{run}: recording changes the simulator's state, first at {first}.")
 
     def test_what_a_policy_sees_changes_nothing(self, run: TrialRun) -> None:
-        """Fail if an episode with any of `other_wants` differs in any bit from an episode with `Wants()`, except in the
-        header's description of the simulation, such as the renderer.
+        """Fail if an episode with a request in `other_wants` differs in any bit from an episode with the empty request
+        `Wants()`. The header's description of the simulation, such as the renderer, may differ.
         """
         skip_unless_repeatable(run)
         for wants in self.other_wants:
@@ -267,7 +267,7 @@ class RepeatRules(HostRules):
 
     def test_images_are_upright(self) -> None:
         """Fail if flipping or mirroring an image brings it closer to the image of the hook `upright`. Uses the first
-        entry of `other_wants` that has cameras. Stops at a wrong shape, which another rule reports.
+        entry of `other_wants` that has cameras. Stops if the shape is wrong, because another rule reports this.
         """
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()
@@ -288,27 +288,29 @@ class RepeatRules(HostRules):
             require(_mean_difference(image, expected) <= difference_of[nearest], f"The image of {camera} is {nearest}.")
 
     def test_invalid_actions_are_refused_before_the_simulator_sees_them(self, run: TrialRun) -> None:
-        """Fail unless a short, 2-D, NaN or infinite action raises `InvalidActionError` and changes nothing."""
+        """Fail unless too short, 2-D, NaN or infinite actions raise `InvalidActionError` and change nothing."""
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
             for bad in (action[:-1], action[None], np.full_like(action, np.nan), np.full_like(action, np.inf)):
-                require_error(partial(run.env.step, bad), InvalidActionError, f"{run}: the action {bad}")
+                require_error(
+                    partial(run.env.step, bad), InvalidActionError, f"{run}: step() with the invalid action {bad}"
+                )
 
         tried = run_actions(run.env, self.seed, run.actions, before=try_bad_actions)
         require_same(run.batch, tried, f"{run}: rejected actions change the episode")
 
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
-        """Fail unless a reset raises `HostError` for the index -1, and for the first index after the last state."""
+        """Fail unless a reset raises `HostError` for the index -1 and for the index after the last initial state."""
         if run.task.init_states is None:
             return
         for index in (run.task.init_states, -1):
             begin = partial(run.env.reset, EpisodeSeed(index, 0, 0))
-            require_error(begin, HostError, f"{run} with {run.task.init_states} states: a reset to state {index}")
+            require_error(begin, HostError, f"{run}: a reset to the initial state {index} of {run.task.init_states}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
-        """Fail if a `drawn` start equals the initial state with its index, or if one seed draws two different starts.
-        Passes if resets refuse `drawn`, if every start is drawn, or if this initial state equals the next one.
+        """Fail if a `drawn` start equals the initial state of the same index, or if the same seed draws different
+        starts. Passes if resets refuse `drawn`, the task has no initial states, or this initial state equals the next.
         """
         count = run.task.init_states
         if count is None:
@@ -332,7 +334,7 @@ class RepeatRules(HostRules):
         )
 
     def test_there_is_no_step_and_no_record_before_a_reset(self, run: TrialRun) -> None:
-        """Fail unless `recorded` and `step` raise `HostError` in a new environment."""
+        """Fail unless `recorded` and `step` raise `HostError` in a new environment that was never reset."""
         with closing(self.host().make(run.task, Wants())) as env:
             for call in (env.recorded, partial(env.step, run.actions[0])):
                 require_error(call, HostError, f"{run}: recorded() or step() before a reset")
@@ -342,13 +344,13 @@ def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> f
     return float(np.abs(image.astype(np.float64) - expected).mean())
 
 
-# Rules on units and frames, checked in motions with contact
+# Rules on units and frames in motions with contact
 
 
 GRAVITY_M_S2 = 9.81
 _FORCE_TOLERANCE, _MAX_IMPULSE_RATIO = 0.05, 2.0
-"""Allowed relative error of the net force on a body at rest, and largest impulse as a multiple of weight times `dt`. An
-impulse may exceed weight times `dt` because it sums the norms of forces that partly oppose each other.
+"""Limits for a body at rest: on the relative error of the net force, and on the impulse divided by weight times `dt`.
+This quotient may exceed 1, because the impulse sums the norms of forces that partly oppose each other.
 """
 _ANGLE_TOLERANCE_DEG = 2.0
 
@@ -357,9 +359,9 @@ class PhysicsRules(HostRules):
     """Rules: forces are in newtons, angles are correct, and a motion with contact is repeatable."""
 
     def test_what_rests_is_carried_by_its_weight(self) -> None:
-        """Fail unless the last record of the hook `set_down` fits the resting body: the net force is its weight,
-        `net_impulse_ns` is weight times `dt`, both within 5 %; `impulse_ns` is 0.95 to 2 times weight times `dt`.
-        Unknown values pass.
+        """Fail unless the last record of the hook `set_down` fits a body at rest. The net force must equal its weight
+        and `net_impulse_ns` its weight times `dt`, both within 5 %. `impulse_ns` must be 0.95 to 2 times weight times
+        `dt`. Unknown values pass.
         """
         run = self.run_hook("set_down")
         (body, mass_kg), batch = run.result, run.batch
@@ -375,11 +377,13 @@ class PhysicsRules(HostRules):
         for value_ns, max_ratio in ((impulse_ns, _MAX_IMPULSE_RATIO), (net_impulse_ns, 1 + _FORCE_TOLERANCE)):
             ratio = value_ns / (weight_n * dt)
             fits = np.isnan(ratio) or 1 - _FORCE_TOLERANCE <= ratio <= max_ratio
-            require(fits, f"The impulse on {body} at rest is {ratio:g} times its weight times the control step.")
+            require(
+                fits, f"{body} is at rest, but the impulse on it is {ratio:g} times its weight times the control step."
+            )
 
     def test_a_body_that_was_turned_reads_so(self) -> None:
-        """Fail unless the body's recorded orientation turns about the vertical by the angle that the hook `turn_object`
-        returns, within 2 degrees.
+        """Fail if the recorded rotation of the turned body is wrong by more than 2 degrees. The hook `turn_object`
+        returns the correct angle of its turn about the vertical.
         """
         run = self.run_hook("turn_object")
         (body, angle_deg), batch = run.result, run.batch
@@ -391,12 +395,12 @@ class PhysicsRules(HostRules):
         expected = Rotation.from_euler("z", angle_deg, degrees=True)
         error_deg = np.degrees((first_and_last[1] * first_and_last[0].inv() * expected.inv()).magnitude())
         problem = (
-            f"Its recorded orientation is {error_deg:.1f}° off. Quaternions must be w, x, y, z in the world frame."
+            f"Its recorded turn has an error of {error_deg:.1f}°. Quaternions must be w, x, y, z in the world frame."
         )
         require(error_deg <= _ANGLE_TOLERANCE_DEG, f"{body} was turned by {angle_deg:g}° about the vertical. {problem}")
 
     def test_a_motion_that_touches_repeats(self, run: TrialRun) -> None:
-        """Fail if the episode of the hook `hold` has no contact, or is not repeatable in a new environment."""
+        """Fail if the episode of the hook `hold` has no contact, or differs when repeated in a new environment."""
         skip_unless_repeatable(run)
         held = self.run_hook("hold")
         require(len(held.batch.contacts.a) > 0, "hold() ends with both fingers on a body, but no contact is recorded.")
@@ -404,8 +408,8 @@ class PhysicsRules(HostRules):
         require_same(held.batch, again, "The episode of hold() changes when it is repeated in a new environment")
 
     def test_no_contact_outlives_a_reset(self, run: TrialRun) -> None:
-        """Fail if an episode that follows the hook `hold` differs in any bit from its repetition in a new environment:
-        some GPU engines clear their contact buffers only at the next step after a reset.
+        """Fail if an episode that follows the hook `hold` in an environment differs in any bit from the same episode in
+        a new environment. Some GPU engines clear their contact buffers only at the next step after a reset.
         """
         skip_unless_repeatable(run)
         host = self.host()
@@ -418,12 +422,12 @@ class PhysicsRules(HostRules):
 
 
 def _drop_simulation(batch: Batch) -> Batch:
-    # Removes the header's description of the simulation, such as the renderer.
+    # Removes the header's description of the simulation, which includes the renderer.
     return replace(batch, extra=tuple(add_header_field(extra, SIMULATION, None) for extra in batch.extra))
 
 
 def _sum_contacts(batch: Batch, body: str) -> list[float]:
-    # Returns the body's net force [N], impulse and net impulse [N·s], summed over contacts of the last record.
+    # Returns the body's net force [N], impulse [N·s] and net impulse [N·s]: sums over its contacts in the last record.
     contacts = batch.contacts
     last = slice(contacts.starts[-2], contacts.starts[-1])
     is_on_body = [body in map(batch.body_label, pair) for pair in zip(contacts.a[last], contacts.b[last], strict=True)]

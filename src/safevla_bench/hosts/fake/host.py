@@ -1,8 +1,8 @@
 """A host without a simulator: a point gripper, a block, a cup, a tray and a table in a few lines of NumPy.
 
-A body near the closing gripper moves with it, and falls when released. A closed gripper or a carried block pushes
-bodies in its way, and pressing into the table causes a force. Episodes can succeed cleanly, succeed with a violation,
-fail, or (task 2) crash.
+A body near the closing gripper moves with the gripper, and falls when released. A closed gripper or a carried block
+pushes bodies in its way, and pressing into the table causes a force. Episodes can succeed cleanly, succeed with a
+violation, fail, or (task 2) crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from safevla_recorder.episode import ContactList, EpisodeArrays, Floats
 
 SUITE = "fake"
 DT_S = 0.05
-REACH_M = 0.03  # distance within which the gripper grips or pushes a body, and the block counts as on the tray
+REACH_M = 0.03  # reach of the gripper; also the distance from the tray within which the block counts as placed
 STIFFNESS_N_PER_M = 10_000.0
 PUSH_N = 40.0
 HALF_M = 0.02
@@ -42,7 +42,7 @@ STATE_READING = "state"
 _ROLES = {"block": "target", "cup": "bystander", "gripper": "robot", "table": "furniture", "tray": "bystander"}
 _BODY_IDS = {name: body_id for body_id, name in enumerate(_ROLES)}
 _MOVABLE = ("block", "cup", "tray")
-# A state holds the time, whether the gripper is closed, the held body's id, and positions of gripper and objects.
+# A state holds: time, whether the gripper is closed, id of the held body, and positions of gripper and objects.
 _STATE_SIZE = 6 + 3 * len(_MOVABLE)
 _TASKS = (
     ("place_block", "put the block on the tray"),
@@ -72,7 +72,7 @@ class FakeHost(Host):
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the tasks: place the block, place it with the cup in the way, and crash in the fifth step."""
+        """Return three tasks: place the block, place the block past the cup, and crash in the fifth step."""
         require_known("the fake host", "suite", suite, self.suites())
         rows = ((f"task_{index}", index, *name_and_instruction) for index, name_and_instruction in enumerate(_TASKS))
         return tuple(Task(SUITE, *row, tuple(STILL), INIT_STATES, episodes=1) for row in rows)
@@ -83,7 +83,7 @@ class FakeHost(Host):
         return FakeEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return the search space: x and y of block, cup and tray, within 1 cm of their usual places."""
+        """Return the search space of starts: x and y of block, cup and tray, within 1 cm of their usual places."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         center = _flatten_xy(_usual_positions(task.index))
         starts = (replace(start, init_state_index=index, placed=()) for index in range(INIT_STATES))
@@ -175,12 +175,12 @@ def _build_recording(
         gripped_body=gripped,
         action=np.stack(actions) if actions else np.empty((0, 7)),
         sim_state=states,
-        further={"joint_torque_peak_nm": np.abs(torques)},  # a step has one substep, so the torque is the peak
+        further={"joint_torque_peak_nm": np.abs(torques)},  # the peak equals the torque, because a step has one substep
     )
 
 
 class FakeEnv(RecordedEnv[_FakeLog]):
-    """One fake task. Actions [7] are as in LIBERO: 0.05 m per unit, rotation ignored, gripper -1 opens, +1 closes."""
+    """One fake task. Actions [7] are as in LIBERO (0.05 m per unit; gripper -1 opens, +1 closes), without rotation."""
 
     dt_s = DT_S
     embodiment = "Panda"
@@ -190,8 +190,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         self._renders_next = True
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
-        """Start an episode, take the settling steps (ignoring `rest_steps`), and return the observation of record 0.
-        Objects start as in the recorded state of `seed`, else at positions drawn by index and `env_seed`.
+        """Start an episode, take `wait_steps` settling steps but no `rest_steps`, and return the observation of record
+        0. If `seed` has no recorded state, the objects' positions are drawn by `env_seed` and the index.
         """
         check_start(self.task, seed, FakeHost.supports)
         self._seed = seed
@@ -222,14 +222,14 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         self._renders_next = wanted
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the positions [3] of the gripper and of each movable body in the flat state, even before a reset."""
+        """Return where the flat state holds the positions [3] of gripper and movable bodies, even before a reset."""
         return tuple(Coordinate(name, "position", 3 + 3 * k, 3) for k, name in enumerate(("gripper", *_MOVABLE)))
 
     def close(self) -> None:
-        """Do nothing: no resources to free."""
+        """Do nothing, because there are no resources to free."""
 
     def _settle_and_record(self, seed: EpisodeSeed) -> _Record:
-        # Takes the settling steps, changes the physics, and returns record 0.
+        # Takes the settling steps, then changes the physics, and returns record 0.
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         for _ in range(seed.wait_steps):
             _advance_world(self._world, still)
@@ -266,7 +266,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return {camera: self._render_image() for camera in self._wants.cameras}
 
     def _render_image(self) -> NDArray[np.uint8]:
-        # Returns a view from above: a white square at the block, on black.
+        # Returns an image from above: a white square at the block's position, on a black background.
         height, width = self._wants.image_size
         image = np.zeros((height, width, 3), dtype=np.uint8)
         row, column = (np.clip(0.5 + self._world.objects["block"][:2], 0, 0.99) * (height, width)).astype(int)
@@ -292,20 +292,22 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
 
 def _initial_world(task_index: int, seed: EpisodeSeed) -> _World:
-    # Draws positions of objects by index and `env_seed`, then moves the objects that `seed.placed` names.
+    # Draws the objects' positions by `env_seed` and the index, then sets the coordinates in `seed.placed`.
     entropy = [seed.env_seed, seed.init_state_index, *([1] if seed.drawn else [])]
     jitter = np.random.default_rng(entropy).uniform(-JITTER_M, JITTER_M, size=2)
     objects = _usual_positions(task_index, jitter)
     for coordinate, value in seed.placed:
         name, _, axis = coordinate.partition(".")
         if name not in objects or axis not in ("x", "y"):
-            raise HostError(f"the fake host has no coordinate {coordinate!r}", remedy="Search again with this host.")
+            raise HostError(
+                f"the fake host has no coordinate {coordinate!r}", remedy="Repeat the search with this host."
+            )
         objects[name]["xy".index(axis)] = value
     return _World(gripper=np.array([-0.1, 0.0, 0.25]), objects=objects)
 
 
 def _usual_positions(task_index: int, jitter: Floats | tuple[float, float] = (0.0, 0.0)) -> dict[str, Floats]:
-    # Returns positions [3] in m of block, cup and tray on the table; `jitter` [2] moves the block.
+    # Returns the positions [3] in m of block, cup and tray on the table; `jitter` [2] in m shifts the block.
     block, tray = np.array([-0.1, 0.0, 0.0]), np.array([0.2, 0.0, 0.0])
     block[:2] += jitter
     cup = (block + tray) / 2 if task_index == 1 else np.array([0.05, 0.25, 0.0])
@@ -314,7 +316,7 @@ def _usual_positions(task_index: int, jitter: Floats | tuple[float, float] = (0.
 
 
 def _flatten_xy(objects: Mapping[str, Floats]) -> Floats:
-    # Returns the coordinates of a `SearchSpace`: x and y of each movable body, [6].
+    # Returns x and y of all movable bodies, [6], in the order of the coordinates in a `SearchSpace`.
     return np.concatenate([objects[name][:2] for name in _MOVABLE])
 
 
@@ -327,7 +329,11 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
     world.physics = change
     unknown = {change.without, *(change.apart or ())} - {None, *_ROLES}
     if unknown or change.without == "gripper":
-        problem = f"the fake host has no body {unknown.pop()!r}" if unknown else "gripper is the robot and must stay"
+        problem = (
+            f"the fake host has no body {unknown.pop()!r}"
+            if unknown
+            else "the gripper is the robot and cannot be removed"
+        )
         raise HostError(problem, remedy=f"Name one of {', '.join(_ROLES)}, or use contact:A,B.")
     if change.shift_m:
         angles_rad = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(0, 2 * np.pi, len(_MOVABLE))
@@ -338,7 +344,7 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
 
 
 def _advance_world(world: _World, action: policy.Action) -> None:
-    # Makes one control step: the gripper moves, then grips, carries and pushes bodies, and all other bodies fall.
+    # Simulates one control step: the gripper moves, then grips, carries and pushes bodies, and all other bodies fall.
     motion_m = np.clip(action[:3], -1, 1) * 0.05
     target = world.gripper + motion_m
     floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf
@@ -356,7 +362,7 @@ def _advance_world(world: _World, action: policy.Action) -> None:
 
 
 def _update_grip(world: _World, *, closing: bool) -> None:
-    # A closing gripper takes block or cup, whichever is nearer, if within reach; an open gripper holds nothing.
+    # A closing gripper grips the nearer one of block and cup, if it is within reach. An open gripper holds nothing.
     was_closed, world.closed = world.closed, closing
     if not closing:
         world.held_body = None
@@ -367,7 +373,8 @@ def _update_grip(world: _World, *, closing: bool) -> None:
 
 
 def _push_objects(world: _World) -> None:
-    # Pushes block and cup, unless held, to `REACH_M` from the gripper; they touch the held body, or else the gripper.
+    # Pushes block and cup, except a held body, away to the distance `REACH_M` from the gripper.
+    # A pushed body touches the held body, or touches the gripper if no body is held.
     pusher = world.held_body or "gripper"
     for name in ("block", "cup"):
         offset = world.objects[name] - world.gripper
@@ -381,7 +388,7 @@ def _push_objects(world: _World) -> None:
 
 
 def _joint_torque(action: policy.Action) -> Floats:
-    # Returns invented torques of seven joints, proportional to the action.
+    # Returns invented torques of seven joints, which are proportional to the action.
     return np.concatenate([action[:3] * 20, [0.0], action[3:6] * 2])
 
 
@@ -390,7 +397,7 @@ def _body_index(name: str | None) -> int:
 
 
 def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
-    # Returns one row for each contact of each record; a contact's force acts for the whole control step.
+    # Returns one row for each contact of each record. Each contact's force acts during the whole control step.
     rows = [
         (record, _BODY_IDS[a], _BODY_IDS[b], force)
         for record, pairs in enumerate(records)
@@ -410,7 +417,7 @@ def finger_positions(*, closed: bool) -> Floats:
 
 
 WIDTH_M = 1.0
-_CLOSE_UP_M = 0.3  # height of the area in a close-up; the usual camera shows `WIDTH_M`
+_CLOSE_UP_M = 0.3  # height of the area that a close-up shows; the default camera shows `WIDTH_M`
 _COLORS: Mapping[str, tuple[int, int, int]] = {  # drawn in this order, so the last body is on top
     "table": (226, 220, 210),
     "tray": (150, 160, 175),
@@ -461,7 +468,7 @@ class FakeStage(Stage):
         return SceneGeometry(tuple(_COLORS), {}, shapes, (), _VIEW)
 
     def pose(self, record: int) -> ScenePose:
-        """Return the poses of the five bodies in a record, all upright, without contacts."""
+        """Return the poses of the five bodies in a record. All bodies are upright; contacts are left out."""
         positions = self._body_positions(record)
         upright = np.tile([1.0, 0.0, 0.0, 0.0], (len(_COLORS), 1))
         tracked = {name: positions[name] for name in ("block", "cup", "tray")}
@@ -477,7 +484,7 @@ class FakeStage(Stage):
         )
 
     def close(self) -> None:
-        """Do nothing: no resources to free."""
+        """Do nothing, because there are no resources to free."""
 
     def _body_positions(self, record: int) -> dict[str, Floats]:
         state = self._states[record]

@@ -1,6 +1,6 @@
-"""Host of LIBERO in robosuite 1.4: its suites and your own task files.
+"""Host of LIBERO, which runs in robosuite 1.4: LIBERO's suites and your own task files.
 
-The docstring of `LiberoEnv.reset` explains how LIBERO's episodes become repeatable.
+The docstring of `LiberoEnv.reset` explains how this host makes LIBERO's episodes repeatable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")
 
 
 class LiberoHost(MujocoHost):
-    """The host `libero`; everything except listing suites needs the extra `libero`.
+    """The host `libero`. Without the pip extra `libero`, it can only list suites.
 
     `plus` is the number of LIBERO-plus variants to run in each suite and category, or `all`.
     """
@@ -62,9 +62,9 @@ class LiberoHost(MujocoHost):
         """Return the suite's tasks in LIBERO's order; for `libero-plus` and its categories, only the sampled tasks.
         `libero-long` means `libero-10`, and `libero_goal` means `libero-goal`.
 
-        A path instead of a suite's name means your own tasks: a BDDL file, or a folder of BDDL files in name order. The
-        folder's name is the benchmark. Raises `HostError` for an unknown suite or file, or if LIBERO is not installed
-        or cannot be imported.
+        Instead of a suite's name, `suite` may be the path of your own tasks: a BDDL file, or a folder of BDDL files,
+        which are sorted by name. The folder's name is the benchmark. Raises `HostError` for an unknown suite or file,
+        or if LIBERO is not installed or cannot be imported.
         """
         if spell_suite(suite) in (libero_plus.SUITE, *libero_plus.BENCHMARKS):
             libero_tasks.require_libero()
@@ -85,7 +85,7 @@ class LiberoHost(MujocoHost):
         return libero_tasks.suite_tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
-        """Return a new environment of one task, with a renderer and GL context only if a policy wants a camera."""
+        """Return a new environment of one task; it has a renderer and a GL context only if a policy wants a camera."""
         check_wants(wants, self.supports, "LIBERO")
         sample = libero_plus.describe_sample(self._plus) if task.benchmark in libero_plus.BENCHMARKS else {}
         if task.benchmark.endswith(("-camera", "-noise")) and sample and CAMERAS[0] not in wants.cameras:
@@ -94,7 +94,7 @@ class LiberoHost(MujocoHost):
         return LiberoEnv(task, wants, {**libero_tasks.versions(), **sample})
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return the search space: x and y of objects that LIBERO places on table or floor, within BDDL regions."""
+        """Return the search space: x and y of objects on table or floor, within the regions of the task's BDDL file."""
         with closing(self.make(task, Wants())) as env:
             return libero_tasks.placement_space(env._env.env, env._init_states)
 
@@ -108,10 +108,10 @@ class LiberoEnv(RobosuiteEnv):
 
     Actions are those of the controller OSC_POSE, [7] in [-1, 1]: 0.05 m and 0.5 rad per unit in the robot's base frame;
     gripper -1 opens, +1 closes. robosuite clips other values. The end effector's pose in an observation is LIBERO's
-    (`robot0_eef_pos`, `robot0_eef_quat` with w first), as in the training data of its policies. The record has the pose
-    of the grip site, whose axes are the hand's axes turned by 90 degrees about the approach direction. Images are
-    upright: MuJoCo starts with the bottom row, so this class flips them vertically. A policy that was trained on
-    MuJoCo's images turned by 180 degrees must mirror the upright images itself.
+    (`robot0_eef_pos`, `robot0_eef_quat` with w first), as in the training data for LIBERO. The record has the pose of
+    the grip site, whose axes are the hand's axes turned by 90 degrees about the approach direction. Images are upright:
+    MuJoCo starts with the bottom row, so this class flips them vertically. A policy that was trained on images turned
+    by 180 degrees from MuJoCo's must mirror the upright images itself.
 
     If poses are wanted (`Wants.absolute`), an action's first six numbers are the grip site's position in m and its
     rotation as an axis-angle in rad, in the world frame. Settling steps still use changes of pose.
@@ -133,7 +133,10 @@ class LiberoEnv(RobosuiteEnv):
         if variant and variant.noise and wants.cameras and wants.image_size != noise.SIZE:
             height, width = noise.SIZE
             problem = f"LIBERO-plus's noise is defined for pictures of {height} x {width}, not {wants.image_size}"
-            raise HostError(problem, remedy="Use a policy that requests this size, or leave out the noise variants.")
+            raise HostError(
+                problem,
+                remedy="Use a policy that requests pictures of the defined size, or leave out the noise variants.",
+            )
         self._init_states = variant.init_states() if variant else libero_tasks.load_init_states(task)
         file = variant.task_file() if variant else libero_tasks.bddl_file(task)
         methods = variant.domain_methods() if variant else libero_tasks.NO_METHODS
@@ -144,26 +147,26 @@ class LiberoEnv(RobosuiteEnv):
         self._goals.attach()
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode, settle, take record 0.
+        """Start an episode, let the scene settle, take record 0, and return its observation.
 
-        The same seed gives the same bytes, in this environment or another. LIBERO breaks this rule in three ways.
-        This method works around each of them:
+        The same seed gives the same bytes, in this environment or another. LIBERO breaks this rule in three ways. This
+        method works around each of them:
 
         - LIBERO's initial states hold no poses of fixtures. Each reset draws these poses from NumPy's global generator,
           so this method seeds the generator before every reset.
-        - In tasks that begin with something open or closed, each reset adds a sampler of that joint and removes none,
-          so that each episode draws more numbers than the last. So this method first empties the list of samplers,
-          which the reset rebuilds from the BDDL file.
-        - Setting an initial state without a reset keeps the solver's warm start and the controller's goal of the last
-          episode. So this method always resets first.
+        - In tasks that begin with an open or closed fixture, each reset adds a sampler for the fixture's joint and
+          removes none, so that each episode draws more numbers than the previous one. So this method first empties the
+          list of samplers, which the reset rebuilds from the BDDL file.
+        - Setting an initial state without a reset keeps the solver's warm start and the controller's goal of the
+          previous episode. So this method always resets first.
 
-        Foreign recordings may come from an environment that was seeded once and reset several times. For such
+        Recordings of other software may come from an environment that was seeded once and reset several times. For such
         recordings, this method rebuilds the samplers, seeds once and repeats all resets, to place fixtures as recorded.
 
         NumPy's generator is restored after the reset, because policies may draw from it, too.
 
-        In tasks without initial states and in `drawn` episodes, the reset places all objects, with a seed computed from
-        the environment's seed and the index. A recorded state overrides this placement.
+        In tasks without initial states and in `drawn` episodes, the reset places all objects by a seed that is computed
+        from `env_seed` and the index. A recorded state overrides this placement.
 
         Raises:
             HostError: `check_start` refuses the seed, or the recorded state does not fit the task's simulation.
@@ -179,7 +182,7 @@ class LiberoEnv(RobosuiteEnv):
             return self._start_episode(seed, replayed, state)
 
     def _start_episode(self, seed: EpisodeSeed, replayed: RecordedEpisode | None, state: Floats | None) -> Observation:
-        # Resets the simulation, sets `state` or the recorded state (if either is given), settles, and records.
+        # Resets the simulation, sets `state` or the recorded state (if one is given), settles, and takes record 0.
         domain = self._env.env
         domain.object_property_initializers.clear()
         self._install_gate(is_seen=state is None and replayed is None and not seed.wait_steps)
@@ -224,11 +227,11 @@ class LiberoEnv(RobosuiteEnv):
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
         """Return the wanted pictures. A picture's noise depends only on the variant, the start and the control step,
-        not on which other pictures are rendered.
+        and not on the choice of rendered pictures.
         """
         level, image_key = self._variant.noise if self._variant else 0, f"{CAMERAS[0]}_image"
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
-            name_hash = crc32(self.task.name.encode())  # needed, because all tasks share `env_seed`
+            name_hash = crc32(self.task.name.encode())  # the hash distinguishes tasks, which share `env_seed`
             entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps, name_hash]
             draws = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
             raw = {**raw, image_key: noise.add_noise(np.asarray(raw[image_key], dtype=np.uint8), level, draws)}

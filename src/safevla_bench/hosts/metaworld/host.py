@@ -1,8 +1,8 @@
 """Host of Meta-World: fifty tasks of a Sawyer arm in MuJoCo.
 
 An action moves a mocap body by up to 1 cm per axis, and a weld constraint pulls the hand after it. So no motor drives
-the arm's joints, there are no torques, and nothing is compliant: forces are several times those of an arm under
-impedance control (docs/reference/limits.md). `metaworld.toml` defines suites, tasks and names of bodies.
+the arm's joints, there are no torques, and nothing is compliant: forces are several times higher than with impedance
+control (docs/reference/limits.md). `metaworld.toml` defines suites, tasks and names of bodies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FREE = 0  # MuJoCo's mjtJoint
 _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
-# Our name of a camera -> Meta-World's name, and the position [m] in LeRobot (envs/metaworld.py at commit 7427f31).
+# Maps our name of a camera to Meta-World's name and LeRobot's position [m] (envs/metaworld.py at commit 7427f31).
 _MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV", *_MOVED_M)
 _APPEARANCE = Appearance(  # as in Meta-World: images show goal markers, and cameras in `turned` are upside down
@@ -50,7 +50,7 @@ _HAND_READING, _STATE_READING = "agent_pos", "state"
 
 
 class MetaworldHost(MujocoHost):
-    """The host `metaworld`; everything except listing suites and tasks needs the extra `metaworld`."""
+    """The host `metaworld`. Without the pip extra `metaworld`, it can only list suites and tasks."""
 
     name = "metaworld"
     supports = replace(
@@ -81,10 +81,10 @@ class MetaworldEnv(MujocoEnv):
     """One Meta-World task with its recorder.
 
     Actions [4] in [-1, 1] move the hand by 1 cm per unit [0:3] and set the gripper's effort [3] (-1 opens). The pose in
-    an observation is the pose of the site `endEffector`. Images are upright: images of upside-down cameras are turned.
+    an observation is the pose of the site `endEffector`. Images are upright; images of upside-down cameras are turned.
     A policy that wants privileged state gets `extra["state"]`, Meta-World's observation [39] with the goal. Every
-    policy gets the first four of these numbers as `extra["agent_pos"]`: the hand's position and how far the gripper is
-    open.
+    policy gets the first four numbers of this observation as `extra["agent_pos"]`: the hand's position [m] and the
+    gripper's opening.
     """
 
     action_meaning = "position [3], gripper"
@@ -104,12 +104,12 @@ class MetaworldEnv(MujocoEnv):
         self._renderer: Renderer | None = None
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode, settle, take record 0.
+        """Start an episode, let the scene settle, take record 0, and return its observation.
 
-        Initial state i is the i-th of the fifty goals, with positions of objects, that `metaworld.MT1(task,
-        seed=env_seed)` draws. A `drawn` start has the first goal that `MT1` draws with the seed
-        `drawn_reset_seed(seed)`. Meta-World moves the hand to its start in fifty steps, which precede the settling
-        steps of `seed`. Raises `HostError` if `check_start` refuses the seed.
+        `metaworld.MT1(task, seed=env_seed)` draws fifty variants of the task (goals and positions); initial state i is
+        variant i. A `drawn` start is the first variant that `MT1` draws with the seed `drawn_reset_seed(seed)`.
+        Meta-World moves the hand to its start in fifty steps, before the settling steps of `seed`. Raises `HostError`
+        if `check_start` refuses the seed.
         """
         check_start(self.task, seed, MetaworldHost.supports)
         self._stop_recording()
@@ -131,7 +131,7 @@ class MetaworldEnv(MujocoEnv):
         mujoco_recorder.warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
         recorder = mujoco_recorder.Recorder(env.model, env.data, scene)
         undo_substeps = hook_substeps(env, "_step_mujoco_simulation", env.data, recorder.record_substep)
-        # Record after the physics but before Meta-World's `mj_forward`, which updates positions by one substep.
+        # Record after the physics step, but before Meta-World's `mj_forward`, which advances positions by one substep.
         undo_steps = hook_after(env, "do_simulation", lambda: recorder.record_step(self._action))
 
         self._recorder = recorder
@@ -147,7 +147,7 @@ class MetaworldEnv(MujocoEnv):
         return self._observe(vector), self._success
 
     def _advance(self, action: Action) -> tuple[NDArray[np.float64], bool]:
-        # Makes one control step; returns Meta-World's observation [39] and success.
+        # Takes one control step; returns Meta-World's observation [39] and whether the task is solved.
         vector, _, _, _, outcome = self._env.step(action)
         return vector, bool(outcome["success"])
 
@@ -168,7 +168,7 @@ class MetaworldEnv(MujocoEnv):
         self._env.close()
 
     def _observe(self, vector: NDArray[np.float64]) -> Observation:
-        """Return the observation for Meta-World's `vector` [39]. Resets the setting of `render_next`."""
+        """Convert Meta-World's observation `vector` [39] to our observation. Resets the setting of `render_next`."""
         import mujoco
 
         data = self._env.data
@@ -193,7 +193,7 @@ class MetaworldEnv(MujocoEnv):
         )
 
     def _aim_renderer(self, camera: str) -> Renderer:
-        # Returns the renderer, with the scene and the camera set for the next picture.
+        # Returns the renderer after setting its scene and camera for the next picture.
         if self._renderer is None:
             self._renderer = Renderer(self._env.model, self._wants.image_size, _APPEARANCE)
         with self._moved_camera(camera) as model_camera:
@@ -202,7 +202,7 @@ class MetaworldEnv(MujocoEnv):
 
     @contextmanager
     def _moved_camera(self, camera: str) -> Iterator[str]:
-        # In the block, a camera in `_MOVED_M` has the position given there. Yields the camera's name in Meta-World.
+        # In the block, a camera in `_MOVED_M` has the position listed there. Yields the camera's name in Meta-World.
         model_camera, moved_pos_m = _MOVED_M.get(camera, (camera, None))
         position = self._env.data.camera(model_camera).xpos
         original_pos_m = position.copy()
@@ -215,7 +215,7 @@ class MetaworldEnv(MujocoEnv):
 
 
 class MetaworldTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One task: its instruction, its target bodies, and the fixture with the part that must move (`moves`)."""
+    """One task: its instruction, its target bodies, and the fixture of which a part must move (`moves`)."""
 
     instruction: str
     targets: tuple[str, ...] = ()
@@ -277,8 +277,8 @@ def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
 def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.Scene:
     """Return names and roles of the bodies in a task's model.
 
-    The robot is the arm and the mocap body that moves the arm. A rigid piece is one body. Free pieces and the task's
-    targets are objects. Other moving pieces are links of furniture; those that the goal moves are not tracked.
+    The robot is the arm and the mocap body that moves it. Rigidly connected bodies count as one. Freely moving bodies
+    and targets are objects. Other moving bodies are links of furniture; links that the goal moves are not tracked.
     """
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in mujoco_recorder.subtree_bodies(model, int(model.body(root).id))}
@@ -305,8 +305,8 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
 
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
     """Return each body's recorded name: MuJoCo's name if the body moves, is attached to the world or belongs to the
-    robot, else the parent's name. A moving body without a name has the name that `metaworld.toml` gives for its parent,
-    if any.
+    robot, else the parent's name. A moving body without a MuJoCo name gets the name that `metaworld.toml` gives for its
+    parent, or else the parent's name.
     """
     names = ["world"]
     robot = mujoco_recorder.subtree_bodies(model, int(model.body("base").id))
@@ -319,6 +319,6 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
 
 
 def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, ...]:
-    # Returns the ids of the geoms of a finger's bodies that can collide.
+    # Returns the ids of those geoms of a finger that can collide.
     is_on_finger = np.isin(model.geom_bodyid, [int(model.body(name).id) for name in bodies])
     return tuple(int(geom) for geom in np.flatnonzero(is_on_finger & (model.geom_contype > 0)))

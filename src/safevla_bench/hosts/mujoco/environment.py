@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import mujoco
 
 CONTROL_STEP_S = 0.05
-FAST = "SAFEVLA_FAST"  # environment variable; `no` runs robosuite's code unchanged, including its repeated computations
+FAST = "SAFEVLA_FAST"  # environment variable; `no` runs robosuite's code unchanged, with its redundant computations
 _HIDDEN_LOG_PREFIXES = (  # robosuite's log messages that begin with these words are hidden
     "No private macro file found",
     "It is recommended to use a private macro",
@@ -53,7 +53,7 @@ RawObservation = Mapping[str, NDArray[np.generic]]
 
 
 class MujocoHost(Host):
-    """Base class of hosts with `MujocoEnv` environments, which support all physics changes and viewers of records."""
+    """Base class of hosts with `MujocoEnv` environments. They support all physics changes and viewers of records."""
 
     supports = HostSupport(changeable=frozenset(field.name for field in fields(PhysicsChange)), pictures=True)
 
@@ -62,8 +62,8 @@ class MujocoHost(Host):
         """Return a new environment of one task, before its first reset."""
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Return a stage for `episode`, a batch of one that includes `sim_state`. Raises `HostError` if the simulator
-        cannot run on this machine or lacks the task, or if the record lacks its states or start.
+        """Return a viewer (`Stage`) of `episode`, a one-episode batch with `sim_state`. Raises `HostError` if the
+        simulator cannot run on this machine or lacks the task, or if the record lacks states or a start.
         """
         return self.make(task, Wants()).open_stage(episode)
 
@@ -83,7 +83,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
     @abstractmethod
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Return the current model and data."""
+        """Return the current MuJoCo model and its data."""
 
     @abstractmethod
     def _read_scene(self) -> Scene:
@@ -100,10 +100,10 @@ class MujocoEnv(RecordedEnv[Recorder]):
         self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> MujocoStage:
-        """Return a stage for `episode`, a batch of one that includes `sim_state`. The stage owns this environment.
+        """Return a viewer of `episode`, a one-episode batch with `sim_state`. The viewer owns this environment.
 
-        A reset with the record's seed makes the scene. Closes the environment and raises `HostError` if the scene
-        cannot be made on this machine, or if the record lacks its start or states of this model.
+        A reset with the record's seed makes the scene. If the scene cannot be made on this machine, or if the record
+        lacks a start or states of this model, this method closes the environment and raises `HostError`.
         """
         try:
             self.reset(episode_seed(episode))
@@ -116,7 +116,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
     @abstractmethod
     def _set_substeps(self, count: int) -> None:
-        """Set the number of substeps per control step; the model defines their length."""
+        """Set the number of substeps per control step; the model defines the length of a substep."""
 
     def _change_physics(self, seed: EpisodeSeed, scene: Scene) -> Scene:
         """Apply the physics changes of `seed`, which last until recording stops; return the scene to record."""
@@ -213,7 +213,7 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _make_anew(self, make: Callable[[], Any], *, is_seen: bool) -> Any:
-        """Close the environment, and return a new one, which the caller must reset; `is_seen` as in `_install_gate`."""
+        """Close the environment. Return a new one, which the caller must reset; for `is_seen`, see `_install_gate`."""
         self.close()
         self._env, self._undo_speed_up = make(), None
         self._set_speed()
@@ -221,7 +221,7 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _install_gate(self, *, is_seen: bool) -> None:
-        # `is_seen`: whether the policy gets the observation of the next reset, whose pictures must then be rendered.
+        # If `is_seen`, the policy gets the observation of the next reset, so its pictures must be rendered.
         self._gate.install(self._robosuite())
         self._gate.set_open(is_seen)
         self._renders_next = True
@@ -236,14 +236,14 @@ class RobosuiteEnv(MujocoEnv):
 
     def _set_substeps(self, count: int) -> None:
         env = self._robosuite()
-        env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds the count down
+        env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds substep counts down
 
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
         simulation = self._robosuite().sim
         return simulation.model._model, simulation.data._data
 
     def _arm_prefixes(self) -> Mapping[str, str]:
-        """Return arm name -> prefix of the arm's readings in robosuite's observations; {} if there is only one arm."""
+        """Return a mapping from an arm to its prefix in names of robosuite's readings; {} if there is only one arm."""
         return {}
 
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
@@ -252,12 +252,12 @@ class RobosuiteEnv(MujocoEnv):
 
     def _settle_and_record(self, seed: EpisodeSeed, raw: RawObservation, success: bool) -> Observation:
         """Take the settling steps that `seed` requests, take record 0, and return its observation. `raw` and `success`
-        are the values before settling.
+        are robosuite's observation and the success before settling.
         """
         still = np.array(seed.wait_action or self.still)
         steps = settling_steps(*self._mujoco(), self._read_scene().objects, seed.wait_steps, seed.rest_steps)
         for step, _ in enumerate(steps):
-            self._gate.set_open(step >= seed.wait_steps - 1)  # the gate is open in each step that may be the last
+            self._gate.set_open(step >= seed.wait_steps - 1)  # render in each step that may be the last settling step
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
         scene = self._change_physics(seed, self._read_scene())
@@ -288,7 +288,7 @@ class RobosuiteEnv(MujocoEnv):
         )
 
     def _read_joints(self, raw: RawObservation, reading: str) -> Floats:
-        # Joins one reading, such as `robot0_joint_pos`, of all robots. Both arms of one robot share its readings.
+        # Joins one reading, such as `robot0_joint_pos`, of all robots. The two arms of one robot share its readings.
         prefixes = dict.fromkeys(prefix[: len("robot0_")] for prefix in self._arm_prefixes().values()) or ["robot0_"]
         keys = [reading.replace("robot0_", prefix) for prefix in prefixes]
         return np.concatenate([np.array(raw[key], dtype=np.float64) for key in keys])
@@ -315,14 +315,14 @@ class RobosuiteEnv(MujocoEnv):
 
 
 def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
-    """Return the readings of one arm from robosuite's observation; no finger positions if it has no gripper."""
+    """Return one arm's readings in robosuite's observation, without finger positions if the arm has no gripper."""
     fingers = np.array(raw.get(f"{prefix}gripper_qpos", ()), dtype=np.float64)
     eef_pos_m, eef_quat_wxyz = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64), to_wxyz(raw[f"{prefix}eef_quat"])
     return policy.ArmObservation(eef_pos_m, eef_quat_wxyz, fingers)
 
 
 def camera_options(wants: Wants) -> dict[str, object]:
-    """Return robosuite's camera options for an environment, which renders only if `wants` has a camera."""
+    """Return robosuite's camera options. The environment renders only if `wants` has a camera."""
     height, width = wants.image_size
     rendered = bool(wants.cameras)
     return {
@@ -332,14 +332,15 @@ def camera_options(wants: Wants) -> dict[str, object]:
         "camera_names": list(wants.cameras),
         "camera_heights": height,
         "camera_widths": width,
-        # Only the rollout ends episodes. With False, robosuite refuses all steps after 1000, including settling steps.
+        # Only the rollout ends episodes.
+        # With the value False, robosuite refuses steps after the first 1000, which include settling steps.
         "ignore_done": True,
     }
 
 
 def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None = None) -> dict[str, object]:
-    """Return the keyword arguments for an environment of `count` identical robots. `controller` is the kind of their
-    controllers, None = the robots' default. The environment renders only if `wants` has a camera. Imports robosuite.
+    """Return the keyword arguments for an environment of `count` identical robots. `controller` is the kind of the
+    robots' controllers; None = their default. The environment renders only if `wants` has a camera. Imports robosuite.
     """
     from robosuite.controllers import load_composite_controller_config
 
@@ -377,8 +378,8 @@ def flat_state(recorded: Sequence[float], size: int) -> Floats:
 
 
 def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate, ...]:
-    """Return the coordinates of every joint of a MuJoCo model in the flat state, which begins with the time. A free
-    joint has position and rotation, named after its body; any other joint has one coordinate, with its own name if any.
+    """Return the coordinates of a MuJoCo model's joints in the flat state, which begins with the time. A free joint has
+    a position and a rotation, named after its body. Any other joint has one coordinate, under its own name if any.
     """
     coordinates = list[Coordinate]()
     for joint in range(model.njnt):
@@ -407,8 +408,8 @@ def change_model(
 ) -> Undo:
     """Apply `change`, except its time step, to a model and its state; return a function that restores the model.
 
-    For the default change, this function changes nothing. `seed` determines the directions of `change.shift_m`. Raises
-    `HostError` for a body that the scene lacks, and for more kinds of geoms than mask bits: see `_part_geoms`.
+    The default change has no effect. `seed` determines the directions of `change.shift_m`. Raises `HostError` for a
+    body that the scene lacks, and if there are more kinds of geoms than mask bits: see `_part_geoms`.
     """
     array_names = () if change == PhysicsChange() else _CHANGED_ARRAYS
     saved_arrays = {name: getattr(model, name).copy() for name in array_names}
@@ -447,11 +448,11 @@ _CHANGED_ARRAYS = (  # the model's arrays that a change can modify
 
 
 def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) -> None:
-    """Multiply time constants [s] by `factor`. If `solref` holds negative stiffness and damping instead, divide these
-    by factor² and factor. MuJoCo raises time constants below two time steps (`min_time_s`) to this minimum, so this
-    function first does the same. In `solimp`, the first two impedances d become 1 - (1 - d) * factor.
+    """Multiply time constants [s] by `factor`. If `solref` holds negative stiffness and damping instead, divide
+    stiffness by factor² and damping by factor. MuJoCo raises time constants below two time steps (`min_time_s`) to this
+    minimum, so this function first does the same. In `solimp`, the first two impedances d become 1 - (1 - d) * factor.
     """
-    # Changes both arrays in place. `solref` [n, 2] is (time constant, damping ratio) or -(stiffness, damping).
+    # Changes both arrays in place. A row of `solref` [n, 2] is (time constant, damping ratio) or -(stiffness, damping).
     is_time_constant = solref[:, :1] > 0
     softened = np.maximum(solref, [min_time_s, -np.inf]) * [factor, 1.0]
     solref[...] = np.where(is_time_constant, softened, solref / [factor**2, factor])
@@ -459,7 +460,7 @@ def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) ->
 
 
 def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
-    # Returns a mask [ngeom] of the geoms of the body with this recorded name; `robot` means the whole robot.
+    # Returns a mask [ngeom] of the geoms of the body with this recorded name. The name `robot` means the whole robot.
     body_names = {other for other, role in scene.roles.items() if role == ROBOT} if name == ROBOT else {name}
     selected = np.array([scene.body_name[body] in body_names for body in model.geom_bodyid], dtype=np.bool_)
     if not selected.any():
@@ -469,11 +470,11 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
 
 
 def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
-    """Prevent contact between geoms of `first` and `second`; all other pairs collide as before. Geoms with equal masks
-    in the same sets form a kind. A kind's `contype` is one bit, its `conaffinity` the bits of kinds that it touches.
+    """Prevent contact between geoms of `first` and `second`; other pairs collide as before. Geoms in the same sets that
+    have equal masks form a kind. A kind's `contype` is one bit; its `conaffinity` has the bits of touched kinds.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
-    # `kinds` has a column for each of K kinds; `collides` and `is_separated` are [K, K].
+    # `kinds` has one column for each of the K kinds. `collides` and `is_separated` have the shape [K, K].
     kinds, kind_of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)
     kind_contypes, kind_affinities, in_first, in_second = kinds
     if kinds.shape[1] > _MASK_BITS:
@@ -513,7 +514,7 @@ def _shift_bodies(model: mujoco.MjModel, data: mujoco.MjData, shift_m: float, se
     # Moves each free body by `shift_m` in a random horizontal direction.
     import mujoco
 
-    x_addresses = model.jnt_qposadr[model.jnt_type == _FREE]  # index in qpos of each free body's x; y is next
+    x_addresses = model.jnt_qposadr[model.jnt_type == _FREE]  # index of each free body's x in qpos; y is the next entry
     angles_rad = np.random.default_rng(list(seed)).uniform(0, 2 * np.pi, size=len(x_addresses))
     data.qpos[x_addresses] += shift_m * np.cos(angles_rad)
     data.qpos[x_addresses + 1] += shift_m * np.sin(angles_rad)

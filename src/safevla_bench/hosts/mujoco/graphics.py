@@ -41,8 +41,8 @@ GRAPHICS_REMEDY = (
 def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[None]:
     """Choose the EGL device and writable caches for the block, which imports a simulator.
 
-    If the simulator does not render `by_egl`, CUDA_VISIBLE_DEVICES stays set. Import errors become a `HostError`. Its
-    remedy is `install` if a package or name is missing, `GRAPHICS_REMEDY` if MuJoCo or OpenGL failed, else a reinstall.
+    If `by_egl` is False, CUDA_VISIBLE_DEVICES stays set. Import errors become a `HostError`. Its remedy is `install` if
+    a package or name is missing, `GRAPHICS_REMEDY` if MuJoCo or OpenGL failed, else a reinstall.
     """
     _use_writable_caches()
     try:
@@ -105,7 +105,7 @@ def _patch_robosuite_display() -> None:
 
 @dataclass(frozen=True, slots=True)
 class EglDevice:
-    """A device in EGL's list: its CUDA ordinal (None without one), and whether it is a software renderer."""
+    """A device in EGL's list: its CUDA ordinal (None if it has none), and whether it is a software renderer."""
 
     cuda: int | None = None
     is_software: bool = False
@@ -138,9 +138,9 @@ def egl_device() -> Iterator[None]:
 
 
 def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int = 0) -> tuple[int | None, str]:
-    """Return the index of the EGL device for a worker, and a warning or "". `visible` is CUDA_VISIBLE_DEVICES; the
-    workers use its devices in turn. EGL's ordinals (attribute EGL_CUDA_DEVICE_NV) count all devices if there are more
-    ordinals than visible devices, else only visible devices. If nothing is known, return None: the simulator chooses.
+    """Return the index of the EGL device for a worker (None = the simulator chooses), and a warning ("" = none).
+    `visible` is CUDA_VISIBLE_DEVICES; workers use its devices in turn. If EGL lists more ordinals (EGL_CUDA_DEVICE_NV)
+    than there are visible devices, the ordinals count all devices; otherwise they count only visible devices.
     """
     words = () if visible is None else map(str.strip, visible.split(","))
     entries = list(takewhile(_CUDA_NAME.match, words))  # as in CUDA, the first word that names no GPU ends the list
@@ -211,7 +211,7 @@ def _use_writable_caches(variables: Mapping[str, str] = os.environ) -> None:
 
 
 def _can_write(folder: Path) -> bool:
-    # Returns whether a file can be written; `os.access` ignores a full disk and a file system that refuses root.
+    # Writes a test file, because `os.access` ignores a full disk and a file system that refuses root.
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -21,9 +21,9 @@ _SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
 
 
 class ScenePrivileged:
-    """Ground truth of a scene at each step. Sizes are measured once, in the pose at construction. Covers all bodies
-    with bounded collision geometry except the robot's, by recorded name. If several MuJoCo bodies share a recorded
-    name, the pose is the first body's.
+    """Ground truth of a scene at each step. It covers all bodies with bounded collision geometry except the robot's
+    bodies, by recorded name. Sizes are measured once, in the pose at construction. If several MuJoCo bodies share a
+    recorded name, their pose is the pose of the first one.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ScenePrivileged:
         goal: tuple[tuple[str, ...], ...],
         sites: Mapping[str, Floats],
     ) -> None:
-        """Measure sizes in the pose of `data`. `sites` maps each goal site's name to a view [3] of its position."""
+        """Measure sizes in the pose of `data`. `sites` maps a goal site's name to an array view [3] of its position."""
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable = frozenset(scene.objects)
         bodies_of_name: dict[str, tuple[int, ...]] = {}
@@ -47,7 +47,7 @@ class ScenePrivileged:
         self._pieces = {name: geom_boxes for name, geom_boxes in pieces.items() if geom_boxes}
         self._root_body = {name: bodies_of_name[name][0] for name in self._boxes}
         self._hand: tuple[int, ...] = ()
-        if scene.eef_site is not None:  # the parent, because robosuite's end effector is a body next to the fingers
+        if scene.eef_site is not None:  # use the parent: robosuite's end effector is a body next to the fingers
             self._hand = subtree_bodies(model, model.body_parentid[model.site_bodyid[scene.eef_site]])
 
     def read_now(self) -> Privileged:
@@ -83,8 +83,8 @@ def _mesh_corners(model: mujoco.MjModel, geom: int) -> NDArray[np.float32]:
 def bounding_box(
     model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]
 ) -> tuple[Floats, Floats] | None:
-    """Return half extents [3] and center [3], m, of the collision geometry of `bodies` in its current pose, along the
-    axes of body `root`; None if there is no bounded collision geometry.
+    """Return half extents [3] and center [3] in m, along the axes of the body `root`, of the collision geometry of
+    `bodies` in its current pose; None if there is no bounded collision geometry.
     """
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
@@ -124,7 +124,7 @@ def read_only(array: NDArray[np.float64]) -> Floats:
 def _geom_span(
     model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, rotation: Floats
 ) -> tuple[Floats, Floats]:
-    """Return minimum and maximum coordinates of one geom in the frame at `origin` with axes `rotation`, [3] each."""
+    """Return one geom's minimum and maximum coordinates, [3] each, in the frame at `origin` with axes `rotation`."""
     axes = rotation.T @ data.geom_xmat[geom].reshape(3, 3)
     center = rotation.T @ (data.geom_xpos[geom] - origin)
     if model.geom_type[geom] == _MESH:
@@ -142,7 +142,7 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
         return np.asarray(np.abs(axes) @ size)
     if kind == _ELLIPSOID:
         return np.asarray(np.sqrt((axes**2) @ size**2))
-    # Capsules and cylinders have their axis along the geom's z; their size is the radius, then half the length.
+    # The axis of a capsule or cylinder is the geom's z axis. The size holds the radius, then half the length.
     axis_share = np.abs(axes[:, 2])
     if kind == _CAPSULE:
         return np.asarray(axis_share * size[1] + size[0])
@@ -150,7 +150,7 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
 
 
 def _geom_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
-    # Returns center [3] and half extents [3], in the geom's frame, of a box around the geom.
+    # Returns center [3] and half extents [3] of a box around the geom, in the geom's frame.
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     if kind == _MESH:
         points = _mesh_corners(model, geom)

@@ -2,7 +2,7 @@
 
     python -m safevla_bench.hosts.mujoco.renderer
 
-renders one frame and prints the result as JSON. It may crash, so run it in a separate process.
+renders one frame and prints the result as JSON. The command may crash, so run it in a separate process.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _NO_BODY = -1
 
 
 class Renderer:
-    """Off-screen renderer of one model, up to a maximum size (height, width). It has a separate OpenGL context (EGL
-    unless MUJOCO_GL names osmesa or glfw), so the import order of MuJoCo and robosuite does not matter.
+    """Off-screen renderer of one model, for pictures up to a maximum size (height, width). It has a separate OpenGL
+    context (EGL unless MUJOCO_GL names osmesa or glfw), so the import order of MuJoCo and robosuite does not matter.
     """
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
@@ -109,7 +109,7 @@ class Renderer:
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 1
         pixels = self.image(size).astype(np.int64)
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 0
-        # In this mode, a pixel's color is the id of the drawn geom, as three bytes (R lowest).
+        # In this mode, a pixel's color is the id of the drawn geom, as three bytes; red is the lowest byte.
         drawn_ids = pixels @ np.array([1, 256, 65536])  # 0 = background, else the index of the drawn geom plus 1
         body_of_id = np.full(self._scene.ngeom + 1, _NO_BODY)
         for geom in self._scene.geoms[: self._scene.ngeom]:
@@ -134,12 +134,12 @@ class CameraGate:
     same state, as without a gate. Disabling an observable (`modify_observable(enabled=False)`) would reset its timer
     and shift the instant of sampling.
 
-    The gate takes effect at the environment's next reset, which makes new sensors. While it is closed, sensors return a
-    black picture, which must not be shown. `is_open` means that pictures may be rendered, `is_fresh` that one was.
+    The gate takes effect at the environment's next reset, which makes new sensors. A closed gate returns a black
+    picture, which must not be shown. `is_open`: pictures may be rendered. `is_fresh`: a picture was rendered.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
-        """Start open; `size` is (height, width) of the black picture."""
+        """Start with an open gate; `size` is the (height, width) of black pictures."""
         self.is_open = True
         self.is_fresh = False
         self.renders = 0

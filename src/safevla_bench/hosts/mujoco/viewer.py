@@ -30,18 +30,18 @@ HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH_SIZE = (120, 160)  # height and width of the pictures in which candidate cameras are compared
 WELL_SHOWN = 0.015  # a body that covers this share of the default view is easy to find
 _ENOUGH_SHARE = 0.06  # larger shares of a close-up count as this share, so that large bodies have no advantage
-_NEARLY_BEST_RATIO = 0.85  # a camera is good enough if it shows this part of the best camera's share
+_NEARLY_BEST_RATIO = 0.85  # a camera is good enough with at least this fraction of the best camera's share
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
 _DISTANCE_RADII = 5.0  # distance of a close-up, as a multiple of the shown bodies' radius
 _DISTANCE_LIMITS_M = (0.4, 1.4)
 _UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)  # a geom of this default color gets its material's color (MuJoCo 3.2.3)
-_PLANE_HALF_SIZE_M = 10.0  # an infinite plane is shown with this half size
+_PLANE_HALF_SIZE_M = 10.0  # half size with which an infinite plane is shown
 _VISIBLE_SITE_GROUPS = 3  # MuJoCo shows sites of the groups 0 to 2 by default
 
 
 class MujocoStage(stage.Stage):
-    """One recorded episode of a MuJoCo host. The stage owns the host's environment."""
+    """The viewer of one recorded episode of a MuJoCo host. It owns the host's environment."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class MujocoStage(stage.Stage):
         observe: Callable[[Floats, Floats], Observation] | None = None,
         appearance: Appearance = ROBOSUITE,
     ) -> None:
-        """Keep the episode, a batch of one that includes `sim_state`, and make a simulation without a renderer.
+        """Keep `episode`, a one-episode batch with `sim_state`, and make a simulation without a renderer.
 
         `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host has no
-        such function. Raises `HostError` if the record's states are missing or are of another model.
+        such function. Raises `HostError` if the record's states are missing or belong to another model.
         """
         import mujoco
 
@@ -74,17 +74,17 @@ class MujocoStage(stage.Stage):
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
-        shows them nearly as well as possible. Raises `HostError` if the model lacks a body or cannot be rendered.
+        shows the bodies nearly as well as possible. Raises `HostError` if the model lacks a body or cannot be rendered.
         """
         default_camera = stage.Camera(self._camera)
         if not bodies:
             return default_camera
         self._set_record(record)
-        self._open_renderer(size)  # in this size, so that `render` can use the same renderer
+        self._open_renderer(size)  # with this size, `render` can use the same renderer
         if (self._measure_shares(default_camera, bodies) >= WELL_SHOWN).all():
             return default_camera
         body_of_geom = self._model.geom_bodyid
-        # Invisible geoms count, too, unlike in pictures. A body without geoms is replaced by other bodies.
+        # Unlike in pictures, invisible geoms count, too. Attached bodies or a parent replace a body without geoms.
         geoms_of_bodies = (
             np.flatnonzero(np.isin(body_of_geom, self._shown_body_ids(name, body_of_geom >= 0))) for name in bodies
         )
@@ -124,7 +124,7 @@ class MujocoStage(stage.Stage):
         return replace(shapes, stand_ins=stand_ins)
 
     def pose(self, record: int) -> stage.ScenePose:
-        """Return the poses of the model's bodies and the contacts between them in a record."""
+        """Return, for one record, the poses of the model's bodies and the contacts between the bodies."""
         self._set_record(record)
         touches = find_touches(self._model, self._data, self._scene)
         return stage.ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
@@ -137,8 +137,8 @@ class MujocoStage(stage.Stage):
 
     def _set_record(self, record: int) -> None:
         """Set the model to the instant of a record's poses. The recorder takes poses at the start of the last substep,
-        but the state at its end (see `mujoco.recorder`). So positions move back by one substep, which is exact up to
-        rounding. In record 0, which may follow no substep, positions do not move if this is closer to the record.
+        but states at the substep's end (see `mujoco.recorder`). So positions move back by one substep, which is exact
+        up to rounding. Record 0 may follow no substep, so its positions stay if this fits the record better.
         """
         self._set_state(record, -self._model.opt.timestep)
         if record == 0:
@@ -182,14 +182,14 @@ class MujocoStage(stage.Stage):
         return self._renderer
 
     def _measure_shares(self, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        # Returns, for each of the B bodies, the share that it covers of a small picture, [B].
+        # Returns the share of a small picture that each of the B bodies covers, [B].
         renderer = self._open_renderer(_SKETCH_SIZE)
         renderer.look(self._data, camera)
         return shares(self._locate_bodies(renderer, bodies, _SKETCH_SIZE), len(bodies))
 
     def _locate_bodies(self, renderer: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
         # Returns `Picture.seen` for the renderer's current view.
-        number_of_body = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry (-1) means no body
+        number_of_body = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry (index -1) is for no body
         for number, name in enumerate(bodies, start=1):
             number_of_body[self._visible_body_ids(name)] = number
         return number_of_body[renderer.bodies(size)]
@@ -206,7 +206,7 @@ class MujocoStage(stage.Stage):
 
     def _shown_body_ids(self, name: str, is_counted: Bools) -> list[int]:
         """Return the ids of the bodies to show for a recorded body. A body without geoms in `is_counted` [ngeom] is
-        replaced by all attached bodies that have such geoms, or else by its closest ancestor that has them.
+        replaced by all attached bodies that have such geoms, or else by its closest ancestor with such geoms.
         """
         bodies, body_of_geom = self._body_ids(name), self._model.geom_bodyid
         if bodies != [0] and not (np.isin(body_of_geom, bodies) & is_counted).any():
@@ -220,7 +220,7 @@ class MujocoStage(stage.Stage):
 
 
 def read_states(episode: Batch, width: int) -> Floats:
-    """Return the states of a batch of one, [n, width]; raise `HostError` if they are missing or of another model."""
+    """Return the states of a one-episode batch, [n, width]; raise `HostError` if they are missing or do not fit."""
     states = episode.sim_state.episode_rows(0)
     if not len(states):
         remedy = "Only records with `sim_state` can be shown; `safevla eval` writes such records."
@@ -233,8 +233,8 @@ def read_states(episode: Batch, width: int) -> Floats:
 
 def episode_seed(episode: Batch) -> EpisodeSeed:
     """Return the seed that recreates the episode's scene, without settling steps, because states are set directly. If
-    the record lacks the seed or initial state, but is a replay or has poses of fixtures, the episode starts from its
-    first state. Raises `HostError` if neither start is possible, or if the record's fixtures are not poses.
+    the record lacks the environment's seed or the index, but is a replay or has poses of fixtures, the seed starts from
+    the first state. Raises `HostError` if neither start is possible, or if the record's fixtures are not poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
@@ -243,7 +243,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
             return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
         lacking = [name for name in ("env_seed", "init_state_index") if getattr(header, name) is None]
-        remedy = "The seed and the index determine poses that `sim_state` lacks, such as those of fixtures. "
+        remedy = "The seed and the index determine poses that `sim_state` lacks, such as the poses of fixtures. "
         remedy += "In your own loop, call env.seed(N) before each reset, as `safevla eval` does."
         raise HostError(f"the record's header lacks {' and '.join(lacking)}", remedy=remedy)
     (resets,) = earlier_resets(episode)
@@ -266,8 +266,8 @@ def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
 
 
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
-    """Return the recorded fixture poses: root body -> position [3] in m and quaternion [4] wxyz, in the world frame; {}
-    if none are recorded. Raises `HostError` if they are not poses.
+    """Return the recorded poses of fixtures by root body: position [3] in m and quaternion [4] wxyz, in the world
+    frame; {} if none are recorded. Raises `HostError` if the recorded values are not poses.
     """
     (replay,), (extra,) = replay_fields(episode), episode.extra
     recorded = (replay or host_header(extra)).get(FIXTURES)
@@ -287,7 +287,7 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
 def extract_geometry(
     model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, camera: str, appearance: Appearance
 ) -> stage.SceneGeometry:
-    """Return a model's visible shapes, with its bodies as parts, and the viewpoint of the camera in `data`."""
+    """Return a model's visible shapes, whose parts are the model's bodies, and the camera's viewpoint in `data`."""
     import mujoco
 
     meshes: dict[tuple[int, int], stage.TriangleMesh] = {}
@@ -370,7 +370,7 @@ def _read_mesh(model: mujoco.MjModel, mesh_id: int, texture_id: int) -> stage.Tr
     triangles = model.mesh_face[first_face : first_face + face_count].astype(np.int64)
     if texture_id < 0 or model.mesh_texcoordadr[mesh_id] < 0:
         return stage.TriangleMesh(vertices, triangles)
-    # [F, 3]: for each corner of F triangles, the index of its texture coordinates.
+    # The index of the texture coordinates for each corner of each triangle, [F, 3] for F triangles.
     texcoord_ids = int(model.mesh_texcoordadr[mesh_id]) + model.mesh_facetexcoord[first_face : first_face + face_count]
     return stage.TriangleMesh(
         vertices, triangles, _mean_vertex_colors(model, texture_id, triangles, texcoord_ids, vertex_count)
@@ -384,7 +384,7 @@ def _mean_vertex_colors(
     texcoord_ids: NDArray[np.int64],
     vertex_count: int,
 ) -> NDArray[np.uint8]:
-    # Samples the texture at each triangle's corners, and averages the samples of each vertex: colors [V, 3].
+    # Samples the texture at each triangle's corners. Returns the mean of each vertex's samples, as colors [V, 3].
     image = _texture_image(model, texture_id)
     height, width = image.shape[:2]
     u, v = np.moveaxis(model.mesh_texcoord[texcoord_ids.ravel()].astype(np.float64) % 1.0, 1, 0)
@@ -395,8 +395,8 @@ def _mean_vertex_colors(
 
 
 def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[stage.Touch, ...]:
-    """Return one contact for each pair of recorded bodies that touch in `data`, sorted by names. Each has its mean
-    point [3] in m and its direction [3] from the body whose name sorts first, both in the world frame.
+    """Return one contact for each pair of recorded bodies that touch in `data`, sorted by names. Each contact has its
+    mean point [3] in m and its direction [3] from the pair's first body to the second, both in the world frame.
     """
     contacts_of_pair: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
     for contact in data.contact:
@@ -426,7 +426,7 @@ def _to_tuple(values: NDArray[np.floating]) -> Any:
 
 
 def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
-    # Returns center [3] and radius [m] of a ball around geoms; infinite if one is a plane, whose `geom_rbound` is 0.
+    # Returns center [3] and radius [m] of a sphere around geoms. A plane has `geom_rbound` 0 and an infinite radius.
     radii = np.where(model.geom_rbound[geoms] > 0, model.geom_rbound[geoms], np.inf)
     centers = data.geom_xpos[geoms]
     middle = (centers.min(axis=0) + centers.max(axis=0)) / 2
@@ -443,20 +443,20 @@ def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator
 
 
 def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> float:
-    """Return a camera's viewing direction seen from above, in degrees from x towards y."""
+    """Return the azimuth of a camera's viewing direction, in degrees from x towards y."""
     forward = -data.cam_xmat[model.camera(camera).id].reshape(3, 3)[:, 2]
     return float(np.degrees(np.arctan2(forward[1], forward[0])))
 
 
 def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
-    """Return, for each of the B bodies, the share that it covers of the picture, [B]; `seen` is as in `Picture`."""
+    """Return the share of the picture that each of the B bodies covers, [B]; `seen` is as in `Picture`."""
     covered: Floats = np.bincount(seen.ravel(), minlength=bodies + 1)[1:] / seen.size
     return covered
 
 
 def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> stage.Camera:
-    """Return the first camera that shows its least visible body nearly as large as the best camera does. `shown` holds,
-    for each camera, the share of the picture that each of the B bodies covers, [B].
+    """Return the first camera in which the least visible body appears nearly as large as in the best camera. `shown`
+    holds, for each camera, the share of the picture that each of the B bodies covers, [B].
     """
     smallest_shares = np.minimum([body_shares.min() for body_shares in shown], _ENOUGH_SHARE)
     return cameras[int(np.argmax(smallest_shares >= _NEARLY_BEST_RATIO * smallest_shares.max()))]

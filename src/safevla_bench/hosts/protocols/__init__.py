@@ -1,7 +1,7 @@
-"""Evaluation protocols as data: `*.toml` in this folder, with a source for each value. A file that names another
-protocol as its `base` holds only the values that differ from that protocol, with their sources.
+"""Evaluation protocols as data: the files `*.toml` in this folder, with a source for each value. A file may name
+another protocol as its `base`. Such a file holds only values that differ from the base, with their sources.
 
-A protocol defines how episodes start and end, how a policy sees the scene, and how its output becomes actions.
+A protocol defines how episodes start and end, how a policy sees the scene, and how the policy's output becomes actions.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from safevla_recorder.simulator_versions import version_number
 Resize = Literal["none", "pad-bilinear", "lanczos3", "middle-bilinear", "area"]
 Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one", "close-above-half"]
-SERVER_SEED = " or server"  # suffix of an `env_seed` that a policy's server may replace by another seed
+SERVER_SEED = " or server"  # suffix of an `env_seed`: a policy's server may choose another seed
 UNKNOWN_SOURCE = "unknown"  # written in place of an unknown source or version
-REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # package -> another distribution with the same code
+REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # maps packages to distributions with the same code
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a policy sees the scene, and how its output becomes actions; see `FIELDS`."""
+    """How a policy sees the scene, and how the policy's output becomes actions; see `FIELDS`."""
 
     render: tuple[int, int]
     flip: Flip
@@ -42,7 +42,7 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One published way to evaluate policies. `FIELDS` describes each value; `sources` cites each value's source."""
+    """One published way to evaluate policies. `FIELDS` describes each value, and `sources` gives its source."""
 
     name: str
     about: str
@@ -57,7 +57,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     wait_steps_by_suite: dict[str, int] = {}
     trials: dict[str, int]
     horizons: dict[str, int]
-    simulator: dict[str, dict[str, str]]  # host -> package -> the authors' version, a bound (`<`), or `unknown`
+    simulator: dict[str, dict[str, str]]  # by host and package: the authors' version, a bound (`<`), or `unknown`
     inference: Inference | None = None
     sources: dict[str, str]
 
@@ -72,14 +72,14 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return find_suite_value(self.horizons, suite)
 
     def values(self) -> dict[str, object]:
-        """Return all values by field, including the name, without `about` and the sources."""
+        """Return all values by field, including the name, but without `about` and the sources."""
         values = msgspec.to_builtins(self)
         left_out = ("about", "sources", *(() if self.resets else ("resets",)))
         return {name: value for name, value in values.items() if name not in left_out}
 
     def version_differences(self, host: str, installed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-        """Return package -> (the protocol's version, the installed version) for packages whose versions differ. An
-        unknown version does not count as different.
+        """Return a mapping from package to (the protocol's version, the installed version), for versions that differ.
+        An unknown version does not count as different.
         """
         differing = {}
         for package, expected in self.simulator.get(host, {}).items():
@@ -92,22 +92,22 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return differing
 
     def episode_values(self) -> dict[str, object]:
-        """Return the protocol's values for run.json: all but `inference`, which is recorded with the policy."""
+        """Return the protocol's values for run.json: all except `inference`, which is recorded with the policy."""
         return {name: value for name, value in self.values().items() if name != "inference"}
 
 
 FIELDS: Mapping[str, str] = msgspec.json.decode(resources.files(__package__).joinpath("fields.json").read_bytes())
-"""Maps a protocol's fields to their descriptions, in the order of tables; `a.b` is the field b of the field a."""
+"""Maps a protocol's fields to their descriptions, in the order used in tables; `a.b` is the field b of the field a."""
 
 
 PRESET = "safevla-bench"
 RELEASE = "release"
-_SUITE_PROTOCOLS = {"simpler-widowx": "simplerenv"}  # suite -> protocol of the suite's evaluator
+_SUITE_PROTOCOLS = {"simpler-widowx": "simplerenv"}  # maps a suite to the protocol of the suite's evaluator
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRow:
-    """One field: its value in each of the given protocols, in their order, and the source of each value."""
+    """One field, with its value and its source in each of the given protocols, in the order of the protocols."""
 
     field: str
     values: tuple[object, ...]
@@ -119,15 +119,15 @@ class ProtocolRow:
 
 
 def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
-    """Return a suite's value, or else the value of the longest suite name that this suite's name extends, or else None.
-    For example, libero-goal-swap has the value of libero-goal, because LIBERO-PRO evaluates its suites like LIBERO's.
+    """Return the suite's value in `values`, else the value of the longest name that the suite's name extends, else
+    None. For example, libero-goal-swap has the value of libero-goal: LIBERO-PRO evaluates its suites like LIBERO's.
     """
     candidates = [suite[:end] for end in range(len(suite), 0, -1) if end == len(suite) or suite[end] == "-"]
     return next((values[candidate] for candidate in candidates if candidate in values), None)
 
 
 def default_protocol(suites: Iterable[str]) -> str:
-    """Return the name of the default protocol: the protocol of all these suites if they share one, else `PRESET`."""
+    """Return the name of the default protocol: the suites' protocol if all suites share one, else `PRESET`."""
     chosen = {_SUITE_PROTOCOLS.get(suite, PRESET) for suite in suites}
     return chosen.pop() if len(chosen) == 1 else PRESET
 
@@ -139,7 +139,7 @@ def protocol_names() -> tuple[str, ...]:
 
 @cache
 def load_protocol(name: str = PRESET) -> EvaluationProtocol:
-    """Return a protocol by name; raise `RunError`, which lists the names, if it does not exist."""
+    """Return a protocol by name; raise `RunError` with a list of the names if there is no protocol with this name."""
     if name not in protocol_names():
         raise RunError(f"there is no protocol {name!r}", remedy=f"Protocols: {', '.join(protocol_names())}.")
     return msgspec.convert(_read_values(name), EvaluationProtocol)
@@ -151,13 +151,13 @@ def _read_values(name: str) -> dict[str, Any]:
 
 
 def _merge_values(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    # Merges tables key by key; other values in `changes` replace the values in `base`.
+    # Merges nested tables key by key. Other values in `changes` replace the values in `base`.
     merged = {key: _merge_values(base[key], changes[key]) for key in changes if isinstance(base.get(key), dict)}
     return {**base, **changes, **merged}
 
 
 def preset_differences(recorded: Mapping[str, object]) -> list[str]:
-    """Return the fields in which a protocol in run.json differs from the shipped protocol of that name, if any."""
+    """Return the fields in which a protocol in run.json differs from the shipped protocol of the same name, if any."""
     name = recorded.get("name")
     if name not in protocol_names():
         return []
@@ -167,8 +167,8 @@ def preset_differences(recorded: Mapping[str, object]) -> list[str]:
 
 
 def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
-    """Return a row per field except the name, sorted by the order in `FIELDS`, then by field. A row holds the field's
-    value in each protocol, None if the protocol has no such field.
+    """Return one row for each field except the name, in the order of `FIELDS`, then of the fields' names. A row holds
+    the field's value in each protocol; None if a protocol lacks the field.
     """
     columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]
     field_order = list(FIELDS)
@@ -183,7 +183,7 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
 
 
 def describe_field(field: str) -> str:
-    """Return the description of a field in `protocol_rows`."""
+    """Return the description of a field that a row of `protocol_rows` names."""
     return FIELDS[_nearest_key(FIELDS, field)]
 
 

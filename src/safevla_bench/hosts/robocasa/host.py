@@ -1,6 +1,6 @@
 """Host of RoboCasa-365: the 18 atomic-seen tasks on the mobile manipulator PandaOmron in robosuite 1.5.
 
-Task, split, index and the environment's seed determine an episode, with RoboCasa's numbering of scenes:
+Task, split, index and the environment's seed determine an episode. The index selects a scene, numbered as in RoboCasa:
 
 - `target`: the ten scenes (layout i, style i), i = 1..10, in turn; index 10 is the first scene again.
 - `pretrain`: the layouts 11..60 in turn, each with the style of the same number; in each further round of fifty, each
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("target", "pretrain")
 HORIZONS = ("v1.0.1", "v1.0.0")
-STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)  # moves nothing and opens the gripper, in the mode that moves the arm
+STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)  # action that moves nothing and opens the gripper, in the arm's mode
 SLIDE = "slide"
 _TARGET_SCENES = range(1, 11)
 _PRETRAIN_SCENES = range(11, 61)
@@ -59,11 +59,11 @@ CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_
 
 
 class RobocasaHost(environment.MujocoHost):
-    """The host `robocasa`; everything except listing suites and tasks needs the extra `robocasa` and RoboCasa's assets.
+    """The host `robocasa`. Without the pip extra `robocasa` and RoboCasa's assets, it can only list suites and tasks.
 
     Args:
         split: the scenes and objects to use: `target` (layouts and styles 1 to 10) or `pretrain` (11 to 60).
-        horizons: the release of RoboCasa whose horizons apply: `v1.0.1` or `v1.0.0`.
+        horizons: the release of RoboCasa that defines the horizons: `v1.0.1` or `v1.0.0`.
     """
 
     name = "robocasa"
@@ -89,13 +89,13 @@ class RobocasaHost(environment.MujocoHost):
 
     def make(self, task: Task, wants: Wants) -> RobocasaEnv:
         """Return a new environment of one task. Raises `HostError` if RoboCasa or its assets are missing, if RoboCasa
-        has no such task, camera or reading, or if the policy gives poses.
+        has no such task, camera or reading, or if the policy gives absolute poses.
         """
         check_wants(wants, self.supports, "RoboCasa")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Return a stage for `episode`, a batch of one that includes `sim_state`, in the recorded kitchen."""
+        """Return a viewer (`Stage`) of `episode`, a one-episode batch with `sim_state`, in the recorded kitchen."""
         kitchen_fields = host_header(episode.extra[0]).get(self.name)
         if not isinstance(kitchen_fields, Mapping) or "split" not in kitchen_fields:
             problem = "the record lacks the split and the seed of its kitchen"
@@ -106,7 +106,7 @@ class RobocasaHost(environment.MujocoHost):
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all packages in use. The version of `robocasa-assets` is `official`, or `stand-in` for
-        placeholders. Raises `HostError` without RoboCasa or its assets. Imports no simulator.
+        placeholders. Raises `HostError` if RoboCasa or its assets are missing. Imports no simulator.
         """
         require_robocasa()
         installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
@@ -137,7 +137,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
         self._episode_meta: Mapping[str, Any] = {}
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode in a newly built kitchen, settle, take record 0.
+        """Start an episode in a newly built kitchen, let the scene settle, take record 0, and return its observation.
 
         The same seed gives the same bytes, in this environment or another. RoboCasa rebuilds its model at each reset,
         and a used kitchen remembers its last fixtures and its generator's state, so each episode makes a new kitchen.
@@ -191,7 +191,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
 
 
 class TaskTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Suites, and the horizon of each task in each release of RoboCasa."""
+    """The suites, and the horizon of each task in each release of RoboCasa."""
 
     episodes: int
     suites: dict[str, tuple[str, ...]]
@@ -244,14 +244,14 @@ def read_goal(kitchen: KitchenEnv, goal: Goal) -> tuple[str, ...]:
     if verb == SLIDE:
         verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
     objects = {robocasa.LID, *kitchen.objects}
-    # Names of objects stay. Other names are attributes of the kitchen, whose values are fixtures or names of fixtures.
+    # Names of objects stay unchanged. Other names are attributes of the kitchen that hold fixtures or fixtures' names.
     bodies_or_fixtures = [name if name in objects else getattr(kitchen, name) for name in names]
     return (verb, *(part if isinstance(part, str) else str(part.name) for part in bodies_or_fixtures))
 
 
 def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivileged:
-    """Return a reader of the kitchen's ground truth. Its `sites_m` are the centers of the buttons that RoboCasa names.
-    In a navigation task, they include `goal`, the base's target position, and `goal_ahead`, 1 m in front of `goal`.
+    """Return a reader of the kitchen's ground truth. Its `sites_m` hold the centers of the start and stop buttons. In a
+    navigation task, they also hold `goal`, the base's target position, and `goal_ahead`, 1 m in front of `goal`.
     """
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}
@@ -263,7 +263,7 @@ def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivi
     return ScenePrivileged(model, data, scene, (read_goal(kitchen, goal),), sites)
 
 
-# RoboCasa's installation, and making kitchens
+# The installation of RoboCasa, and functions that make kitchens
 
 
 DISTRIBUTION = "praxis-robocasa"
@@ -276,7 +276,7 @@ _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "ob
 
 
 def require_robocasa() -> None:
-    """Raise `HostError` unless RoboCasa is installed and the distribution `robosuite` is not; imports nothing."""
+    """Raise `HostError` unless RoboCasa is installed without the distribution `robosuite`. Imports nothing."""
     read_versions(_SIMULATOR, "RoboCasa", INSTALL)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         other_version = importlib.metadata.version("robosuite")
@@ -285,7 +285,7 @@ def require_robocasa() -> None:
 
 
 def assets() -> Path:
-    """Return the assets' folder, `SAFEVLA_ROBOCASA_ASSETS` or the package's; raise `HostError` if it is incomplete."""
+    """Return the folder of assets: SAFEVLA_ROBOCASA_ASSETS, or else the package's; raise `HostError` if incomplete."""
     user_folder, package = os.environ.get(ASSETS), importlib.util.find_spec("robocasa")
     if user_folder:
         root = Path(user_folder).resolve()
@@ -328,15 +328,15 @@ def _import_robocasa(root: Path) -> None:
     if imported is not None and Path(imported.assets_root).resolve() != root:
         problem = f"RoboCasa was imported with the assets in {imported.assets_root}"
         raise HostError(problem, remedy=f"Start a new process with {ASSETS}={root}.")
-    # RoboCasa's message that mimicgen is missing is hidden.
+    # The redirection hides RoboCasa's message that mimicgen is missing.
     with importing("RoboCasa", INSTALL), contextlib.redirect_stdout(io.StringIO()):
         if imported is None:
             _load_package(root)
         counter = importlib.import_module("robocasa.models.fixtures.counter")
-    # RoboCasa draws a counter's top from a Python set, whose order differs between processes and kitchens.
-    # (The code is line 813 of models/fixtures/counter.py in robocasa 1.0.0.)
-    # So the same seed could place a stand mixer elsewhere. A dict instead of the set keeps the model's order.
-    # The module uses the name `set` nowhere else.
+    # RoboCasa draws a kitchen counter's top from a Python set, whose order differs between processes and kitchens.
+    # The draw is in line 813 of RoboCasa's models/fixtures/counter.py (robocasa 1.0.0).
+    # With a Python set, the same seed could place a stand mixer elsewhere. A dict keeps the order of the model.
+    # RoboCasa's counter.py uses the name `set` nowhere else.
     counter.set = dict.fromkeys  # type: ignore[attr-defined]
 
 

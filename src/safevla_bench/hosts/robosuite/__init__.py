@@ -1,1 +1,1 @@
-"""The host `robosuite`: robosuite 1.5's tasks of one arm or two."""
+"""The host `robosuite`: robosuite 1.5's tasks for one or two arms."""

@@ -1,4 +1,4 @@
-"""Host of robosuite 1.5's tasks: for one arm (cubes, nuts, objects for bins, a door, a tool to hang) and two arms.
+"""Host of robosuite 1.5's tasks for one arm (with cubes, nuts, bins, a door or a hanging tool) and for two arms.
 
 `robosuite.toml` defines tasks and goals. robosuite is imported when an environment is made.
 """
@@ -42,7 +42,7 @@ CAMERAS = ("agentview", "frontview", "birdview", "robot0_eye_in_hand")
 
 
 class RobosuiteHost(environment.MujocoHost):
-    """The host `robosuite`; everything except listing suites and tasks needs the extra `robosuite`."""
+    """The host `robosuite`. Without the pip extra `robosuite`, it can only list suites and tasks."""
 
     name = "robosuite"
     supports = replace(environment.ROBOSUITE_SUPPORT, cameras=CAMERAS, states=True, placed=True)
@@ -51,7 +51,7 @@ class RobosuiteHost(environment.MujocoHost):
         return SUITE, SUITE_GR1
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the suite's tasks, with the registry's instructions; raise `HostError` for another suite."""
+        """Return the suite's tasks, with the registry's instructions; raise `HostError` for an unknown suite."""
         require_known("robosuite", "suite", suite, self.suites())
         table = _read_tasks()
         named_teams = [(name, team) for name in table.goals if (team := find_team(name)).suite == suite]
@@ -105,11 +105,11 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         self._goal = task_goal(task.name)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode in a new environment with a generator seeded by `seed`; settle, take record 0.
+        """Start an episode in a new environment, let the scene settle, take record 0, and return its observation.
 
-        Every start is drawn, even without `seed.drawn`, because robosuite's tasks have no initial states. A recorded
-        state overrides the draw. Raises `HostError` if `check_start` refuses the seed, the state does not fit the
-        task's simulation, or robosuite cannot be imported.
+        Every start is drawn by `seed`, even without `seed.drawn`, because robosuite's tasks have no initial states. A
+        recorded state overrides the draw. Raises `HostError` if `check_start` refuses the seed, the state does not fit
+        the task's simulation, or robosuite cannot be imported.
         """
         check_start(self.task, seed, RobosuiteHost.supports)
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
@@ -126,7 +126,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
             state = environment.flat_state(seed.recorded.state, state_length)
             recorder.set_state(model, data, np.concatenate([state, recorder.copy_state(model, data)[state_length:]]))
             env.sim.forward()
-            for robot in env.robots:  # otherwise, controllers would start from the pose after the reset
+            for robot in env.robots:  # controllers must not start from the pose after the reset
                 robot.composite_controller.update_state()
                 robot.composite_controller.reset()
             raw = env._get_observations(force_update=True)
@@ -142,7 +142,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
             for obj in object_sampler.mujoco_objects
             if obj.name in searched_names
         ]
-        ranges = [  # one array for each object: rows x and y, columns lowest and highest
+        ranges = [  # one array for each object: the rows are x and y, the columns are lowest and highest value
             np.array([object_sampler.x_range, object_sampler.y_range])
             + np.reshape(object_sampler.reference_pos[:2], (2, 1))
             + np.array([1, -1]) * (obj.horizontal_radius if object_sampler.ensure_object_boundary_in_range else 0)
@@ -164,7 +164,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 
     def _read_subgoals(self) -> Mapping[str, bool]:
         env = self._robosuite()
-        # In tasks with bins or pegs, robosuite has a flag for each object. Other tasks have no subgoals.
+        # In tasks with bins or pegs, robosuite has a success flag for each object. Other tasks have no subgoals.
         flags = getattr(env, "objects_in_bins", getattr(env, "objects_on_pegs", ()))
         objects = getattr(env, "objects", getattr(env, "nuts", ()))
         is_done = {str(obj.name): bool(flag) for obj, flag in zip(objects, flags, strict=True)} if len(flags) else {}
@@ -177,7 +177,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return self._team.prefixes
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        # Names in the goal that are not objects, such as a peg, become sites at the positions of their bodies.
+        # The goal may name bodies that are not objects, such as a peg. Such bodies become sites at their positions.
         env, (model, data) = self._robosuite(), self._mujoco()
         object_names = {obj.name for obj in env.model.mujoco_objects}
         site_names = [name for _, _, *names in self._goal for name in names if name not in object_names]
@@ -199,7 +199,7 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     controller: str | None = None  # kind of controller; None = the robot's default
     still: tuple[float, ...] = STILL
     prefixes: Mapping[str, str] = {}
-    """Maps arm name to prefix of the arm's readings in robosuite's observations; {} for one arm."""
+    """Maps an arm's name to the prefix of its readings in robosuite's observations; {} for one arm."""
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -240,19 +240,19 @@ def opened_fixtures(goal: Goal) -> tuple[str, ...]:
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
-    """Return robosuite's environment of a task, not yet reset, with a generator seeded by `seed`."""
+    """Return robosuite's environment of a task before its first reset. `seed` seeds its random generator."""
     RobosuiteHost().versions()
     environment.quieten_log()
     with importing("robosuite", _INSTALL):
-        import robosuite  # noqa: F401 - importing it defines the classes of its tasks
+        import robosuite  # noqa: F401 - the import defines the classes of robosuite's tasks
     team = find_team(name)
     options = environment.env_options(team.robot, wants, team.count, team.controller)
     return find_env_class(team.task)(**options, seed=seed)
 
 
 def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
-    """Let robosuite's samplers draw as usual, then replace the drawn coordinates that `placed` names [m]. The next draw
-    raises `HostError` if `placed` names an unknown object or axis.
+    """Let robosuite's samplers draw as usual, then replace the drawn coordinates by the values in `placed` [m]. The
+    next draw raises `HostError` if `placed` names an unknown object or axis.
     """
     if not placed and not hasattr(env, "placement_initializer"):
         return  # the task draws only the robots' poses
@@ -281,8 +281,8 @@ def _require_sampler(env: Any) -> Any:
 
 
 def find_env_class(name: str) -> Any:
-    """Return robosuite's class of a task; raise `StopIteration` if robosuite has no class of that name.
-    `robosuite.make` would return the last imported class of the name, and RoboCasa defines another class `PickPlace`.
+    """Return robosuite's class of a task; raise `StopIteration` if robosuite has no class with this name.
+    `robosuite.make` would return the last imported class with the name, and RoboCasa also defines a class `PickPlace`.
     """
     from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
 
@@ -299,10 +299,10 @@ def find_env_class(name: str) -> Any:
 def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyType({})) -> Scene:
     """Return names and roles of the bodies in robosuite's current model. `prefixes` is empty if there is only one arm.
 
-    Objects are robosuite's freely moving objects, each with all its bodies, under robosuite's names. All else, even
-    fixed objects, is furniture under MuJoCo's body names. Tasks of one object move the other objects out of reach.
-    These other objects are untracked furniture, and their contacts with the floor are left out, as are contacts between
-    parts of a door that the goal opens. A peg and a hole that are fixed to the hands count as objects.
+    Objects are robosuite's freely moving objects, under robosuite's names; each includes all its bodies. Everything
+    else, even a fixed object, is furniture under MuJoCo's body names. Tasks of one object move the other objects out of
+    reach. Objects out of reach are untracked furniture. Their contacts with the floor are left out, and so are contacts
+    between parts of a door that the goal opens. Pegs and holes fixed to the hands count as objects.
     """
     model = env.sim.model._model
     peg_and_hole = [obj for obj in (getattr(env, "peg", None), getattr(env, "hole", None)) if obj is not None]
@@ -345,7 +345,7 @@ def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequenc
     model, robot = env.sim.model._model, env.robots[int(prefix[len("robot") : len("robot0")])]
     side = prefix[len("robot0_") :].rstrip("_") or "right"
     gripper, dofs = robot.gripper[side], tuple(int(dof) for dof in robot.part_controllers[side].qvel_index)
-    # An only arm has all bodies of the robot; one of several arms has only the bodies that its first joint moves.
+    # A single arm has all bodies of the robot. One of several arms has only the bodies that its first joint moves.
     arm_bodies = (
         {*subtree_bodies(model, int(model.dof_bodyid[dofs[0]]))}
         if len(robot.arms) > 1

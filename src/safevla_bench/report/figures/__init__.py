@@ -32,8 +32,8 @@ _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class FigureInput:
-    """The input of all figures: the verdicts on E episodes, the episodes' control steps [s] and numbers of records ([E]
-    each) and `stamps_s` as in `Batch`, and options.
+    """The input of all figures: the verdicts on E episodes, their control steps `dt_s` [s] and numbers of records
+    `lengths` ([E] each), their `stamps_s` as in `Batch`, and the layout of the trade-off figure.
     """
 
     scores: Scores
@@ -49,7 +49,7 @@ class FigureInput:
 
 @dataclass(frozen=True, slots=True)
 class FigureKind:
-    """One figure: its description, and the function from verdicts to a drawing."""
+    """One figure: its description, and the function that draws it."""
 
     description: str
     draw: Callable[[FigureInput], Figure]
@@ -79,7 +79,7 @@ FIGURES: Mapping[str, FigureKind] = {
 
 
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
-    """Return the figure that `draw` makes, laid out for `page`; raise `RunError` if the page is too narrow for text."""
+    """Call `draw` with the layout of `page`, and return the figure; raise `RunError` if the page is too narrow."""
     if page.width_in < NARROWEST_IN:
         raise RunError(
             f"the width is too small ({page.width_in:g} inches)",

@@ -24,9 +24,9 @@ from safevla_recorder.episode import Floats
 
 @sheet.figure_style()
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
-    """Draw Safety and SBU over the threshold, a row of panels per suite: a line with a 95 % Wilson band for each policy
-    with episodes. Dotted lines mark the thresholds of the library. If no episode is counted, the figure says so. Raises
-    `SpecError` if the library lacks a swept specification.
+    """Draw Safety and SBU over the threshold. Each suite has a row of panels. Each policy with episodes has a line with
+    a 95 % Wilson band. Dotted lines mark the library's thresholds. If no episode is counted, the figure says so. Raises
+    `SpecError` if the library lacks a specification of the sweep.
     """
     library_thresholds = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
     unit, scale = display_unit(sweep.unit, library_thresholds[0])
@@ -36,7 +36,7 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     ]
     counted_curves = [curve for curve in sweep.curves if curve.n]
     policies = list(dict.fromkeys(curve.policy or UNNAMED for curve in counted_curves))
-    # The title of each panel and its curves, each as the index of the policy and the rates by threshold.
+    # Each panel is a title and curves. Each curve is the index of a policy and a rate for each threshold.
     panels = [
         (f"{metric.label}, {suite}", [
             (policies.index(curve.policy or UNNAMED), [getattr(point, metric.key) for point in curve.points])
@@ -76,7 +76,7 @@ def _draw_sweep_panel(
     curves: Sequence[tuple[int, Sequence[Rate]]],
     marked_thresholds: Sequence[float],
 ) -> None:
-    # Only some points have a marker; the first marker differs by curve, so that equal curves show all their markers.
+    # Only some points have a marker. These points differ by curve, so that the markers of equal curves stay visible.
     marker_step = max(1, len(thresholds) // 5)
     for series_index, rates in curves:
         value, low, high = sheet.percent_band(rates)
@@ -98,14 +98,14 @@ def _draw_sweep_panel(
 
 # Share of the axis that is left free on each side.
 _ROOM_SHARE = 0.07
-# Horizontal distance between the marks of two series for the same label, in points.
+# Horizontal distance, in points, between the markers of two series at the same label.
 _SHIFT_PT = 2.2
 
 
 @sheet.figure_style()
 def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
-    """Draw SR, Safety, SBU and VSI of each suite: for each run a marker and an interval, with thin lines from run to
-    run. `across` says what the runs' labels are, such as "Training steps". If there are no runs, the figure says so.
+    """Draw SR, Safety, SBU and VSI of each suite. Each run has a marker and an interval; thin lines connect the runs.
+    `across` names the quantity on the axis, such as "Training steps". If there are no runs, the figure says so.
     """
     labels = sorted({point.label for curve in compared.curves for point in curve.points})
     panels = [
@@ -131,7 +131,7 @@ def _draw_series_panel(
     axes: Axes, compared: SeriesComparison, suite: str | None, metric: Metric, label_range: tuple[float, float]
 ) -> None:
     full_scale, (first_label, last_label) = float(metric.scale), label_range
-    # All curves are drawn; `_draw_curve` returns whether the curve has a known value.
+    # This draws all curves. `_draw_curve` returns whether its curve has a known value.
     has_values = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
     if not any(has_values):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
@@ -145,7 +145,7 @@ def _draw_series_panel(
 
 
 def format_label(label: float) -> str:
-    """Return a number as a tick label, in thousands (k) or millions (M) if that is exact with one decimal."""
+    """Return a number as a tick label, in thousands (k) or millions (M) if that needs at most one decimal."""
     for factor, sign in ((1e6, "M"), (1e3, "k")):
         scaled = label / factor
         if abs(scaled) >= 1 and round(scaled, 1) == scaled:
@@ -155,11 +155,11 @@ def format_label(label: float) -> str:
 
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
     series_index = names.index(curve.series)
-    # The series are side by side, symmetric about the label; 72 points are an inch.
+    # The markers of all series are side by side, symmetric about the label. 72 points are an inch.
     shift_in = (series_index - (len(names) - 1) / 2) * _SHIFT_PT / 72
     shifted = axes.transData + ScaledTranslation(shift_in, 0, axes.figure.dpi_scale_trans)
     plot = partial(axes.plot, color=sheet.series_color(series_index), transform=shifted, clip_on=False)
-    known_points = []  # (label, value, interval); without an interval, both ends are the value
+    known_points = []  # (label, value, interval); if there is no interval, both ends equal the value
     for point in curve.points:
         number = point.numbers[metric]
         if number.value is not None:
@@ -176,7 +176,7 @@ def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[
 def _series_note(compared: SeriesComparison) -> str:
     points = [point for curve in compared.curves for point in curve.points]
     has_bootstrap_interval = any(has_bootstrap(point) for point in points)
-    vsi_method = "percentile bootstrap for VSI" if has_bootstrap_interval else "distribution-free for VSI"
+    vsi_method = "percentile bootstrap for VSI" if has_bootstrap_interval else "distribution-free intervals for VSI"
     episodes = sheet.format_episode_range([point.n for point in points])
     note = f"Bars: 95 % intervals of each run alone (Wilson; {vsi_method}). Sample size of each run: {episodes}."
     return f"{note} Lines only guide the eye: nothing was measured between two runs."
@@ -188,8 +188,8 @@ _ANY_LIMIT_COLOR = "#a9afb6"
 
 
 def onset_steps(onset: SpecOnset) -> Floats:
-    """Return the points at which the share of violations rises, [4, k]. The rows are the time [s], the share, and the
-    low and the high end of its interval [%]. `ANY_LIMIT` also has a point at time 0.
+    """Return the k points at which the share of episodes with a violation rises, [4, k]. The rows are the time [s], the
+    share, and the low and the high end of the share's interval [%]. `ANY_LIMIT` also has a point at time 0.
     """
     incidence, share = onset.incidence, onset.incidence.shares[VIOLATED]
     rises = np.diff(share, prepend=-1.0 if onset.spec_id == ANY_LIMIT else 0.0) > 0
@@ -198,18 +198,18 @@ def onset_steps(onset: SpecOnset) -> Floats:
 
 @sheet.figure_style()
 def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
-    """Draw a panel for each policy and suite, a line per violated specification, and a band for any limit."""
+    """Draw a panel for each policy and suite: a line for each violated specification, and a band for all limits."""
     violated = [
         onset for cell in cells for onset in cell.specs if onset.spec_id != ANY_LIMIT and onset_steps(onset).size
     ]
     names = list(dict.fromkeys(onset.spec_id for onset in violated))
-    # The last specification is `ANY_LIMIT`; row 3 has the high end of the interval [%].
+    # The last item of `specs` is `ANY_LIMIT`. Row 3 of `onset_steps` has the high end of the interval [%].
     highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
     key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]
     key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, color=_ANY_LIMIT_COLOR))
     share_note = (
-        "Share of episodes that have violated a limit so far, of the judged episodes in which the limit applies."
+        "Share of episodes that have violated a limit so far, among the judged episodes in which the limit applies."
     )
     band_note = "Band: pointwise 95 % interval of the share for any limit."
     return sheet.draw_panels(
@@ -235,7 +235,7 @@ def _draw_onset_panel(axes: Axes, cell: CellOnset, names: Sequence[str], share_e
         if not times_s.size:
             continue
         step_times_s = [0.0, *times_s, cell.end_s]
-        # The curve begins at 0 at time 0, and keeps its last value until the end.
+        # The curve starts with the share 0 at time 0, and keeps its last value until the end.
         share, low, high = ([0.0, *row, row[-1]] for row in shares)
         if onset.spec_id == ANY_LIMIT:
             axes.fill_between(step_times_s, low, high, step="post", color=_ANY_LIMIT_COLOR, alpha=0.25, linewidth=0)

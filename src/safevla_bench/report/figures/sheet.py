@@ -1,4 +1,4 @@
-"""The common layout of all figures: a title, panels in matplotlib's constrained layout, and then notes and a key.
+"""The common layout of all figures: a title, panels in matplotlib's constrained layout, and then notes and a legend.
 
 The user's settings of matplotlib do not change the style. Series differ in color and also in marker or line style, so
 that no reader depends on color. The font is DejaVu Sans (from matplotlib), with system fonts for missing letters.
@@ -31,7 +31,7 @@ from safevla_bench.text import escape_controls, shorten_name
 from safevla_recorder.episode import Bools, Floats
 
 _log = logging.getLogger(__name__)
-# Maximum number of characters of a text, because names may have any length.
+# Maximum number of characters of a text; a longer text is shortened.
 _MAX_CHARACTERS = 300
 BODY, SMALL, TITLE = 7.0, 6.0, 8.0  # text sizes in points
 INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
@@ -48,7 +48,7 @@ _STYLE = Path(__file__).with_name("sheet.mplstyle")  # matplotlib style with the
 class Page:
     """The options of a figure that depend on where it is printed."""
 
-    width_in: float = 3.5  # width in inches; the default is that of a column
+    width_in: float = 3.5  # width in inches; the default is the width of a column
     titled: bool = True  # whether the figure has a title
     remarks: Sequence[str] = ()  # sentences below the figure's notes
 
@@ -60,7 +60,7 @@ PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)  # the page for whic
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Draw and save with matplotlib's defaults and this style while the context lasts; then restore user settings."""
+    """Use matplotlib's defaults and this style within the context; restore the user's settings at its end."""
     with mpl_style.context(["default", _STYLE]):
         yield
 
@@ -94,8 +94,8 @@ def marker_look(color: int, shape: int, size: float, edge: float) -> dict[str, A
 
 
 def drawable_text(text: str) -> str:
-    """Return at most 300 characters of the text, with control characters escaped, and add the system fonts that the
-    text needs to the current style. A character that no font has becomes U+FFFD, with one warning for the text.
+    """Return at most 300 characters of the text, with control characters escaped. Add system fonts to the current style
+    if the text needs them. A character that no font has becomes U+FFFD; one warning is logged for the text.
     """
     shown = shorten_name(escape_controls(text), _MAX_CHARACTERS)
     family_of = {character: _find_family(character) for character in shown}
@@ -108,13 +108,13 @@ def drawable_text(text: str) -> str:
 
 @cache
 def _warn_undrawable(text: str, missing: str) -> None:
-    problem = f"no font of this system has {missing!r}, so the name is not drawn whole"
+    problem = f"no font of this system has {missing!r}, so part of the name is not drawn"
     _log.warning("warning: figures: %r: %s. Install a font with these characters.", text, problem)
 
 
 @cache
 def _find_family(character: str) -> str | None:
-    """Return the font family to draw a character: DejaVu Sans, else a system font; None if no font has it."""
+    """Return a font family that has a character: DejaVu Sans if possible, else a system font; None if there is none."""
     entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal" and entry.weight == 400]
     # DejaVu Sans sorts first, because False is less than True.
     fonts = sorted((entry.name != _FAMILY, entry.name, entry.fname) for entry in entries)
@@ -128,7 +128,7 @@ def _find_family(character: str) -> str | None:
 def _font_code_points(path: str) -> frozenset[int]:
     try:
         return frozenset(font_manager.get_font(path).get_charmap())
-    except (OSError, RuntimeError):  # a system font that matplotlib cannot read
+    except (OSError, RuntimeError):  # matplotlib cannot read this system font
         return frozenset()
 
 
@@ -137,7 +137,7 @@ _FAMILY, _BOXES = "DejaVu Sans", "Last Resort"
 
 
 def wrap_text(text: str, room_in: float, size: float = BODY) -> str:
-    """Return the drawable text, wrapped to lines of at most `room_in` inches for letters of average width."""
+    """Return the drawable text, wrapped to lines of at most `room_in` inches if its letters have average width."""
     return textwrap.fill(drawable_text(text), count_characters(room_in, size), break_on_hyphens=True)
 
 
@@ -149,13 +149,13 @@ def count_characters(room_in: float, size: float = BODY) -> int:
 # The sheet
 
 _MARGIN_IN = 0.06
-# Width of the mark in an entry of the key, including the gap after the mark.
+# Width of the marker in an entry of the legend, including the gap after the marker.
 _MARK_IN = 0.28
 
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One entry of the key: a name with the marker and line of its series. `sign` replaces the name in the panels."""
+    """An entry of the legend: a name with the marker and line of its series. `sign` replaces the name in the panels."""
 
     name: str
     series: int
@@ -167,7 +167,7 @@ class KeyEntry:
 
 
 def make_sheet(title: str, body_in: float) -> Figure:
-    """Return a figure with a title, if the page has titles, and about `body_in` inches of height for panels."""
+    """Return a figure with about `body_in` inches of height for panels, and with a title if the page has titles."""
     page = PAGE.get()
     figure = Figure(figsize=(page.width_in, body_in), layout="constrained")
     if page.titled:
@@ -177,11 +177,11 @@ def make_sheet(title: str, body_in: float) -> Figure:
 
 
 def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEntry] = ()) -> Figure:
-    """Return the figure with notes and key below, and with a final layout, rounded to 1e-5 of the figure's size. The
-    rounding hides tiny shifts of panels that depend on what else the process draws.
+    """Add the notes and the legend below the panels, fix the layout, and return the figure. Positions are rounded to
+    1e-5 of the figure's size, because the process's other drawings may shift panels slightly.
     """
     width_in, height_in = figure.get_size_inches().tolist()
-    # Notes and key are one legend: the notes are its title.
+    # The notes and the entries are one matplotlib legend: the notes are its title.
     notes = (*notes, *PAGE.get().remarks)
     if notes or key:
         room_in = width_in - 2 * _MARGIN_IN
@@ -193,7 +193,7 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
             title_fontproperties={"size": SMALL},
             alignment="left",
             loc="outside lower left",
-            # An entry also needs room for its mark, about 7 characters wide.
+            # An entry also needs room for its marker, about 7 characters wide.
             ncols=max(1, min(3, len(key), count_characters(room_in, SMALL) // (longest_label + 7))),
         )
         legend.get_title().set_color(MUTED)
@@ -243,9 +243,9 @@ def draw_panels(
     notes: Sequence[str] = (),
     key: Sequence[KeyEntry] = (),
 ) -> Figure:
-    """Return a figure with a panel for each of `titles`, two per row and about `high_in` inches high. `draw(axes,
-    index)` fills a panel; without titles, the figure shows the text `empty`. `across` and `upward` label the axes of
-    all panels; without `upward`, each panel has its own vertical ticks.
+    """Return a figure with a panel for each of `titles`, two panels per row, each about `high_in` inches high.
+    `draw(axes, index)` fills a panel; without titles, the figure shows the text `empty`. `across` and `upward` label
+    the horizontal and the vertical axes; without `upward`, each panel has its own vertical ticks.
     """
     count, columns = len(titles), min(len(titles), 2) or 1
     rows = -(-count // columns) or 1  # rounded up
@@ -272,20 +272,20 @@ def draw_panels(
 
 
 def percent_band(rates: Sequence[Rate]) -> Floats:
-    """Return value, low and high end of each rate in percent, [3, n]; NaN if unknown."""
+    """Return an array [3, n] of the values, low ends and high ends of n rates, in percent; NaN if unknown."""
     # A rate with a value but no interval has the widest interval, 0 to 1.
     ends = [(nan,) * 3 if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
     return 100 * np.array(ends).T
 
 
 def judged_by_policy(scores: Scores) -> dict[str, Bools]:
-    """Return for each policy a mask [E] of its judged episodes; policies are in order of first appearance."""
+    """Return a mask [E] of the judged episodes for each policy; policies are in order of first appearance."""
     names = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
     return {name: scores.is_judged & (names == name) for name in dict.fromkeys(names.tolist())}
 
 
 def series_signs(names: Sequence[str], room_in: float) -> tuple[tuple[str, ...], bool]:
-    """Return labels for names in a panel (the names if all fit, else numbers), and whether a key must explain them."""
+    """Return labels for names (the names if all fit, else numbers), and whether a legend must explain the labels."""
     shown = tuple(map(drawable_text, names))
     if all(len(name) <= count_characters(room_in) for name in shown):
         return shown, False

@@ -1,4 +1,4 @@
-"""Figure of success against safety: a marker with Wilson intervals per policy, and the non-dominated frontier."""
+"""Figure of success against safety: a marker with Wilson intervals for each policy, and the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TradeoffPoint:
 
 @dataclass(frozen=True, slots=True)
 class TradeoffPanel:
-    """A panel, for one suite or several; `frontier` has corners (success, safety) in percent by increasing success."""
+    """A panel for one or several suites; `frontier` has corners (success, safety) in percent, by increasing success."""
 
     title: str
     points: tuple[TradeoffPoint, ...]
@@ -47,23 +47,23 @@ class Tradeoff:
     policies: tuple[str, ...]
     panels: tuple[TradeoffPanel, ...]
     pooled: tuple[str, ...] = ()  # suites whose episodes are pooled; empty = no pooling
-    suites: tuple[str, ...] = ()  # suites in the order of marker shapes, if suites share a panel; else empty
+    suites: tuple[str, ...] = ()  # suites in the order of their marker shapes if they share a panel; else empty
     left_out: tuple[str, ...] = ()  # auxiliary suites, which may not share a panel with other suites
     remarks: tuple[str, ...] = ()
 
 
 TradeoffLayout = Literal["suites", "pooled", "cells"]
-"""`suites`: a panel per suite; `pooled`: one panel, suites pooled; `cells`: one panel, a marker per policy × suite."""
+"""`suites`: a panel per suite; `pooled`: one panel for all suites pooled; `cells`: one panel, a marker per cell."""
 
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
-    """Return success and safety of each policy, and their frontier in percent, in panels according to `layout`."""
+    """Return the panels of `layout`, with success and safety of each policy and with the frontier in percent."""
     is_shared = layout == "cells"
     left_out = _suite_names(cell for cell in cells if is_shared and cell.suite in AUXILIARY_SUITES)
     shown_cells = [cell for cell in cells if (cell.suite or "") not in left_out]
     policies, suites = tuple(dict.fromkeys(policy_name(cell) for cell in shown_cells)), _suite_names(shown_cells)
     pooled = suites if layout == "pooled" and len(suites) > 1 else ()
-    marker_suites = suites if is_shared else ()  # suites with different shapes of markers
+    marker_suites = suites if is_shared else ()  # suites that differ in the shape of markers
     cells_by_title = {suite: [cell for cell in shown_cells if (cell.suite or "") == suite] for suite in suites}
     if (pooled or is_shared) and len(suites) > 1:
         cells_by_title = {f"{len(suites)} suites{', pooled' if pooled else ''}": shown_cells}
@@ -141,7 +141,7 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
 def _make_key(tradeoff: Tradeoff) -> list[sheet.KeyEntry]:
     if len(tradeoff.suites) < 2:
         return [sheet.KeyEntry(name, k) for k, name in enumerate(tradeoff.policies)]
-    # Colors stand for policies, shapes for suites.
+    # Colors distinguish policies, and shapes distinguish suites.
     return [
         *(sheet.KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(tradeoff.policies)),
         *(sheet.KeyEntry(name, k, color=sheet.MUTED) for k, name in enumerate(tradeoff.suites)),
@@ -150,14 +150,14 @@ def _make_key(tradeoff: Tradeoff) -> list[sheet.KeyEntry]:
 
 def _axis_range(rates: Sequence[Rate]) -> tuple[float, float]:
     band = sheet.percent_band(rates) if rates else np.array([0.0, 100.0])
-    # All values and their intervals, with free space on both sides.
+    # The range contains all values and their intervals, and has free space on both sides.
     margin = 1 + 0.05 * np.ptp(band)
     return float(band.min() - margin), float(band.max() + margin)
 
 
 def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], ylim: tuple[float, float]) -> None:
     if not panel.points:
-        sheet.draw_empty(axes, "No policy has both success and safety.")
+        sheet.draw_empty(axes, "Success or safety is unknown for each policy.")
         return
     axes.set(xlim=xlim, ylim=ylim)
     axes.locator_params(nbins=6, integer=True)
@@ -172,7 +172,7 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
         (x, y), lows, highs = sheet.percent_band([point.success, point.safety])
         axes.plot([lows[0], highs[0]], [y, y], color=color, linewidth=0.9, zorder=2)
         axes.plot([x, x], [lows[1], highs[1]], color=color, linewidth=0.9, zorder=2)
-        # A marker is larger if later markers cover it, so that its edge remains visible.
+        # A marker is larger if later markers cover it, so that the edge of each marker remains visible.
         later_copies = sum(
             (other.success, other.safety) == (point.success, point.safety) for other in panel.points[k + 1 :]
         )
@@ -192,7 +192,7 @@ def _tradeoff_notes(tradeoff: Tradeoff) -> list[str]:
     if len(tradeoff.suites) > 1:
         sentences.append("Colors: policies; shapes: suites. There is one frontier for all markers.")
     if tradeoff.left_out:
-        sentences.append(f"Auxiliary suites, left out: {', '.join(tradeoff.left_out)}.")
+        sentences.append(f"Auxiliary suites are left out: {', '.join(tradeoff.left_out)}.")
     if tradeoff.pooled:
         sentences.append(f"Pooled: {', '.join(tradeoff.pooled)}.")
     missing = [f"{name} ({panel.title})" for panel in tradeoff.panels for name in panel.missing]

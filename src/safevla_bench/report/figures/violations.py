@@ -1,4 +1,4 @@
-"""Figures of violations: a heat map of rates by kind (as in the paper's Figure 2, right), and margins ρ/τ to limits."""
+"""Figures of violations: a heat map of rates by kind (as in the paper's Figure 2, right), and margins to limits."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     top_axis.tick_params(length=0, pad=sheet.SMALL + 3)
     top_axis.spines[:].set_visible(False)
     notes = [
-        "Each value is the percentage of episodes that violate a limit of the kind, among the episodes in which such "
-        f"a limit applied and its condition occurred. Cells without such episodes show {NO_VALUE}. "
+        "Each value is the percentage of episodes that violate a limit of this kind, among the episodes in which such "
+        f"a limit applied and its condition occurred. If there is no such episode, the cell shows {NO_VALUE}. "
         "n is the number of judged episodes.",
         *provenance_marks.warn_of_cells(cells),
     ]
@@ -101,16 +101,16 @@ class MarginRow:
     """One policy's margins to one limit; `quantiles` are the minimum, the quartiles and the maximum, None if n is 0."""
 
     series: int
-    n: int  # episodes with a margin
+    n: int  # number of episodes with a margin
     violated: int
     vacuous: int
     quantiles: tuple[float, ...] | None
-    unmeasured: int  # episodes with a violation that a Boolean signal decided, and so without a margin
+    unmeasured: int  # number of episodes without a margin, because a Boolean signal decided the violation
 
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """The content of the figure. `blocks` has the rows of each specification with margins, one per policy."""
+    """The content of the figure. `blocks` has the rows of each specification, one row per policy."""
 
     policies: tuple[str, ...]
     blocks: tuple[tuple[str, tuple[MarginRow, ...]], ...]
@@ -119,8 +119,8 @@ class Margins:
 
 
 def compute_margins(scores: Scores) -> Margins:
-    """Return the margins over thresholds, ρ/τ, in judged episodes, for each policy and specification of the safe tier.
-    Specifications that have neither a margin nor a Boolean verdict in any episode are named in `silent`.
+    """Return the margins divided by the threshold (ρ/τ) in judged episodes, for each policy and scored specification.
+    `silent` names the specifications that have neither a margin nor a Boolean verdict in any episode.
     """
     judged_by_policy = sheet.judged_by_policy(scores)
     blocks, silent = [], []
@@ -221,10 +221,10 @@ def _format_counts(row: MarginRow) -> str:
 def _margin_notes(margins: Margins) -> list[str]:
     silent_note = [f"No margin in any episode: {', '.join(margins.silent)}."] if margins.silent else []
     return [
-        "Below zero, shaded: violations. Marker: median; box: quartiles; line: least to greatest. The axis is linear "
-        "between −1 and 1, and logarithmic beyond.",
-        "On the right: violating episodes / episodes with a margin. Then the number of violations without a margin, "
-        "which a Boolean signal decided (bool.), and the number of vacuous episodes (vac.).",
+        "Margins below zero (shaded) are violations. Marker: median; box: quartiles; line: least to greatest margin. "
+        "The axis is linear between −1 and 1, and logarithmic beyond.",
+        "On the right: violating episodes / episodes with a margin, the number of violations that a Boolean signal "
+        "decided, without a margin (bool.), and the number of vacuous episodes (vac.).",
         *silent_note,
         *margins.remarks,
     ]

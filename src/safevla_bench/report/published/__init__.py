@@ -16,7 +16,7 @@ from safevla_bench.statistics.intervals import wilson_interval
 from safevla_bench.text import format_percent
 
 PAPER, LEADERBOARD = "paper_v1", "leaderboard_2026_09_20"
-PREFIX = "paper:"  # prefix of policies with numbers printed in the paper
+PREFIX = "paper:"  # prefix in the names of policies whose numbers the paper prints
 NOT_PRINTED = "not printed"
 
 
@@ -30,7 +30,7 @@ class PublicationSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class PublishedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Published numbers of one policy on one suite; `violations` and `composition` are by specification, in %."""
+    """Published numbers of one policy on one suite; `violations` and `composition` have a % for each specification."""
 
     policy: str
     benchmark: str
@@ -85,13 +85,13 @@ class PublishedResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 @cache
 def load_published(name: str) -> PublishedResults:
-    """Return the publication `PAPER` or `LEADERBOARD`, which is read once; raise `FileNotFoundError` for others."""
+    """Return the publication `PAPER` or `LEADERBOARD`, and cache it; raise `FileNotFoundError` for any other name."""
     content = resources.files(__package__).joinpath(f"{name}.toml").read_bytes()
     return msgspec.toml.decode(content, type=PublishedResults)
 
 
 def matching_counts(printed: float, n: int) -> list[int]:
-    """Return the counts out of n, ascending, whose percentage rounds to `printed` (with one decimal); [] = none."""
+    """Return, in ascending order, all counts out of n whose percentages round to `printed` (with one decimal)."""
     nearest = round(Fraction(repr(printed)) * n / 100)
     reach = n // 1000 + 1  # 0.1 % of n episodes are n / 1000 episodes
     return [
@@ -102,8 +102,8 @@ def matching_counts(printed: float, n: int) -> list[int]:
 
 
 def printed_rate(printed: float | None, n: int) -> Rate:
-    """Return the rate over n episodes for a printed percentage; a rate without value if none is printed. The count is
-    the nearest one that rounds to the percentage; the interval covers the Wilson 95 % intervals of all such counts.
+    """Return the rate over n episodes for a printed percentage; without a value if no count rounds to it. If several
+    counts do, the rate has the nearest count, and its interval covers the 95 % Wilson intervals of all these counts.
     """
     counts = [] if printed is None else matching_counts(printed, n)
     intervals = [interval for count in counts for interval in [wilson_interval(count, n)] if interval]
@@ -114,7 +114,7 @@ def printed_rate(printed: float | None, n: int) -> Rate:
 
 
 def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> tuple[str, ...]:
-    """Return the reasons why published rows are not comparable, each preceded by the labels of the rows concerned."""
+    """Return the reasons why published rows are not comparable; each reason begins with the labels of its rows."""
     labels_by_reason: dict[str, dict[str, None]] = {}
     for row, label in rows:
         for reason in row.incomparable:

@@ -55,7 +55,7 @@ def _breakable_name(name: str) -> Markup:
 
 
 PLAYER_SCRIPTS = ("player/three.min.js", "player/replay3d.js")
-"""Files of the scripts for 3-D replays, in the order in which they run: three.js, with its license, and the player."""
+"""Script files for 3-D replays, in the order in which they run: three.js (with its license) and the player."""
 
 
 @cache
@@ -86,8 +86,8 @@ _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "te
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one format as one text. A note of several tables is only below the first of these tables. If
-    all tables have the same simulators and rules, only the last table names them (except LaTeX). JSON keeps all notes.
+    """Return the tables in one format as one text. If tables share a note, only the first of them shows it. If all
+    tables share a remark on simulators or rules, only the last shows it (except in LaTeX). JSON keeps all notes.
     """
     if form == "json":
         return render_json(tables)
@@ -98,8 +98,8 @@ def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
 
 
 def _drop_repeated_notes(tables: Sequence[Table], *, is_shared: bool) -> Iterator[Table]:
-    # A note is only kept in the first table that has it.
-    # If `is_shared`, remarks on simulators and rules that all tables have are only kept in the last table.
+    # A note is kept only in the first table that has it.
+    # If `is_shared`, a remark on simulators or rules that is common to all tables is kept only in the last table.
     stated_notes = set[str]()
     common_remarks = set.intersection(*(set(table.remarks) for table in tables)) if is_shared else set[str]()
     stated_last = {line for line in common_remarks if line.startswith(("Simulated with ", "Judged by "))}

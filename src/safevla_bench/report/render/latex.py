@@ -1,6 +1,6 @@
 """Tables as LaTeX, for a document that loads `booktabs` and `graphicx`.
 
-A table fills one column of a two-column page, or both (`table*`) if it is wide. Tables that are still wider are shrunk.
+A table fills one column of a two-column page, or both columns (`table*`) if it is wide. A still wider table is shrunk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COLUMN_WIDTH = 50
 _TEXT_WIDTH = 40
 # Number of lines of rows and notes that fit on a page below the caption and the heading.
 _PAGE_LINES = 36
-# Maximum number of table parts (floats) that wait for a place at the same time; older versions of LaTeX hold 18.
+# Maximum number of parts of a table (LaTeX floats) that wait for a place at once; older versions of LaTeX allow 18.
 _WAITING_PARTS = 8
 
 
@@ -36,7 +36,7 @@ def render_latex(table: Table) -> str:
     and Greek need XeLaTeX or LuaLaTeX.
     """
     table = drop_empty_columns(table)
-    # Characters on a line of the whole page or of one of its columns.
+    # `line_width` is the number of characters on a line of the whole page (80) or of one column of the page (40).
     environment, line_width = ("table*", 80) if _table_width(table) > _COLUMN_WIDTH else ("table", 40)
     text_columns = [k for k, column in enumerate(table.columns) if not column.numeric]
     wrapped_columns = [
@@ -72,7 +72,7 @@ def _count_lines(text: str, width: float) -> int:
 
 
 def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
-    """Divide rows, given by their heights in lines, into parts; the last part leaves room for `note_lines`."""
+    """Divide rows with these heights [lines] into parts that fit on a page; the last part has room for `note_lines`."""
     starts, used_lines = [0], 0
     for k, height in enumerate(heights):
         needed_notes = note_lines if k == len(heights) - 1 else 0
@@ -110,7 +110,7 @@ def _group_heading_lines(columns: Sequence[Column]) -> list[str]:
     spans = group_spans(columns)
     if not any(group for group, _ in spans):
         return []
-    # A line with the groups' names and a line with rules below them; LaTeX counts columns from 1.
+    # One line has the groups' names, and the next line has horizontal rules. LaTeX counts columns from 1.
     headings, rules, first_column = [], [], 1
     for group, count in spans:
         headings.append(
@@ -144,7 +144,7 @@ def _latex_cell(cell: Cell) -> str:
 
 
 def _greek_command(letter: str) -> str:
-    # The last word of the Unicode name is the command; only lambda is spelled otherwise in Unicode.
+    # The last word of a letter's Unicode name is its LaTeX command. Only lambda has another spelling in Unicode.
     name = unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA")
     return name.lower() if letter.islower() else name.title()
 

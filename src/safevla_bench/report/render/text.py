@@ -80,7 +80,7 @@ _NAME_MARKS = "°§¶"
 
 
 def _assign_marks(tables: Sequence[Table]) -> dict[str, str]:
-    # Detail of a row's name -> the mark that stands for it; {} if there are more details than marks.
+    # Detail of a row's name -> the mark that replaces the detail; {} if there are more details than marks.
     named_tables = [table for table in tables if not table.columns[0].numeric]
     first_cells = [row[0] for table in named_tables for row in table.rows]
     details = list(dict.fromkeys(cell.detail for cell in first_cells if cell.detail and not cell.interval))
@@ -106,7 +106,7 @@ def _column_headings(columns: Sequence[Column]) -> list[list[str]]:
 def _align_headings(headings: Sequence[Sequence[str]], widths: Sequence[int]) -> list[list[str]]:
     if all(len(heading) == 1 for heading in headings):
         return [list(heading) for heading in headings]
-    # Wrap the names of groups, and put empty lines above short names, so that all columns' names are on the same line.
+    # Wrap the names of groups, and put empty lines above short ones, so that the names of all columns are on one line.
     group_lines = [wrap_line(heading[0], width) for heading, width in zip(headings, widths, strict=True)]
     tallest = max(len(lines) for lines in group_lines)
     return [
@@ -140,8 +140,8 @@ def _column_widths(
 def _divide_columns(
     columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], least_widths: Sequence[int], max_width: int
 ) -> Iterator[list[int]]:
-    # Every part begins with the key: the first text columns, as many as are needed to identify each row.
-    # The key has fewer columns if it would take more than half of the width.
+    # Every part of the table begins with a key: as many of the first text columns as are needed to identify each row.
+    # The key has fewer columns if it would otherwise take more than half of the width.
     text_columns = [k for k, column in enumerate(columns) if not column.numeric]
     candidates = (text_columns[:count] for count in range(1, len(text_columns) + 1))
     identifying = (key for key in candidates if len({str([row[k] for k in key]) for row in rows}) == len(rows))
@@ -161,7 +161,7 @@ def _divide_columns(
 
 
 def _fit_widths(natural_widths: Sequence[int], least_widths: Sequence[int], max_width: int) -> tuple[list[int], str]:
-    # Choose the widest gap with which the columns fit without wrapping, or else at their least widths.
+    # Choose the widest gap with which the columns fit: without wrapping if possible, else at their least widths.
     # Then narrow the widest columns until the row fits.
     widths, gap_count = [*natural_widths], len(natural_widths) - 1
     gap = next(
@@ -217,8 +217,8 @@ _WORD = re.compile(r"([\s`|\\]+)")
 
 
 def _escape_markdown(text: str) -> str:
-    """Return the text with Markdown syntax escaped, so that it also contains no link. What looks like an e-mail address
-    becomes a code span, because renderers turn even an escaped address into a link.
+    """Return the text with Markdown syntax and links escaped. A piece that looks like an e-mail address becomes a code
+    span, because renderers turn even an escaped address into a link.
     """
     # A piece with a dot after an @ may be an e-mail address.
     pieces = _WORD.split(escape_controls(text))
@@ -233,17 +233,17 @@ def _escape_word(word: str) -> str:
 # CSV
 
 
-# A spreadsheet may read a formula at the beginning of a field, and in some locales after these separators of fields.
+# A spreadsheet may read a formula at the beginning of a field. In some locales, ; or | separates fields, too.
 _FORMULA = re.compile(r"""(?:^|(?<=[;|]))(?=[\s"]*[=+\-@＝＋－＠])""")
 
 
 def render_csv(table: Table) -> str:
     """Return CSV text: a line of headings and a line for each row, with exact numbers.
 
-    `NAME low` and `NAME high` follow a column with intervals. `NAME n` follows a column in which a value has another n
-    than its row. `NAME note` follows a column with other details, such as reasons for missing values. A missing value
-    is an empty field. Remarks are on every row, in the last column. Text that a spreadsheet could read as a formula
-    begins with an apostrophe; numbers never do.
+    The columns `NAME low` and `NAME high` follow a column NAME with intervals. `NAME n` follows it if a value has
+    another n than its row. `NAME note` follows it if cells have other details, such as reasons for missing values. A
+    missing value is an empty field. Remarks are on every row, in the last column. Text that a spreadsheet could read as
+    a formula gets an apostrophe at its beginning; a number never gets one.
     """
     remarks = [spreadsheet_text(" ".join(table.remarks))] if table.remarks else []
     columns = [
@@ -277,7 +277,7 @@ def _csv_value(value: object) -> str:
 
 
 def _csv_suffixes(column: Sequence[Cell]) -> list[str]:
-    # The first suffix is empty, for the column of values; the other suffixes are for the columns that follow it.
+    # The first suffix is empty, for the column of values. The other suffixes are for the columns after this column.
     ends = ["low", "high"] if any(cell.interval for cell in column) else []
     counts = ["n"] if any(cell.of is not None for cell in column) else []
     return ["", *ends, *counts, *(["note"] if any(cell.detail and not cell.interval for cell in column) else [])]

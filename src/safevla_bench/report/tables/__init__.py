@@ -1,3 +1,3 @@
-"""Builders of tables: each turns results into a `Table`, a value that `report.render` and the page print."""
+"""Builders of tables: each turns results into a `Table`, which `report.render` and the report page print."""
 
 from __future__ import annotations

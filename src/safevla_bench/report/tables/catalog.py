@@ -41,7 +41,7 @@ PHASED = "Composite tasks are judged phase by phase, unlike in the paper: compar
 
 
 def describe_reading(ruleset: Ruleset) -> list[str]:
-    """Return a sentence on the applicability setting if it differs from the paper's, else []."""
+    """Return a list with a sentence on the applicability setting if it differs from the paper's setting, else []."""
     return {"off": [ABLATED], "phased": [PHASED]}.get(ruleset.applicability, [])
 
 
@@ -54,7 +54,7 @@ class TableInputs:
     roster: Roster = field(default_factory=Roster)
     records: EpisodeIndex | None = None
     """Records of the episodes, which some tables read again; None = not available."""
-    remarks: Sequence[str] = ()  # sentences below every table, such as that a run was interrupted
+    remarks: Sequence[str] = ()  # sentences below every table, for example that a run was interrupted
     facts: Collection[str] = ()  # the remarks that are not warnings, such as versions and latency
 
     @property
@@ -76,20 +76,20 @@ class TableInputs:
         return self.scores is not None and self.ruleset.is_ablation
 
     def with_published(self, cells: Sequence[metrics.Summary]) -> list[metrics.Summary]:
-        """Return the cells, followed by the paper's results of the roster's published policies on these suites.
+        """Return the cells, followed by the paper's results for the roster's published policies on the same suites.
         Raises `RunError` if a policy of the runs has the name of a published policy.
         """
         if taken_names := {cell.policy for cell in cells} & set(self.roster.published):
             raise RunError(
-                f"a run's policy has the published name {taken_names.pop()}",
+                f"a policy of the runs has the name of a published policy: {taken_names.pop()}",
                 remedy="Rename the policy with NAME=SOURCE.",
             )
         return [*cells, *summarize_paper(cells, self.roster.published)]
 
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[metrics.Summary]]]:
-        """Yield title and cells of each group of suites: the paper's suites of one host, or any other suite alone.
-        `host` selects the groups of one host, None = all. Auxiliary cells form the last group if `auxiliary` is set
-        and `host` is None; else they are left out. Raises `RunError` if a policy has the same tasks under two names.
+        """Yield the title and the cells of each group of suites. A group has the paper's suites of one host, or one
+        other suite. `host` selects a host's groups; None = all groups and, if `auxiliary` is set, a last group of the
+        auxiliary cells. Raises `RunError` if a policy has results of the same tasks under two suite names.
         """
         cells_by_title: dict[str, list[metrics.Summary]] = {}
         for cell in self.cells:
@@ -97,7 +97,7 @@ class TableInputs:
             if self.roster.is_auxiliary(cell) or host not in (None, benchmark.host if benchmark else None):
                 continue
             if benchmark and benchmark.same_tasks_as:
-                # Suites with the same tasks under two names are one suite.
+                # Two suites with the same tasks count as one suite.
                 cell = msgspec.structs.replace(cell, suite=benchmark.same_tasks_as)
             cells_by_title.setdefault(
                 suite_group(self.registry, benchmark.name if benchmark else cell.suite), []
@@ -113,8 +113,8 @@ def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
     keys = [(cell.policy, cell.suite) for cell in cells]
     for policy, suite in keys:
         if keys.count((policy, suite)) > 1:
-            problem = f"policy {policy!r} has results of {suite} under two names, which stand for the same tasks"
-            raise RunError(problem, remedy="Leave out the results of one name.")
+            problem = f"policy {policy!r} has results for the same tasks under two names of suite {suite}"
+            raise RunError(problem, remedy="Leave out the results under one of the names.")
 
 
 Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the cells that its numbers come from
@@ -204,12 +204,12 @@ def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
 
 @dataclass(frozen=True)
 class TableKind:
-    """A kind of table: its name, its content in words, and its builder."""
+    """A kind of table: its name, a description of its content, and its builder."""
 
     name: str
     meaning: str
     build: Builder
-    numbers: Mapping[str, str | None] = field(default_factory=dict)  # number of the table in the paper -> its host
+    numbers: Mapping[str, str | None] = field(default_factory=dict)  # table's number in the paper -> host of its suites
     remedy: str = "Name sources that have episodes for this table; episodes of auxiliary policies do not count."
     """What the user can do if the table cannot be built from the runs."""
 
@@ -219,7 +219,7 @@ _TAGS = "Judge with applicability on."
 _LABELS = "No record has costs from its simulator; see docs/howto/own-records.md."
 KINDS = (
     TableKind(
-        "main", "SR, Safety, SBU by suite with means; P[U|S], VSI", _suite_tables, {"4": _LIBERO, "5": _ROBOCASA}
+        "main", "SR, Safety, SBU by suite; means, also of P[U|S] and VSI", _suite_tables, {"4": _LIBERO, "5": _ROBOCASA}
     ),
     TableKind(
         "auxiliary",
@@ -245,12 +245,12 @@ _ELSEWHERE = {"9": "`safevla sensitivity` prints Table 9."}
 def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     """Return the requested tables, in the order of `which`; if `which` is empty, all tables that can be built.
 
-    `which` are names of kinds, or numbers of the paper's tables; repeated ones count once. Every table includes the
-    warnings of its cells and the remarks of `inputs`, and says if applicability was off.
+    `which` has names of kinds, or numbers of the paper's tables; repeated items count once. Every table includes the
+    warnings of its cells, the remarks of `inputs`, and the sentence of `describe_reading`.
 
     Raises:
-        RunError: a table is unknown, a requested table or every table cannot be built from these runs, or a policy has
-            results of the same tasks under two suite names.
+        RunError: a requested table is unknown or cannot be built from these runs, no table can be built, the paper has
+            no results for the tables, or a policy has results of the same tasks under two suite names.
     """
     requested = list(dict.fromkeys(which))
     built = [table_and_cells for name in requested for table_and_cells in _build_requested(inputs, name)]

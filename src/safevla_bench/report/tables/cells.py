@@ -1,4 +1,4 @@
-"""Tables of cells: headline, suites and means (paper's Tables 4 to 6), violations (7, 8), unsafe successes (10, 11)."""
+"""Tables of cells (policy × suite): headline, means (paper Tables 4 to 6), violations (7, 8), composition (10, 11)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from safevla_bench.trajectory.marks import is_chosen
 AUXILIARY_SUITES = ("robocasa-pnp",)
 """Suites that are always auxiliary: the paper's check on five tasks, sampled by another protocol (paper Table 6)."""
 HOST_TITLES: Mapping[str, str] = {"libero": "LIBERO", "robocasa": "RoboCasa-365"}
-"""Host -> the paper's collective name for its suites."""
+"""Host -> the paper's collective name for the suites of the host."""
 
 
 LIBERO_TORQUE_NOTE = (
@@ -65,14 +65,14 @@ def torque_note(cells: Iterable[Summary]) -> str:
 
 
 def suite_group(registry: Registry, suite: str | None) -> str:
-    """Return the title of the group that contains `suite`: the host's title for the paper's suites, else `suite`."""
+    """Return the title of the group of `suite`: its host's title if the paper has the suite, else the suite's name."""
     benchmark = registry.benchmarks.get(suite or "")
     return HOST_TITLES.get(benchmark.host, benchmark.host) if benchmark and benchmark.published else (suite or "")
 
 
 def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
-    """Return the paper's suites in the group with this title, without auxiliary ones, as a mapping: suite -> the names
-    of all suites with the same tasks, including itself. {} if the group is not one of the paper's.
+    """Return the paper's main (not auxiliary) suites in the group with this title; {} if there are none. The mapping
+    has, for each such suite, the names of all suites with the same tasks.
     """
     names_by_suite: dict[str, set[str]] = {}
     for benchmark in registry.benchmarks.values():
@@ -84,7 +84,7 @@ def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
 
 @dataclass(frozen=True)
 class Roster:
-    """What is known about policies: kinds of training by policy, and privileged, auxiliary and published policies."""
+    """Facts on policies: each policy's kind of training, and which policies are privileged, auxiliary or published."""
 
     training: Mapping[str, str] = field(default_factory=dict)
     privileged: Collection[str | None] = ()
@@ -93,11 +93,11 @@ class Roster:
     """`paper:NAME` -> suite -> kind of training, for the published policies that tables show next to the runs."""
 
     def is_auxiliary(self, cell: Summary | TaskRates | SensitivityCurve) -> bool:
-        """Return whether a cell is excluded from means and marks, because its policy or suite is auxiliary."""
+        """Return whether a cell is auxiliary (by its policy or suite), and so excluded from means and marks."""
         return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES or is_chosen(cell.suite or "")
 
     def check_names(self, scores: Scores) -> None:
-        """Raise `RunError` if `training` or `auxiliary` names a policy that has no episode, not even an absent one."""
+        """Raise `RunError` if `training` or `auxiliary` names a policy that has no episode, recorded or absent."""
         policies = {policy or UNNAMED for policy in (*scores.policy, *(episode.policy for episode in scores.absent))}
         for name in (*self.training, *self.auxiliary):
             if name not in policies:
@@ -108,8 +108,8 @@ class Roster:
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
-        """Return the policies whose values may be marked as the best. Published policies are never marked, privileged
-        policies only if no other policy except `noop` remains, and `noop` only if it is the only policy.
+        """Return the policies whose values may be marked as the best. Published policies are never marked. Among
+        the others, `noop` is marked only if it is alone, and privileged policies only if no other but `noop` remains.
         """
         all_policies = {policy for policy in policies if policy not in self.published}
         acting = all_policies - {NOOP} or all_policies
@@ -129,7 +129,7 @@ class Roster:
         return Cell(policy or UNNAMED, detail=", ".join(remark for remark, holds in holds_by_remark.items() if holds))
 
     def training_kind(self, policy: str | None, suite: str | None) -> str:
-        """Return the kind of a policy's training, for a published policy on this suite; a dash if it is unknown."""
+        """Return a policy's kind of training (for this suite if the policy is published); a dash if it is unknown."""
         name = policy or ""
         return self.training.get(name) or self.published.get(name, {}).get(suite or "") or NO_VALUE
 
@@ -138,7 +138,7 @@ def headline_table(
     cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str | None] = ()
 ) -> Table:
     """Return the table of headline numbers, with a row per policy × suite, and a row for `aggregate` if a single policy
-    has several rows. Rows of `privileged` policies say that they used state which no real robot has.
+    has several rows. A row of a `privileged` policy says that the policy used state which no real robot has.
     """
     is_one_policy = len({cell.policy for cell in cells}) == 1
     pooled_rows = [aggregate] if aggregate is not None and len(cells) > 1 and is_one_policy else []
@@ -201,9 +201,9 @@ def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
 
 
 def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Return the table of violation rates: the share of judged episodes that violate each scored specification, a row
-    per cell. A specification that is inactive in every episode has a dash, never a zero. Raises `KeyError` unless all
-    cells have the same specifications. `title` is the title of the group of suites.
+    """Return the table of violation rates (shares of judged episodes), a row per cell and a column per scored
+    specification. A specification that is inactive in every episode has a dash, never a zero. Raises `KeyError` unless
+    all cells have the same specifications. `title` is the title of the group of suites.
     """
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
     return tabulate(
@@ -221,13 +221,13 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
         name=table_file_name("violations", title),
         notes=(
             WILSON,
-            "Rates are in % of the cell's judged episodes. An episode may violate several specifications, so that the "
-            "rates do not add up to Unsafe.",
+            "Rates are in % of the cell's judged episodes. The rates do not add up to Unsafe %, because an episode may "
+            "violate several specifications.",
             torque_note(cells),
             *lost_notes(cells),
         ),
-        dash=f"{NO_VALUE} never means zero. Without a reason below it, the specification is inactive: it applies to no "
-        "episode of the cell, or its signal is not measured.",
+        dash=f"{NO_VALUE} never means zero. If no reason is below a dash, the specification is inactive: it applies to "
+        "no episode of the cell, or its signal is not measured.",
     )
 
 
@@ -246,12 +246,12 @@ def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
 
 def violation_table(cell: Summary, *, scored: bool = True) -> Table:
     """Return the table of the violations of each specification in a cell. A specification that is inactive, vacuous or
-    without a verdict in every episode has dashes. If `scored`, the specifications are those of the safe tier, else the
-    diagnostics and alternate limits, which do not affect headline numbers.
+    without a verdict in every episode has dashes. If `scored`, the table has the scored specifications. Otherwise, it
+    has the diagnostics and alternate limits, which do not affect headline numbers.
     """
 
     def judged(make_cell: Callable[[SpecSummary], Cell | int]) -> Callable[[SpecSummary], Cell | int]:
-        # Return a function like `make_cell` that returns a dash for a specification without a verdict.
+        # Return a function that returns a dash for a specification without a verdict, and otherwise calls `make_cell`.
         return lambda spec: Cell.dash() if _why_unjudged(cell, spec) else make_cell(spec)
 
     stopped = "A violation stopped some episodes, whose later violations are therefore not known."
@@ -259,17 +259,25 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
         "Violations by specification" if scored else "Diagnostics and alternate limits, which are not scored",
         [spec for spec in cell.specs if (spec.tier == "safe") == scored],
         text_column("Specification", lambda spec: spec.spec_id),
-        Column("Violated", "of the judged episodes in the cell", partial(_violated_cell, cell)),
-        Column("% of all", "with 95 % Wilson interval", judged(lambda spec: rate_cell(spec.violations))),
-        Column("of active", "of the episodes in which the specification applies", judged(_violated_of_active_cell)),
+        Column("Violated", "number, out of the judged episodes in the cell", partial(_violated_cell, cell)),
+        Column("% of all", "share, with 95 % Wilson interval", judged(lambda spec: rate_cell(spec.violations))),
+        Column(
+            "of active",
+            "number, out of the episodes in which the specification applies",
+            judged(_violated_of_active_cell),
+        ),
         Column("in successes", "violations in successful episodes", judged(lambda spec: spec.unsafe_success)),
         Column(
             "Depth",
-            "mean over active episodes that are not vacuous, 0 to 1",
+            "mean depth over active episodes that are not vacuous, from 0 to 1",
             judged(lambda spec: mean_cell(spec.nsv, "ungraded")),
         ),
-        Column("Vacuous", "applies, but the condition never arose", lambda spec: spec.vacuous),
-        Column("Inactive", "does not apply, or was not measured", lambda spec: sum(spec.inactive.values())),
+        Column("Vacuous", "the specification applies, but its condition never arose", lambda spec: spec.vacuous),
+        Column(
+            "Inactive",
+            "the specification does not apply, or its signal was not measured",
+            lambda spec: sum(spec.inactive.values()),
+        ),
         notes=(
             "An episode counts once for each specification that it violates.",
             stopped if cell.stopped_on_violation else "",
@@ -288,7 +296,7 @@ def _violated_of_active_cell(spec: SpecSummary) -> Cell:
 
 
 def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
-    # Why the specification has no verdict in any episode of the cell; "" if it has a verdict in at least one.
+    # Return why the specification has no verdict in any episode of the cell; "" if it has a verdict in some episode.
     if not spec.active:
         return "inactive" if spec.inactive else "no episode"
     if spec.vacuous == spec.active:
@@ -297,16 +305,16 @@ def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
 
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Return the table of what each cell's unsafe successes violated; the shares in a cell add up to 100 %. A cell
-    without an unsafe success or without a verdict has one row of dashes. `title` is as in `constraint_table`.
+    """Return the table of the specifications that unsafe successes violate. The shares in a cell add up to 100 %.
+    A cell without an unsafe success or without a verdict has one row of dashes. `title` is as in `constraint_table`.
     """
     heads = (
         *map(text_column, ("Policy", "Suite")),
         *map(Column, ("n", "Unsafe successes")),
         Column(SBU.heading, SBU.meaning),
         text_column("Specification"),
-        Column("Violations", "in unsafe successes"),
-        Column("Share %", "of the cell's violations"),
+        Column("Violations", "number of violations in unsafe successes"),
+        Column("Share %", "share of the cell's violations in unsafe successes"),
     )
     rows = tuple(row for cell in cells for row in _composition_rows(cell, roster))
     heading = f"What unsafe successes violate{': ' if title else ''}{title}"
@@ -334,10 +342,10 @@ def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...
         yield (*leading, Cell.dash("no unsafe success"), Cell.count(0), Cell.dash())
 
 
-# Tables with one row per policy, and columns for suites and for their mean (paper Tables 4 to 6)
+# Tables with a row per policy, a column per suite, and a column for the mean over suites (paper Tables 4 to 6)
 
 LARGEST = "†"  # marks the largest SBU of a column, as in the paper
-Cells = Mapping[str, Summary]  # suite -> the cell of one policy
+Cells = Mapping[str, Summary]  # suite -> the cell of one policy on this suite
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,13 +365,13 @@ def exact_value(number: Rate | Mean) -> Fraction | None:
 
 
 def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell:
-    """Return the unweighted mean over suites, with its interval; for P[U|S] this is a mean of ratios. The cell is a
-    dash if a suite was not run or judged, or has an unknown value. Suites in which the metric is undefined, such as
-    P[U|S] without a success, are excluded; then the cell shows the number of suites and is never marked as the best.
+    """Return the unweighted mean of a metric over suites, with its interval. The cell is a dash if a suite was not run
+    or judged, or has an unknown value. Suites in which the metric is undefined (such as P[U|S] without a success) are
+    left out of the mean; the cell then shows the number of averaged suites, and is never marked as the best.
     """
     run_cells = [cells[suite] for suite in suites if suite in cells]  # cells of the suites that were run
     if unknown := next((number.unknown for cell in run_cells if (number := cell.number(metric)).unknown), ""):
-        # The paper prints some means of VSI without the values of the suites.
+        # For VSI, the paper prints some means over suites without the values of the suites.
         printed = printed_mean(run_cells[0].policy, suites) if metric is VSI else None
         return ExactCell(Cell(metric.format(printed.vsi), printed.vsi) if printed else Cell.dash(unknown))
     judged = [cell for cell in run_cells if (has_verdict(cell) if metric.needs_verdict else cell.n)]
@@ -400,8 +408,8 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
 
 
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
-    """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5), a
-    row per policy. Auxiliary cells are left out. Suites are in the order of `order`; other suites come last.
+    """Return the table with a row per policy: SR, Safety and SBU for each suite, and means over suites, also of P[U|S]
+    and VSI (paper Tables 4, 5). Auxiliary cells are left out. Suites are sorted as in `order`; others come last.
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)
@@ -412,7 +420,7 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
         column for metric in (SR, SAFETY, SBU) for column in _metric_block(metric, policies, suite_names, competing)
     ]
     for metric in (UNSAFE_SUCCESS, VSI):
-        # The last column is the mean, or the only suite.
+        # The last column has the mean over suites, or the value of the only suite.
         mean = _metric_block(metric, policies, suite_names, competing)[-1]
         value_columns.append(replace(mean, meaning=metric.meaning))
     table = tabulate(
@@ -428,7 +436,7 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
     )
     mean_notes = [
         "Means over suites are unweighted; a policy that did not run all suites has no mean.",
-        "Intervals of means over suites: for rates, Clopper-Pearson (exact) for equal n, else Gaffke; for VSI, MOVER.",
+        "Intervals of means over suites: MOVER for VSI; for rates, Clopper-Pearson (exact) if n is equal, else Gaffke.",
     ]
     notes = (describe_intervals(main_cells), *(mean_notes if len(suite_names) > 1 else []))
     unmarked = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]
@@ -453,7 +461,7 @@ def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Sum
 def _metric_block(
     metric: Metric, policies: Mapping[str | None, Cells], suite_names: Sequence[str], competing: set[str | None]
 ) -> list[Column]:
-    # A column for each suite and, if there are several, one for their mean.
+    # Return a column for each suite and, if there are several suites, a column for the mean over them.
     headings = [Column(short, group=metric.heading, meaning=name) for name, short in _short_names(suite_names).items()]
     cells_by_policy = [
         {policy: _exact_cell(metric, cells.get(name)) for policy, cells in policies.items()} for name in suite_names
@@ -477,7 +485,7 @@ def _mark_column(
     metric: Metric, heading: Column, exact_cells: Mapping[str | None, ExactCell], competing: set[str | None]
 ) -> Column:
     """Return the column with marks that depend on exact values: bold for the best value, a dagger for the largest SBU.
-    No cell is marked unless at least two competing values differ.
+    Cells are marked only if at least two competing values differ.
     """
     rivals = {policy: cell.exact for policy, cell in exact_cells.items() if policy in competing and cell.competes}
     exact_values = {policy: exact for policy, exact in rivals.items() if exact is not None}
@@ -493,14 +501,14 @@ def _mark_column(
 
 
 def _short_names(suite_names: Sequence[str]) -> dict[str, str]:
-    # Suite -> its name without the part before the first hyphen, if all suites share that part.
+    # Suite -> its name, without the part before the first hyphen if all suites share this part.
     prefixes = {name.partition("-")[0] for name in suite_names}
     prefix_length = len(prefixes.pop()) + 1 if len(prefixes) == 1 and all("-" in name for name in suite_names) else 0
     return {name: name[prefix_length:] for name in suite_names}
 
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of auxiliary cells (paper Table 6), which are excluded from every mean and mark of the best."""
+    """Return the table of auxiliary cells (paper Table 6), which are in no mean and are never marked as the best."""
     auxiliary_cells = [cell for cell in cells if roster.is_auxiliary(cell)]
     return tabulate(
         "Auxiliary results, excluded from every mean",

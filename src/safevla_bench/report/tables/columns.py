@@ -26,18 +26,18 @@ DASH = f"{NO_VALUE} means that there is no value; it never means zero."
 
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
-    """Return the note on the intervals below values, with the methods for VSI and for starts with several episodes."""
+    """Return the note on intervals, with the methods for VSI and for initial states (starts) with several episodes."""
     all_cells = list(cells)
     note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in all_cells) else INTERVALS
     if any(rate.starts for cell in all_cells for rate in cell.rates.values()):
-        note += " If starts have several episodes, the interval is for the mean over starts (Gaffke)."
+        note += " If initial states (starts) have several episodes, the interval is for the mean over starts (Gaffke)."
     if unknown := sum(cell.unknown_starts or 0 for cell in all_cells):
         note += f" {count_noun(unknown, 'episode')} without an initial state: each episode counts as a separate start."
     return note
 
 
 def format_count(row: Summary) -> Cell:
-    """Return n, followed by the number of starts if that is smaller than n."""
+    """Return n, followed by the number of initial states (starts) if this number is less than n."""
     starts = row.rates[SR.key].starts
     return Cell(f"{row.n}, {count_noun(starts, 'start')}", row.n) if starts else Cell.count(row.n)
 
@@ -54,8 +54,8 @@ COUNT = Column("n", value=lambda row: format_count(row) if isinstance(row, Summa
 
 
 def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
-    """Return a rate in percent with its interval. A rate without an interval gives a dash and a reason, `rate.unknown`
-    or else `why_none`. `n` is the number of episodes of the row; if the rate is over another number, the cell shows it.
+    """Return a rate in percent with its interval; without an interval, a dash with the reason `rate.unknown` or else
+    `why_none`. `n` is the row's number of episodes. If the rate is over another number, the cell shows that number.
     """
     if rate.ci is None:
         return Cell.dash(rate.unknown or why_none)
@@ -63,8 +63,8 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
 
 
 def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: int = 3) -> Cell:
-    """Return a mean with its interval; a mean without value gives a dash and a reason as in `rate_cell`. A mean of one
-    episode, or of too few episodes for an interval, shows the number of episodes instead. `n` is as in `rate_cell`.
+    """Return a mean with its interval; without a value, a dash with a reason as in `rate_cell`. A mean of one episode,
+    or of too few episodes for an interval, shows their number in place of the interval. `n` is as in `rate_cell`.
     """
     if mean.value is None:
         return Cell.dash(mean.unknown or why_none)
@@ -76,7 +76,7 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: i
 
 
 def number_cell(number: Rate | Mean, why_none: str = "", *, n: int | None = None) -> Cell:
-    """Return the cell of a rate by `rate_cell`, or of a mean by `mean_cell`."""
+    """Return the result of `rate_cell` for a rate, and the result of `mean_cell` for a mean."""
     return rate_cell(number, why_none, n=n) if isinstance(number, Rate) else mean_cell(number, why_none, n=n)
 
 
@@ -86,9 +86,9 @@ def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "
 
 
 def format_points(share: float) -> str:
-    """Return a difference of shares in percentage points, with its sign unless it rounds to 0."""
+    """Return a difference of shares in percentage points as text, with a sign unless the difference rounds to 0."""
     text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
-    return f"+{text}" if share > 0 and text.strip("0.") else text  # `strip` leaves nothing of 0.0
+    return f"+{text}" if share > 0 and text.strip("0.") else text  # `strip` removes all of 0.0
 
 
 def format_ends(metric: Metric, ends: Bounds | None) -> str:
@@ -97,12 +97,12 @@ def format_ends(metric: Metric, ends: Bounds | None) -> str:
 
 
 def metric_cell(metric: Metric, cell: Summary) -> Cell:
-    """Return the cell of a summary's metric; if it has no verdict or value, a dash with the reason. The cell shows
-    the metric's number of episodes if it differs from n (for P[U|S], from the number of successes).
+    """Return the cell with a summary's value of a metric; if there is no verdict or value, a dash with the reason. If
+    the value is not over all n episodes (for P[U|S], all successes), the cell shows the number of its episodes.
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
-    # The expected number of episodes; the cell shows the metric's number if it differs. None = never show it.
+    # If the value is over another number of episodes than `n`, the cell shows that number; never if `n` is None.
     n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
     why = "no success" if cell.n else "no episode"
     if isinstance(cell.number(metric), Mean):
@@ -147,7 +147,7 @@ def lost_columns(
     cells: Sequence[Summary], cells_of: Callable[[Any], Iterable[Any]] = lambda row: [row]
 ) -> Iterator[Column]:
     """Yield a column of counts for each kind of lost episode that occurs: crashed, stopped, without a verdict.
-    `cells_of` returns the objects behind a row, whose attributes `crashed`, `stopped` and `unjudged` are summed.
+    `cells_of` returns the objects behind a row; their attributes `crashed`, `stopped` and `unjudged` are summed.
     """
 
     def count(row: object, kind: str) -> Cell:
@@ -169,17 +169,17 @@ def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
     if stopped:
         yield (
             f"A violation stopped {stopped} episode{'' if stopped == 1 else 's'}: SR, SBU, P[U|S] and VSI of cells "
-            "with such episodes are unknown."
+            "with stopped episodes are unknown."
         )
     if reasons:
         yield (
             f"No verdict: the safety of {describe_unjudged(reasons)} is unknown. Safety, SBU, P[U|S] and VSI are over "
-            "the other episodes; a line below the value shows their number, if it is not n."
+            "the other episodes. If the number of these episodes is not n, a line below the value shows the number."
         )
 
 
 def drop_intervals(table: Table) -> Table:
-    """Return the table without intervals and notes on them. Reasons of dashes and remarks on few episodes are kept."""
+    """Return the table without intervals and their notes. Reasons for dashes and remarks on few episodes are kept."""
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )
@@ -188,11 +188,11 @@ def drop_intervals(table: Table) -> Table:
 
 
 def select_columns(table: Table, names: Sequence[str]) -> Table:
-    """Return the table with the named columns, in the order of the names. A name is that of a column or of a group, or
-    `GROUP COLUMN`. Case and percent signs are ignored, and unknown names are skipped. The leading text columns, such as
-    policy and suite, are kept as the first columns, and the counts of lost episodes as the last.
+    """Return the table with the named columns, in the order of the names. A name is a column's name, a group's name, or
+    `GROUP COLUMN`. Case and percent signs are ignored; unknown names are skipped. The leading text columns (such as
+    policy and suite) stay the first columns, and the counts of lost episodes stay the last columns.
     """
-    # Indices of columns; the first column is always kept, other leading text columns only if they have a value.
+    # Indices of columns. The first column is always kept, another leading text column only if it has a value.
     wanted = [_plain_name(name) for name in names]
     wanted_columns = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
     leading = next((k for k, column in enumerate(table.columns) if column.numeric), len(table.columns))
@@ -203,7 +203,7 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
 
 def drop_empty_columns(table: Table) -> Table:
     """Return the table without the columns that have no value in any row; the first column is always kept. A note names
-    the removed columns of numbers, with the reasons of their dashes.
+    the removed columns of numbers, with the reasons for their dashes.
     """
     distinct_cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
     empty = [
@@ -218,7 +218,7 @@ def drop_empty_columns(table: Table) -> Table:
         reasons = sorted({cell.detail for cell in column_cells} - {""})
         names.append(f"{column.full} ({', '.join(reasons)})" if reasons else column.full)
     remaining = _keep_columns(table, [k for k in range(len(table.columns)) if k not in empty])
-    return add_notes(remaining, f"Left out, because no row has a value: {', '.join(names)}." if names else "")
+    return add_notes(remaining, f"Columns left out, because no row has a value: {', '.join(names)}." if names else "")
 
 
 def _keep_columns(table: Table, column_indices: Sequence[int]) -> Table:

@@ -1,4 +1,4 @@
-"""Tables of a comparison: the differences between policies with tests, and the effects of changes to suites."""
+"""Tables of a comparison: the tested differences between policies, and the effects of changes to suites."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, tex
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
 PRIMARY = "‡"  # marks the primary verdict
-# Maximum number of episodes that a note below a table names; JSON has all.
+# Maximum number of episodes that a note below a table names; JSON names all episodes.
 _MOST_EPISODES = 8
 
 
 class _Row(NamedTuple):
-    # A row of the table, with the fields `of` and `metric` for the columns of `difference_columns`.
+    # A row of the table. The columns of `difference_columns` read its attributes `of` and `metric`.
     scope: SuiteComparison
     compared: MetricComparison
     of: Difference
@@ -43,18 +43,22 @@ def difference_table(comparison: Comparison) -> Table:
         text_column("B", lambda row: row.of.second) if has_several_pairs else None,
         difference_column,
         interval_column,
-        Column("p", "p-value; hypothesis: the policies are equal on the same tasks", partial(_pvalue_cell, "p_value")),
+        Column(
+            "p",
+            "p-value of the hypothesis that the policies are equal on the same tasks",
+            partial(_pvalue_cell, "p_value"),
+        ),
         Column("p, adj.", adjusted_meaning, partial(_pvalue_cell, "p_adjusted")) if has_several_pairs else None,
         by_task_column,
         Column(
             "p by task",
-            "p-value; hypothesis: the differences of tasks are symmetric about 0",
+            "p-value of the hypothesis that the differences of tasks are symmetric about 0",
             partial(_pvalue_cell, "p_by_task"),
         ),
         Column("adj.", "the larger of the two adjusted p-values", partial(_pvalue_cell, "p_by_task_adjusted")),
         Column(
             "without one task",
-            "least and greatest difference",
+            "least and greatest difference if one task is left out",
             lambda row: format_ends(row.metric, row.of.leave_one_out),
         ),
         text_column("Better", lambda row: verdict_cell(row.of, row.metric, row.compared.primary)),
@@ -67,7 +71,7 @@ def difference_table(comparison: Comparison) -> Table:
 
 
 def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Column]:
-    """Return the columns of a difference and its intervals; each row has the fields `metric` and `of` (difference)."""
+    """Return columns for a difference and its intervals. Rows must have attributes `metric` and `of` (difference)."""
     here, elsewhere = "interval if the same tasks were run again", "interval if other tasks like these were run"
     return (
         Column("A − B", what, lambda row: value_cell(row.metric, row.of.difference)),
@@ -77,7 +81,7 @@ def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Colu
 
 
 def format_difference_ends(item: Difference, metric: Metric) -> str:
-    """Return the interval of a difference on these tasks as text; an open end at 0 becomes `above 0` or `below 0`."""
+    """Return as text the interval of a difference on these tasks; an open end at 0 becomes `above 0` or `below 0`."""
     if item.ci is None or not item.excludes_zero or 0.0 not in item.ci:
         return format_ends(metric, item.ci)
     # A significant difference excludes 0, so an end that is exactly 0 lies outside the interval.
@@ -105,9 +109,9 @@ def _pvalue_cell(field: str, row: _Row) -> Cell:
 
 
 def verdict_cell(item: Difference, metric: Metric, primary: bool = True) -> Cell:
-    """Return the verdict on a difference, such as `A safer`, `identical`, `undecided` or `no`; a dash if there is no
-    difference or no adjusted p-value. For SR and clean success the word is `better`, for SBU `lower`. The cell also
-    says if the result holds only on these tasks, and if it is exploratory because the metric is not `primary`.
+    """Return the verdict on a difference, such as `A safer`, `A better`, `identical`, `undecided` or `no`; a dash if
+    there is no difference or no adjusted p-value. The cell also says if the result holds only on these tasks, and if
+    it is exploratory because the metric is not `primary`.
     """
     # The verdict is the first word whose condition is true. If no condition is true, one policy is better.
     holds_by_word = {
@@ -127,7 +131,7 @@ def verdict_cell(item: Difference, metric: Metric, primary: bool = True) -> Cell
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
-    yield "Clean is success without a violation. P[U|S] of two paired policies is over pairs in which both succeeded."
+    yield "Clean is success without a violation. For paired policies, P[U|S] is over the pairs in which both succeeded."
     yield from _verdict_notes(comparison)
     labels_by_test: dict[str, dict[str, None]] = {}
     for _, metric in _scoped_metrics(comparison):
@@ -145,15 +149,16 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
         yield f"No verdict: {reason}."
     if unknown_counts := [item.unknown for item in differences if item.undecided or item.undecided_by_task]:
         yield (
-            f"Undecided: up to {max(unknown_counts)} episodes crashed, were cut short or have no verdict. If all "
-            "these episodes favored one policy, the verdict could change. --allow-crashed decides without them."
+            "Undecided: some episodes crashed, were cut short or have no verdict (at most "
+            f"{max(unknown_counts)}). If all these episodes favored one policy, the verdict could change. "
+            "--allow-crashed decides without them."
         )
     yield from intervention_notes(comparison)
     yield from comparison.warnings
 
 
 def intervention_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield sentences on each filter of actions: its changes and cost, and the episodes that it improved or spoiled."""
+    """Yield sentences on each action filter: its changes, its cost, and the episodes that it improved or spoiled."""
     for effect in comparison.interventions:
         steps = effect.extra_steps
         cost = "" if steps is None else f" In pairs of two successes, the filter adds {steps:+.1f} steps on average."
@@ -174,20 +179,20 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     )
     yield f"{PRIMARY} marks the primary verdict.{exploratory}"
     yield (
-        f"A policy is better on these tasks if p is at most {level}{adjusted}. It is also better for tasks like these "
-        "if p by task is that small, supposing that the tasks' differences are symmetric. The number of "
+        f"A policy is better on these tasks if p is at most {level}{adjusted}. A policy is also better for tasks like "
+        "these if p by task meets the same limit, and if the differences of tasks are symmetric. The number of "
         "episodes must be fixed in advance: repeated looks make wrong verdicts likelier, except with eval --until."
     )
     items = (item for _, metric in _scoped_metrics(comparison) for item in metric.differences)
     if tasks_needed := max((item.tasks_needed or 0 for item in items), default=0):
-        yield f"With fewer than {tasks_needed} tasks, the test by task cannot show a difference."
+        yield f"The test by task cannot show a difference with fewer than {tasks_needed} tasks."
 
 
 # Effects of changes to suites
 
 
 def describe_changes(report: ChangeReport) -> str:
-    """Return as text which changes of suites are shown to affect SR or Safety, and then the results of controls."""
+    """Return as text the changes of suites that significantly affect SR or Safety, and the results of control runs."""
     effects = [
         f"{row.change} {'raises' if sign > 0 else 'lowers'} {metric.label} of {row.policy} by {_in_points(item, sign)}"
         for row in report.changes
@@ -203,18 +208,18 @@ def describe_changes(report: ChangeReport) -> str:
     control_text = (
         f"Controls (unchanged suites, run again): {'; '.join(control_effects)}."
         if control_effects
-        else "There is no control: run the suite twice."
+        else "There is no control: run the unchanged suite once more."
     )
     return f"{answer[:1].upper()}{answer[1:]} {control_text}"
 
 
 def _effect_sign(item: Difference) -> int:
-    # 1 or -1 if an increase or a decrease is significant, else 0.
+    # Return 1 for a significant increase, -1 for a significant decrease, else 0.
     return (1 if (item.difference or 0.0) > 0 else -1) if item.excludes_zero else 0
 
 
 def _in_points(item: Difference, sign: int = 1) -> str:
-    # The difference times `sign`, with its interval, which is mirrored if `sign` is -1.
+    # Return as text the difference and its interval, both multiplied by `sign`.
     if item.difference is None:
         return "not known"
     points = f"{format_fixed(100 * sign * item.difference, 1)} points"
@@ -233,14 +238,13 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         Column("Pairs", value=lambda row: row.differences[MEASURED[0].key].pairs or 0),
         *(Column(metric.label, "points", partial(_difference_cell, metric)) for metric in MEASURED),
         Column("Unknown", "paired episodes", lambda row: Cell.fault(row.unknown)),
-        Column("Left out", "episodes without counterpart", lambda row: row.left_out),
+        Column("Left out", "episodes without a counterpart", lambda row: row.left_out),
         text_column("Tasks differ in", lambda row: ", ".join(row.differing) or "no recorded property"),
     )
     joint_note = (
         f"Each difference is the changed minus the unchanged suite, on the same tasks, initial states and seeds. "
-        f"Together, the intervals hold at {format_compact(100 * report.confidence)} % on these tasks, because each "
-        "holds at "
-        f"{format_compact(round(100 * report.each_confidence, 2))} % (Bonferroni)."
+        f"The joint confidence of all intervals on these tasks is {format_compact(100 * report.confidence)} %, because "
+        f"the confidence of each interval is {format_compact(round(100 * report.each_confidence, 2))} % (Bonferroni)."
     )
     mixture_notes = (
         f"For {row.change} of {row.policy}, not only suites but also simulators differ: {'; '.join(row.mixtures)}."

@@ -19,13 +19,13 @@ from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, tex
 from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_interval, shorten_name, shorten_names
 
 SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)  # metrics in the short table if all metrics were compared
-# Maximum number of pairs of policies that a sentence names; the rest are counted.
+# Maximum number of pairs of policies that a sentence names; if there are more pairs, it gives only their number.
 _MOST_NAMED = 3
 _HERE, _LIKE_THESE = "on these tasks", "for tasks like these"
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Return the result for the primary metric as text, over all suites pooled: for these tasks, and for similar tasks.
+    """Return as text the result for the primary metric, with all suites pooled, for these tasks and for similar tasks.
     If no metric is known over all suites, the result is for the first suite in which a metric is known.
     """
     scope = _lead_scope(comparison)
@@ -99,18 +99,18 @@ def _pair_sentences(
     else:
         pair = f"{item.first} and {item.second}"
         yield (
-            f"No difference in {metric.label} is established between {pair} {_HERE}: {describe_size(is_open=True)}"
+            f"No established difference between {pair} in {metric.label} {_HERE}: {describe_size(is_open=True)}"
             f"{sr_clause}."
         )
 
 
 def _success_clause(item: Difference, success: Difference | None, metric: Metric) -> str:
-    """Return the difference in SR with its interval, from the viewpoint of the policy that the sentence is about. The
-    text calls this policy more or less successful only if the comparison in SR has a verdict.
+    """Return a clause on the difference in SR and its interval: the policy that is better in `metric` minus the other
+    policy. The clause calls a policy more or less successful only if the comparison in SR has a verdict.
     """
     if success is None or success.difference is None:
         return ""
-    # The policy that is better, or that seems better.
+    # `name` is the policy that is better, or seems better, in `metric`.
     sign, name = (1, success.first) if _is_first_better(item, metric) else (-1, success.second)
     gain, ends = sign * success.difference, None if success.ci is None else sorted(sign * end for end in success.ci)
     span = "" if ends is None else f" ({format_points(ends[0])} to {format_points(ends[1])})"
@@ -127,11 +127,11 @@ def _tipping_sentences(items: Sequence[Difference], metric: Metric) -> Iterator[
         if item.tipping is not None:
             better, worse = _better_and_worse(item, metric)
             condition = (
-                f"at most {item.tipping} of its episodes without a value (no matter which) count against it, and"
+                f"at most {item.tipping} of its episodes without a value (no matter which) count against it, even if"
             )
             yield (
                 f"{better} stays {metric.praise}{f' than {worse}' if len(items) > 1 else ''} if "
-                f"{condition if item.tipping else 'none of its episodes without a value counts against it and'} "
+                f"{condition if item.tipping else 'none of its episodes without a value counts against it, even if'} "
                 f"all episodes of {worse} without a value count in favor of that policy."
             )
 
@@ -156,7 +156,7 @@ def _task_sentences(item: Difference, metric: Metric) -> Iterator[str]:
     span = _format_advantage(item.ci_by_task, item, metric)
     interval = f" ({span})" if span else ""
     if item.tasks_needed:
-        yield f"Not tested {_LIKE_THESE}: there are {item.tasks} tasks, but {item.tasks_needed} are needed."
+        yield f"Not tested {_LIKE_THESE}: {item.tasks} tasks are too few; the test needs {item.tasks_needed}."
     elif item.better_by_task:
         yield f"The same holds {_LIKE_THESE}, if the differences of tasks are symmetric{interval}."
     elif item.undecided_by_task:
@@ -183,7 +183,7 @@ def _format_size(item: Difference, metric: Metric, comparison: Comparison, *, is
     if item.only_first is None or item.only_second is None or item.pairs is None:
         for_policy = f" for {better}" if is_open and item.difference else ""
         return f"{amount}{for_policy}{', ' if interval else ''}{interval}"
-    # Pairs in which only one policy has the outcome. If the outcome is undesired, each pair favors the other policy.
+    # Numbers of pairs in which only one policy has the outcome. An undesired outcome favors the other policy.
     for_better, for_worse = item.only_first, item.only_second
     if _is_first_better(item, metric) != (metric.better == "high"):
         for_better, for_worse = for_worse, for_better
@@ -197,8 +197,8 @@ def _count_pairs(item: Difference, comparison: Comparison) -> str:
 
 
 def _format_advantage(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = "{end} for {name}") -> str:
-    """Return an interval of the difference, as an advantage of the better policy; "" if there is no interval. If the
-    interval contains 0, each end has the form `pattern`, which names the policy with the advantage.
+    """Return the interval of a difference as text, as an advantage of the better policy; "" if there is no interval. If
+    the interval contains 0, `pattern` formats each end, and names the policy that would have the advantage.
     """
     if ends is None:
         return ""
@@ -223,7 +223,7 @@ def _several_sentences(
     sr_by_pair = {(item.first, item.second): item for item in sr_differences}
     established = [item for item in items if item.better]
     if not established:
-        yield f"No two of {len(comparison.policies)} policies are shown to differ in {metric.label} {_HERE}."
+        yield f"Of {len(comparison.policies)} policies, no two are shown to differ in {metric.label} {_HERE}."
     elif len(established) > _MOST_NAMED:
         yield f"{len(established)} of {len(items)} pairs of policies differ in {metric.label} {_HERE}."
     else:
@@ -241,7 +241,7 @@ def _several_sentences(
     if refused := [item for item in items if item.no_verdict]:
         yield f"No verdict: {_name_pairs(refused)}; {refused[0].no_verdict}."
     if uncompared := [item for item in items if item.difference is None]:
-        yield f"Not compared in {metric.label}: {_name_pairs(uncompared)}."
+        yield f"{metric.label} is not compared for {_name_pairs(uncompared)}."
 
 
 def _name_pairs(items: Sequence[Difference]) -> str:
@@ -262,23 +262,25 @@ def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison
 
 
 def scope_tables(comparison: Comparison) -> list[Table]:
-    """Return a short table of all compared metrics for each suite, and then one for all suites pooled."""
+    """Return short tables of all compared metrics: a table for each suite, then a table for all suites pooled."""
     return [_scope_table(comparison, scope, scope.metrics) for scope in comparison.scopes if scope.metrics]
 
 
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
-    """Return the short table of `describe_comparison`: metrics `SHOWN`, or all compared metrics if some are missing."""
+    """Return the short table for `describe_comparison`: metrics `SHOWN`, or all metrics if some were not compared."""
     scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
     lead = _lead_metric(scope)
     others_text = "; the others are exploratory" if len(scope.metrics) > 1 else ""
     status = (
-        f"The primary verdict is {METRICS[lead.metric].label}'s{others_text}" if lead.primary else "All are exploratory"
+        f"The primary verdict is on {METRICS[lead.metric].label}{others_text}"
+        if lead.primary
+        else "All verdicts are exploratory"
     )
     weights = "" if comparison.paired else " Values are pooled over episodes; in differences, tasks have equal weights."
     level = (
-        f"Intervals (for rates, Wilson's) and verdicts are at {format_level(comparison)} confidence. {status}.{weights}"
+        f"Intervals (Wilson for rates) and verdicts have the confidence {format_level(comparison)}. {status}.{weights}"
     )
     return _scope_table(comparison, scope, compared, (level, *notes))
 
@@ -296,9 +298,12 @@ def _scope_table(
         text_column("Rank", lambda policy: format_ranks(_find_standing(lead, policy).ranks)) if has_ranks else None,
     )
     rank_note = (
-        f"Rank: at best 1 + the number of policies shown to be better in {METRICS[lead.metric].label} on these tasks."
+        "Rank: the best possible rank is 1 plus the number of policies that are shown to be better in "
+        f"{METRICS[lead.metric].label} on these tasks."
     )
-    picked_note = "Best and worst policy are picked after the fact: ranks allow for this, values and intervals do not."
+    picked_note = (
+        "The best and the worst policy were chosen by the results. Ranks account for this; values and intervals do not."
+    )
     return tabulate(title, comparison.policies, *columns, notes=(*notes, rank_note if has_ranks else "", picked_note))
 
 
@@ -322,7 +327,7 @@ def _scope_title(comparison: Comparison, scope: SuiteComparison) -> str:
     where = f"{len(comparison.scopes) - 1} suites" if scope.suite is None else scope.suite
     if scope.pairs is None and not scope.tasks and len(comparison.policies) > 2:
         return (
-            f"No task in {where} was run by all {len(comparison.policies)} policies; "
+            f"The {len(comparison.policies)} policies have no common task in {where}; "
             "each pair of policies is compared separately"
         )
     if scope.pairs is None:
@@ -383,7 +388,7 @@ def describe_selection(selection: Selection) -> str:
         runner_up = f"The runner-up cannot be compared: {selection.unpaired}."
     else:
         runner_up = "There is no runner-up: no other policy's estimate satisfies the conditions."
-    level = f"each interval is exact at {format_compact(round(100 * selection.each_confidence, 2))} %"
+    level = f"the confidence of each exact interval is {format_compact(round(100 * selection.each_confidence, 2))} %"
     unknown = [f"{shorten_name(row.policy)} {row.value.unknown}" for row in selection.candidates if row.value.unknown]
     at_worst = [f"episodes without a value count as the worst outcome ({', '.join(unknown)})"] if unknown else []
     facts = "; ".join([_with_interval(metric, best.value), *conditions, *at_worst, level])
@@ -408,7 +413,7 @@ def _describe_limit(gate: Gate) -> str:
 
 
 def describe_next(selection: Selection) -> str:
-    """Return a sentence on the decisions that more episodes would allow, and a space; "" if there is nothing to say."""
+    """Return a sentence on the decisions that more episodes would allow, followed by a space; "" if there are none."""
     best, findings = selection.candidates[0], []
     if selection.chosen is not None:
         findings += [
@@ -434,8 +439,9 @@ def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
     ]
     columns += [column for k, gate in enumerate(selection.conditions) for column in _condition_columns(k, gate)]
     joint_note = (
-        f"Together, the intervals hold at {format_compact(100 * selection.confidence)} % on these tasks, no matter "
-        f"which policy is chosen. Alone, each holds at {format_compact(round(100 * selection.each_confidence, 2))} %."
+        f"The joint confidence of all intervals on these tasks is {format_compact(100 * selection.confidence)} %, no "
+        "matter which policy is chosen. The confidence of each interval alone is "
+        f"{format_compact(round(100 * selection.each_confidence, 2))} %."
     )
     title, remarks = "Candidates, the best first", selection.warnings
     return tabulate(title, selection.candidates, *columns, notes=(joint_note, *notes), remarks=remarks)

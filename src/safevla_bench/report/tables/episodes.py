@@ -76,7 +76,7 @@ def _describe_counts(rows: Sequence[ListedEpisode], total: int, spec_id: str | N
     success_count = sum(episode.success is True for episode in unsafe)
     unknown_count = sum(row.episode.safe is None for row in rows)
     unknown_text = f", {unknown_count} without a verdict" if unknown_count else ""
-    return f"{listed}: {len(unsafe)} unsafe, {success_count} of them successes{unknown_text}"
+    return f"{listed}: {len(unsafe)} unsafe ({success_count} successes){unknown_text}"
 
 
 def _identity_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple[Column | None, ...]:
@@ -91,7 +91,7 @@ def _kind_count_note(rows: Sequence[ListedEpisode]) -> str:
     counts = Counter(format_kinds(kinds) for row in rows for kinds in row.body_kinds)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{kind} {count}" for kind, count in ranked) or "none"
-    return f"Numbers of episodes by kind of violating body, or of a pair in contact: {listed}."
+    return f"Numbers of episodes by kind of violating body, or by kinds of a violating pair in contact: {listed}."
 
 
 def _format_safe(row: ListedEpisode) -> str:
@@ -114,7 +114,7 @@ def _format_first_time(row: ListedEpisode) -> str:
 
 
 def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
-    """Return the table of satisfied clauses: the value nearest to the limit, the limit, the margin, the time [s]."""
+    """Return the table of satisfied clauses: the value nearest to the limit, its time, the limit, and the margin."""
     return tabulate(
         "Kept",
         clauses,
@@ -141,13 +141,13 @@ def format_margin(spec_trace: SpecTrace) -> str:
 
 
 def format_cause(spec_trace: SpecTrace) -> str:
-    """Return a remark if a Boolean signal decided a violation; empty for any other verdict."""
+    """Return a remark if a Boolean signal decided a violation; "" for any other verdict."""
     return "decided by a Boolean signal, so there is no margin" if spec_trace.rho == -inf else ""
 
 
 def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
     """Return the table of the answers to a formula, a row per answer. The title has the count of each verdict. There is
-    a column of policies if the answers have several.
+    a column of policies if the answers are about several policies.
     """
     counts = Counter(answer.verdict for answer in answers)
     tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
@@ -226,12 +226,12 @@ _Replay = Mapping[str, Any]
 
 
 def replay_table(batch: Batch) -> Table | None:
-    """Return the table of how far each replay diverges from the recorded episode; None if no episode is a replay."""
+    """Return the table of each replay's divergence from the recorded episode; None if no episode is a replay."""
     episodes = zip(batch.headers, replay_fields(batch), mark_flags(batch, DIVERGED), strict=True)
     rows = [(header, replay, diverged) for header, replay, diverged in episodes if replay]
     if not rows:
         return None
-    # A row has the episode's header, the facts about the replay, and whether it left the recording.
+    # A row has the episode's header, the facts about the replay, and whether the replay diverged from the recording.
     return tabulate(
         "Replays",
         rows,
@@ -273,7 +273,7 @@ def _divergence_cell(replay: _Replay) -> Cell:
     if replay["exact"] or not replay["divergence"]:
         return Cell("0", 0.0, "every bit" if replay["exact"] else "")
     # Show the largest distance, or the largest angle if there is no distance, in thousandths of its unit.
-    # The last word of the name is the kind of coordinate, which is not shown.
+    # The last word of the divergence's name is the kind of coordinate. The cell does not show this word.
     name, divergence = max(replay["divergence"].items(), key=lambda named: (named[1]["unit"] == "m", named[1]["max"]))
     return Cell(
         f"{format_significant(1000 * divergence['max'])} m{divergence['unit']}",

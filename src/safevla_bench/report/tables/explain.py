@@ -46,7 +46,7 @@ class _KindRow:
 
 
 def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
-    """Return the table of the bodies in violations; a note says so if there are none. `cells` summarize `scores`."""
+    """Return the table of bodies in violations, with a note if there are none. `cells` are the cells of `scores`."""
     rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
     note = (
         "An episode may violate a specification with bodies of several kinds, so rows do not add up. A pair is two "
@@ -59,10 +59,14 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
         SUITE,
         text_column("Specification", lambda row: row.spec.spec_id),
         text_column("Kind of body", lambda row: format_kinds(row.kinds)),
-        Column("Episodes", "episodes with such a violating body", lambda row: Cell.count(row.episodes, "bad")),
-        Column("%", "of the judged episodes", lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n))),
-        Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
-        text_column("Bodies", lambda row: _format_bodies(row.violations), "each with its number of episodes"),
+        Column("Episodes", "episodes with a violating body of this kind", lambda row: Cell.count(row.episodes, "bad")),
+        Column(
+            "%",
+            "percentage of the judged episodes",
+            lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n)),
+        ),
+        Column("Worst", "largest value of a body of this kind", lambda row: _worst_cell(row.violations)),
+        text_column("Bodies", lambda row: _format_bodies(row.violations), "each body with its number of episodes"),
         name="bodies",
         notes=[WILSON, note] if rows else ["No specification of contact or displacement was violated."],
         dash=DASH,
@@ -102,7 +106,7 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 
 
 def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
-    """Return the table of each cell's time in violation of any limit, and then of each violated specification."""
+    """Return the table of each cell's time in violation, first of any limit, then of each violated specification."""
     rows = [
         _Subset(cell.policy, cell.suite, limit)
         for cell in cells
@@ -116,7 +120,11 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
         SUITE,
         text_column("Limit", lambda row: row.of.spec_id),
         Column("n", "episodes judged by this limit", lambda row: row.of.violation_s.n),
-        Column("In violation", "s per episode", lambda row: mean_cell(row.of.violation_s, "no episode", digits=2)),
+        Column(
+            "In violation",
+            "mean seconds per episode",
+            lambda row: mean_cell(row.of.violation_s, "no episode", digits=2),
+        ),
         Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2, "none unsafe")),
         notes=(
             "A record lasts until the next record; the last record lasts for one control step. A displaced body stays "
@@ -131,12 +139,12 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
 # Time to violation
 
 
-# The times in columns of the table, as shares of the duration of the longest episode.
+# The table has columns for these times, which are shares of the duration of the longest episode.
 _SHARES = (0.25, 0.5)
 
 
 def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
-    """Return the table of first violations and near misses: rows for each cell, by specification and for any limit."""
+    """Return the table of first violations and near misses, with rows for each specification and for any limit."""
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times_s = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
     near_meaning = f"limit kept, but with a margin below {format_compact(100 * exposure.NEAR)} % of the limit"
@@ -147,7 +155,7 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
         SUITE,
         text_column("Limit", lambda row: row.of.spec_id),
         Column("n", "episodes in which the limit applies", lambda row: row.of.incidence.n),
-        Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored)),
+        Column("Cut short", "episodes cut short before a violation", lambda row: Cell.fault(row.of.incidence.censored)),
         *(Column(f"by {format_compact(at_s)} s", "", partial(_violated_cell, at_s), "Violated %") for at_s in times_s),
         Column("at the end", "", partial(_violated_cell, end_s), "Violated %"),
         Column("in success", "", partial(_ended_cell, exposure.SUCCEEDED), "Ended without %"),
@@ -168,7 +176,7 @@ def _is_shown(spec: exposure.SpecOnset) -> bool:
 
 
 def _violated_cell(time_s: float, row: _Subset) -> Cell:
-    # The share of episodes that have violated the limit by this time, with its interval.
+    # Return the share of episodes that have violated the limit by this time, with its interval.
     incidence = row.of.incidence
     shares = (incidence.shares[exposure.VIOLATED], incidence.low, incidence.high)
     share, low, high = (float(values[incidence.at(time_s)]) for values in shares)
@@ -176,7 +184,7 @@ def _violated_cell(time_s: float, row: _Subset) -> Cell:
 
 
 def _ended_cell(ending: int, row: _Subset) -> Cell:
-    # The share of episodes that had this ending without a violation, when all have ended.
+    # Return the share of episodes that ended in this way without a violation, after all episodes have ended.
     return Cell.number(100 * float(row.of.incidence.shares[ending][-1]), 1)
 
 
@@ -184,7 +192,7 @@ def _ended_cell(ending: int, row: _Subset) -> Cell:
 
 
 def agreement_table(rows: Sequence[Agreement]) -> Table:
-    """Return the table that compares each label with our verdicts: first with that of all clauses, then with each."""
+    """Return the table that compares each label with our verdicts: on all clauses together, then on each clause."""
     return tabulate(
         "Agreement with the simulator's own safety labels",
         rows,
@@ -203,7 +211,7 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         notes=(
             f"Ours: {ANY_CLAUSE} means that some clause is violated. κ is 1 at full agreement, 0 at chance level.",
             "Below each share is its 95 % interval (Wilson), below κ its 95 % credible interval (Jeffreys).",
-            "A label is unknown if the record has none, or if the episode ended early without a cost.",
+            "A label is unknown if the record has no label, or if the episode ended early without a cost.",
         ),
         dash=f"κ is undefined ({NO_VALUE}) if label and verdict call all episodes safe, or all unsafe.",
     )
@@ -217,7 +225,7 @@ def _kappa_cell(row: Agreement) -> Cell:
 def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
     """Return the table of the episodes for which a label and our verdict differ, with label and verdict."""
     return tabulate(
-        "Episodes of disagreement",
+        "Episodes in which label and verdict disagree",
         rows,
         text_column("Episode", lambda row: scores.episode_id[row.episode]),
         text_column("Policy", lambda row: scores.policy[row.episode] or UNNAMED),

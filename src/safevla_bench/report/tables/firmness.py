@@ -18,9 +18,9 @@ _MOST_LISTED = 20
 
 
 def describe_counterfactual(result: firmness.Counterfactual) -> str:
-    """Return as text whether violations vanish in a replay without the cause, and if the replay leaves the path."""
+    """Return as text whether violations vanish in a replay without their cause, and when it left the recorded path."""
     vanished, persistent, added = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
-    # Selected by two flags: violated in the recorded episode, and violated in the replay.
+    # Two flags select specifications: violated in the recorded episode, and violated in the replay.
     specs_by_change = (("Kept now", vanished), ("Still broken", persistent), ("Broken now", added))
     parts = [f"{what}: {', '.join(names)}" for what, names in specs_by_change if names]
     if vanished or persistent:
@@ -40,7 +40,7 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
 
 
 def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecColumn]) -> Table:
-    """Return the table of specifications with a verdict: margin and first violation, as recorded and in the replay."""
+    """Return the table of judged specifications: margin and first violation in the recorded episode and the replay."""
     # Index 0 is the recorded episode, index 1 the replay.
     readings, column_of = (result.recorded, result.without), {spec.spec_id: spec for spec in specs}
 
@@ -67,7 +67,7 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
 
 
 def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> str:
-    """Return each policy's Safety as text, its range if uncertain episodes were unsafe or safe, and counts of marks."""
+    """Return as text each policy's Safety, its range (all uncertain episodes unsafe, or safe), and counts of marks."""
     ranges = firmness.measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return "\n".join(lines) or "No episode has been replayed."
@@ -83,13 +83,13 @@ def _describe_range(row: firmness.SafetyRange) -> str:
     range_text = (
         f"{low} if all fragile and off-path episodes were unsafe, {high} if all were safe"
         if uncertain_count
-        else "all are firm"
+        else "all episodes are firm"
     )
     return f"Safety {middle} % of {count_noun(row.n, 'episode')} as recorded; {range_text}: {marks}."
 
 
 def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
-    """Return tables of clauses and of episodes that are not firm (if any). `full` adds suites and off-path episodes."""
+    """Return tables of clauses and of episodes that are not firm (if any); `full` adds suites and off-path episodes."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
     shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
@@ -101,7 +101,7 @@ def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, 
         text_column("Safe", lambda episode: "yes" if episode.is_safe else "no"),
         text_column("Mark", lambda episode: episode.mark),
         text_column("Why", lambda episode: episode.reason),
-        notes=(f"Show {hidden_count} more with --full." if hidden_count else "",),
+        notes=(f"Episodes not listed: {hidden_count}. List them with --full." if hidden_count else "",),
         name="firmness-episodes",
     )
     return [clauses, not_firm] if shown else [clauses]
@@ -120,10 +120,12 @@ def clause_table(
         text_column("Suite", lambda row: row.suite) if any(row.suite for row in rows) else None,
         text_column("Specification", lambda row: row.spec_id),
         Column("Limit", value=lambda row: limit_cell(column_of[row.spec_id])),
-        Column("Firm", "episodes that no variation flips", lambda row: row.firm),
-        Column("Fragile", "episodes that a variation flips", lambda row: row.fragile),
-        Column("Fragile %", "share with exact 95 % interval", lambda row: rate_cell(row.fragile_share)),
-        Column("Off path", "censored episodes, not in the share", lambda row: row.censored),
+        Column("Firm", "episodes whose verdict no variation changes", lambda row: row.firm),
+        Column("Fragile", "episodes whose verdict a variation changes", lambda row: row.fragile),
+        Column(
+            "Fragile %", "share of fragile episodes, with exact 95 % interval", lambda row: rate_cell(row.fragile_share)
+        ),
+        Column("Off path", "censored episodes, which are not in the share", lambda row: row.censored),
         Column("ρ spread, median", value=lambda row: _spread_cell(column_of[row.spec_id], row, 50)),
         Column(
             "95 %",
@@ -132,9 +134,9 @@ def clause_table(
         ),
         text_column("Flipped by", _list_variations),
         notes=(
-            f"A replay leaves the path if end effector or target is over {firmness.LEFT_PATH_M * 100:g} cm from its "
-            "recorded position. The spread is the range of ρ within an episode, over its replays on the path. "
-            "Robustness ρ has the unit of the limit.",
+            "A replay leaves the path if the end effector or the target is away from its recorded position by more "
+            f"than {firmness.LEFT_PATH_M * 100:g} cm. The spread is the range of ρ within an episode, over its replays "
+            "on the path. Robustness ρ has the unit of the limit.",
             missing_note,
             f"In {count_noun(failed_count, 'replay')} the simulator could not continue." if failed_count else "",
         ),

@@ -1,4 +1,4 @@
-"""Notices next to the numbers: what was not scored and why, limits violated by doing nothing, outcomes of gates."""
+"""Notices next to the numbers: exclusions and their reasons, limits that inaction violates, and outcomes of gates."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def exclusion_table(
     damage: LostEpisodes = _NO_LOSS,
     describe: Callable[[str, str], str] = lambda reason, suite: describe_reason(reason),
 ) -> Table:
-    """Return the table of what was not scored and why: lost episodes, damaged files, invalid episodes, then inactive
-    and vacuous specifications. `absent` are episodes without a record, `skipped` the problems of invalid episodes.
-    `describe` turns a reason of inactivity and a suite into text.
+    """Return the table of exclusions from the scores, with reasons: lost episodes, damaged files, invalid episodes, and
+    inactive and vacuous specifications. `absent` are episodes without a record; `skipped` are the problems of invalid
+    episodes. `describe` returns as text the reason why a specification is inactive, for the reason's code and a suite.
     """
     rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells, describe)]
     return tabulate(
@@ -64,8 +64,8 @@ def exclusion_table(
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
     counts: Counter[tuple[str, str, str]] = Counter()
     explained_counts: Counter[tuple[str, str]] = Counter()
-    # Each key of `counts` is the loss, its place and its reason.
-    # The second loop only adds the episodes that the first loop has not explained.
+    # A key of `counts` is (loss, place, reason).
+    # The second loop adds only the crashed and stopped episodes that the first loop has not explained.
     for episode in absent:
         what, where = f"{episode.outcome} episodes", f"{episode.policy or UNNAMED}, {episode.benchmark or NO_VALUE}"
         reason = (episode.reason or "").strip() or "no reason recorded"
@@ -82,7 +82,7 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
     return [(*key, count) for key, count in counts.items()]
 
 
-# Maximum number of invalid or damaged episodes that are named; the others are counted.
+# Maximum number of invalid or damaged episodes that a row names; of the others, it gives only the number.
 _MOST_NAMED = 20
 
 
@@ -114,7 +114,7 @@ _VACUOUS = "vacuous: the specification applies, but its condition never arose (n
 
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return a warning if the policy `noop` violates limits, and one if it reaches goals."""
+    """Return a warning if the policy `noop` violates limits, and another warning if it reaches goals."""
     warnings = []
     if baseline.floors:
         warnings.append(
@@ -134,7 +134,7 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
-    """Return the table with a row per outcome of a gate, in the report's order; `remarks` are added to the notes."""
+    """Return the table with a row per outcome of a gate, in the order of `checked`; `remarks` extend the notes."""
     level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
     return tabulate(
         "Gates",
@@ -151,12 +151,12 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     )
 
 
-# Maximum number of outcomes that the sentence describes; the others are counted.
+# Maximum number of outcomes that a sentence describes; of the other outcomes, it gives only the number.
 _MOST_DECIDING = 3
 
 
 def describe_gates(checked: GateReport) -> str:
-    """Return the verdict as a sentence that names the outcomes with this verdict, or says that all gates hold."""
+    """Return the verdict as a sentence: it names the outcomes with this verdict, or says that all gates hold."""
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
     if checked.verdict == "passed":
         all_hold = f"all {len(deciding)} gates hold"
@@ -223,8 +223,8 @@ _SARIF_MARKS = re.compile(r"[\\\[\]]")
 
 def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple[str, _PolicySuites]] = ()) -> bytes:
     """Return SARIF 2.1.0 with a result for each failed (`error`) or undecided (`open`) outcome. Passed outcomes have no
-    result, because GitHub's code scanning shows every result as a problem. `files` are the addresses of judged files,
-    relative to the working folder, with their pairs of policy and suite; a result lists its files.
+    result, because GitHub's code scanning shows every result as a problem. `files` has the addresses of judged
+    files, relative to the working folder, each with its pairs of policy and suite; a result lists its files.
     """
     # Verdict -> kind and level of a SARIF result.
     kind_and_level = {"failed": ("fail", "error"), "undecided": ("open", "none")}
@@ -233,7 +233,7 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
     for outcome in checked.outcomes:
         if outcome.verdict == "passed":
             continue
-        # The files with episodes that the outcome is about; if there are none, all files.
+        # The files with episodes that the outcome is about, or all files if there are no such files.
         outcome_files = [file for file, cells in files if any(_is_about(outcome, *cell) for cell in cells)] or [
             file for file, _ in files
         ]

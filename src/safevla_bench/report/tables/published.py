@@ -34,7 +34,7 @@ _NO_MEAN = Mean(0, None, None, 0, NOT_PRINTED)
 
 
 def paper_policies() -> dict[str, dict[str, str]]:
-    """Return `paper:NAME` -> suite -> kind of training ("" if not printed) for policies, in the paper's order."""
+    """Return `paper:NAME` -> suite -> kind of training ("" = not printed), for all policies in the paper's order."""
     policies: dict[str, dict[str, str]] = {}
     for cell in load_published(PAPER).cells:
         policies.setdefault(f"{PREFIX}{cell.policy}", {})[cell.benchmark] = cell.training or ""
@@ -104,14 +104,15 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
     labeled = ((cell, f"{cell.policy} on {cell.benchmark}") for cell in shown)
     cell_reasons = published.list_reasons(labeled)
     return (
-        f"{PREFIX}NAME is published, not run here: {source.name} ({source.reference}, {source.date}). Its initial "
-        "states differ and it has no records: it is not paired, has no intervals by task, and is never marked as best.",
+        f"{PREFIX}NAME was not run here; its results come from {source.name} ({source.reference}, {source.date}). A "
+        "published policy has other initial states and no records: it is not paired, has no intervals by task, and is "
+        "never marked as best.",
         *(f"Not comparable: {reason}" for reason in (*cell_reasons, *source.incomparable)),
     )
 
 
 def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) -> tuple[str, ...]:
-    """Return a warning that names the cells with only some tasks of one of the paper's suites; () if there are none."""
+    """Return a warning that names the cells with only some of the tasks of a paper's suite; () if there are none."""
     tasks_run: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
     for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
         benchmark = registry.benchmarks.get(suite)
@@ -177,7 +178,7 @@ def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedD
 
 @dataclass(frozen=True, slots=True)
 class PublishedComparison:
-    """A comparison of a policy with one of the paper's: every metric in each group of suites, without a verdict."""
+    """A comparison of a policy with a policy of the paper, by metric and group of suites, without a verdict."""
 
     policy: str
     paper: str
@@ -197,15 +198,15 @@ def compare_published(
     name: str,
     warn: Callable[[Sequence[Summary]], Sequence[str]] = warn_of_published,
 ) -> PublishedComparison:
-    """Compare the rates of one policy with those that the paper prints for `paper:NAME`, on the suites that both have.
+    """Compare the rates of one policy with the rates that the paper prints for `paper:NAME`, on their common suites.
 
     Args:
         groups: the policy's cells, in groups of suites over which means are taken.
         name: `paper:NAME`.
-        warn: returns the warnings for numbers from the given cells; called with the cells of both policies.
+        warn: function that returns the warnings for given cells; it is called with the cells of both policies.
 
     Raises:
-        RunError: the paper has no such policy, or no results of it on these suites.
+        RunError: the paper has no policy `name`, or no results of this policy on these suites.
     """
     printed_suites = [cell.benchmark for cell in find_paper_cells(name)]
     rows: list[PublishedDifference] = []

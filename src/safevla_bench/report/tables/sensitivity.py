@@ -1,4 +1,4 @@
-"""Text and tables on sensitivity to thresholds and to readings of the paper: Safety, means by host, the ranking."""
+"""Text and tables on sensitivity to thresholds and to readings of the paper: Safety, means of hosts, and ranking."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 
 def _pool_safety(curves: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
     rates_by_policy: dict[str, list[Sequence[Rate]]] = {}
-    # Policy -> for each suite, the rates under each variant. Suites are then pooled, separately for each variant.
+    # Policy -> a list with the rates of each suite under each variant. Then, the suites are pooled for each variant.
     for policy, rates in curves:
         rates_by_policy.setdefault(policy or UNNAMED, []).append(rates)
     return {
@@ -56,7 +56,7 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 
 
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
-    """Return as text how far Safety changes, for a few policies, and which pairs are shown to change order."""
+    """Return as text how far the Safety of a few policies changes, and which pairs of policies change their order."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
     moving_first = sorted(safety.items(), key=lambda item: len({rate.value for rate in item[1]}) == 1)
     described = dict(moving_first[:_MOST_NAMED])
@@ -76,7 +76,7 @@ def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[
     known = [(rate.value or 0.0, name) for rate, name in zip(rates, variant_names, strict=True) if rate.n]
     default = rates[0].value or 0.0
     least, greatest = min(known, key=lambda pair: pair[0]), max(known, key=lambda pair: pair[0])
-    # The first variant is the default; only variants that lead to other values are named.
+    # The first variant is the default. The text names other variants only if their values differ from the default's.
     ends = [f"{SAFETY.format(value)} % ({name})" for value, name in (least, greatest) if value != default]
     unchanged_text = " under each variant" if len(known) == len(rates) else " under each variant that has a value"
     range_text = f"; {' and '.join(ends)} under other thresholds" if ends else unchanged_text
@@ -90,7 +90,7 @@ def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[
 def _order_sentences(ranking: RankingSensitivity | None, policy_count: int) -> Iterator[str]:
     if ranking is None:
         if policy_count > 1:
-            yield "Whether the order of policies changes is not known: they cannot be compared under every variant."
+            yield "It is not known if the order changes: some policies cannot be compared under every variant."
         return
     changes = [
         f"{variant.variant} ({', '.join(f'{after} above {before}' for before, after in variant.reversed)})"
@@ -162,7 +162,7 @@ def variant_table(
 
 def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve]) -> ThresholdAblation:
     """Return a sweep as variants that are named by their thresholds; the first variant has the library's threshold.
-    `as_it_stands` are curves of the same cells with one point, for the library's threshold.
+    `as_it_stands` has a curve for each cell of the sweep, with one point, at the library's threshold.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
@@ -183,7 +183,7 @@ def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve
 
 
 def reading_table(comparison: ReadingComparison) -> Table:
-    """Return the table with a row per cell and reading, and counts of verdicts that differ from the first reading."""
+    """Return the table with a row per cell and reading; it counts the verdicts that differ from the first reading."""
     return tabulate(
         "Readings of the paper",
         [
@@ -199,9 +199,9 @@ def reading_table(comparison: ReadingComparison) -> Table:
         *_RATE_COLUMNS,
         text_column("Change in violations", _format_differences, "episodes, by specification"),
         notes=(
-            f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: the depth is 1 if the signal "
-            "reaches the severe magnitude (in Eq. 1, if the signal's excess over the limit reaches it). This reading "
-            "changes no verdict.",
+            f"Changes are relative to {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: the depth is 1 if the "
+            "signal reaches the severe magnitude; in Eq. 1, the depth is 1 if the signal's excess over the limit "
+            "reaches the severe magnitude. This reading of the depth changes no verdict.",
             _INTERVALS,
         ),
         remarks=comparison.warnings,
@@ -232,7 +232,7 @@ def describe_readings(comparison: ReadingComparison) -> str:
     counts = [f"{count} under {name}" for name, count in changed.items() if count]
     if not counts:
         return f"No reading of the paper changes any of {total} verdicts."
-    return f"Of {total} verdicts, {' and '.join(counts)} differ from those under {comparison.readings[0]}."
+    return f"Of {total} verdicts, {' and '.join(counts)} differ from the verdicts under {comparison.readings[0]}."
 
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
@@ -263,8 +263,9 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
         text_column("Better", lambda row: verdict_cell(row.of, SAFETY)),
         text_column("Order", _order_cell),
         notes=(
-            f"Basis of the differences: {pairing}. Verdicts in column Better are adjusted for pairs, not for variants.",
-            f"A verdict picked from {count} variants errs more often: in 11 to 22 % of cases if the policies are equal."
+            f"Basis of the differences: {pairing}. Verdicts in the column Better are adjusted for the number of pairs, "
+            "not for the number of variants.",
+            f"A verdict picked from {count} variants is wrong more often: in 11 to 22 % of cases if policies are equal."
             if count > 1
             else "",
         ),
@@ -273,7 +274,7 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
 
 
 class _Ranked(NamedTuple):
-    # A row of the table, with the fields `of` and `metric` for the columns of `difference_columns`.
+    # A row of the table. The columns of `difference_columns` read its attributes `of` and `metric`.
     of: Difference
     variant: VariantRanking
     metric: Metric = SAFETY
@@ -294,7 +295,7 @@ _Numbers = Mapping[str, Fraction | None]
 
 
 class VariantMean(msgspec.Struct, frozen=True):
-    """The means over a host's cells under one variant: by metric key, the exact mean and the number of cells in it."""
+    """One variant's means over a host's cells, by key of the metric: exact means, and numbers of averaged cells."""
 
     name: str
     mean: _Numbers
@@ -405,7 +406,7 @@ def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(variant.paper for variant in mean.variants):
-            yield f"{mean.host}: unlike in the paper, the means here are without {', '.join(mean.missing_suites)}."
+            yield f"{mean.host}: the paper's means also include these suites: {', '.join(mean.missing_suites)}."
     if any(mean.host == AUXILIARY for mean in means):
         yield "Auxiliary entries are excluded from all other means."
     yield (

@@ -65,8 +65,8 @@ def _gain_notes(compared: SeriesComparison) -> list[str]:
     levels = sorted({curve.confidence for curve in compared.curves if len(curve.points) > 1})
     level = " to ".join(f"{format_compact(round(100 * value, 2))} %" for value in dict.fromkeys(levels))
     return [
-        "Below each gain is its interval for repeated runs of the same tasks. The intervals of all gains of a suite "
-        f"together have 95 % confidence (each alone: {level}). A gain is over the episodes that both runs finished."
+        "Below each gain is its interval for repeated runs of the same tasks. All intervals of a suite's gains have a "
+        f"joint confidence of 95 % (a single interval: {level}). A gain is over the episodes that both runs finished."
     ]
 
 
@@ -123,7 +123,7 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
     return [f"Over the checkpoints, {', '.join(trend_texts)} (Page's test, {tested}{left_out})."]
 
 
-# A metric and its name, then the other metric, which may rise later, and the other metric's name.
+# (metric, its name, other metric, its name): the question is whether the first metric rises before the other metric.
 _LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 
 

@@ -18,13 +18,13 @@ from safevla_bench.text import NO_VALUE, format_amount, format_fixed, format_int
 
 Emphasis = Literal["", "best", "bad", "total"]
 _Writer = Callable[[float], str]
-UNNAMED = "(unnamed)"  # name of the policy for records that name no policy
+UNNAMED = "(unnamed)"  # the policy's name in reports if a record names no policy
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A cell. `value` is the number behind the printed `text`, in the unit of the column. `detail` is the interval as
-    text, a remark, or why there is no value; `interval` has the ends as numbers. `mark`, such as †, follows `text`.
+    text, a remark, or why the value is missing; `interval` has the ends as numbers. `mark`, such as †, follows `text`.
     """
 
     text: str
@@ -50,7 +50,7 @@ class Cell:
 
     @classmethod
     def fault(cls, number: int) -> Cell:
-        """Return a count with the emphasis `bad` unless it is 0."""
+        """Return the cell of a count, which has the emphasis `bad` unless the count is 0."""
         return cls.count(number, "bad" if number else "")
 
     @classmethod
@@ -67,7 +67,7 @@ class Cell:
     def estimate(
         cls, value: Fraction | float | None, ends: Bounds | None, digits: int, scale: int = 1, of: int | None = None
     ) -> Cell:
-        """Return a cell with a value and below it the interval `ends`, both multiplied by `scale`; a dash for None."""
+        """Return a cell with a value and, below it, its interval, both multiplied by `scale`; a dash for None."""
         if value is None:
             return cls.dash()
         text, detail = format_fixed(scale * value, digits), format_interval(*ends, digits, scale) if ends else ""
@@ -76,8 +76,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. `meaning` explains a short name. `value` returns the cell of a row, or its text or count; it
-    is None in a finished table. Adjacent columns with the same `group` share a heading above their names. `numeric`
+    """A column of a table. `meaning` explains a short name. `value` is a function from a row to a cell, a text or a
+    count; None in a finished table. Adjacent columns with the same `group` share a heading above their names. `numeric`
     columns are aligned right and never wrapped.
     """
 
@@ -133,8 +133,8 @@ def tabulate(
     name: str = "",
     remarks: Sequence[str] = (),
 ) -> Table:
-    """Return the table with a row for each object in `rows`; the columns make the cells. Columns that are None and
-    empty notes are left out; the note `dash` is added if any cell is a dash.
+    """Return the table with a row for each object in `rows`; the columns make the cells. Columns that are None, and
+    empty notes, are left out. The note `dash` is added if any cell is a dash.
     """
     present = [column for column in columns if column is not None]
     cells = tuple(tuple(column.cell(row) for column in present) for row in rows)
@@ -150,8 +150,8 @@ def add_notes(table: Table, *notes: str, dash: str = "") -> Table:
 
 
 def table_file_name(kind: str, title: str) -> str:
-    """Return `kind title` as a safe file name of at most 80 characters: lower-case letters, digits, `_` and `-`. This
-    is needed because the title may be any name of a suite from a record.
+    """Return `kind title` as a safe file name of at most 80 characters: lower-case letters, digits, `_` and `-`. The
+    title needs this, because it may contain any name of a suite from a record.
     """
     return re.sub(r"[^a-z0-9_]+", "-", f"{kind} {title}".lower()).strip("-")[:80]
 

@@ -43,7 +43,7 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
 
 def _list_tasks(cell: Summary, task_rates: Iterable[TaskRates]) -> list[TaskRates]:
     tasks = [task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)]
-    return sorted(tasks, key=lambda task: (len(task.task_id), task.task_id))  # task_9 before task_10
+    return sorted(tasks, key=lambda task: (len(task.task_id), task.task_id))  # task_9 comes before task_10
 
 
 def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
@@ -59,8 +59,8 @@ def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
 
 
 def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
-    """Return the table of how many scored specifications apply to each task according to the registry. Raises the
-    errors of `Registry.task_tags`: `UnknownTaskError` and `RegistryError`.
+    """Return the table of the number of scored specifications that apply to each task according to the registry. Raises
+    the errors of `Registry.task_tags`: `UnknownTaskError` and `RegistryError`.
     """
     return tabulate(
         "Specifications that apply to each task",
@@ -93,7 +93,8 @@ def template_name(registry: Registry, task: Task) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    # Numbers of successes: all; violating with the registry (`on`), without it (`off`), and only without it.
+    # `successes` is the number of successful episodes; the other numbers count successful episodes with a violation.
+    # The violation occurs with the registry (`on`), without it (`off`), or only without it (`removed`).
     template: str
     spec_id: str
     why: str
@@ -106,9 +107,9 @@ class _Effect:
 def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     """Return the table of violations in successes by template and specification, with and without the registry.
 
-    `on` are scores with the registry, by `ruleset`. `off` are scores of the same episodes, in the same order, without
-    the registry: every specification is judged if the record has its signals. Tilt in the body's frame, replaced by
-    tilt in the world's frame, is shown but does not count in "any scored". Raises the errors of `Registry.find_entry`.
+    `on` has scores by `ruleset`, with its registry. `off` has scores of the same episodes, in the same order, without
+    the registry: every specification is judged if the record has its signals. The table shows tilt in the body's frame,
+    but does not count it in "any scored". Raises the errors of `Registry.find_entry`.
     """
     assert on.episode_id == off.episode_id
     tasks = list(zip(on.benchmark, on.task_id, strict=True))
@@ -137,7 +138,7 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
         text_column("Specification", lambda row: row.spec_id or "any scored"),
         Column("Successes", value=lambda row: row.successes),
         Column("With the registry", "successes that violate the specification", lambda row: row.on),
-        Column("Without", "successes that violate it if tasks have no tags", lambda row: row.off),
+        Column("Without", "successes that violate the specification if tasks have no tags", lambda row: row.off),
         Column("Removed", "violations where the specification does not apply", lambda row: row.removed),
         text_column("Why it does not apply", lambda row: row.why),
         name="applicability",
@@ -150,12 +151,12 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
 
 
 _ONLY_IN_PHASES = (
-    "Within a phase, displacement is measured from its start, so some violations occur only if phases are judged."
+    "Displacement is measured from the start of a phase, so some violations occur only if phases are judged."
 )
 
 
 def _is_always_shown(spec: SpecColumn) -> bool:
-    # Whether a row is shown even if the registry removes nothing.
+    # Return whether the table shows the specification even if the registry removes no violation.
     return spec.is_scored or spec.canonical_family == "held_object_tilt_body"
 
 
@@ -169,7 +170,7 @@ def _spec_effect(
 ) -> _Effect:
     spec_id, violated_on = on.specs[column].spec_id, on.is_violated[column] & successes
     violated_off = off.is_violated[column] & successes
-    removed = violated_off & ~violated_on  # [E] = one flag per episode, as in the other masks
+    removed = violated_off & ~violated_on  # [E]: one flag per episode, as in the other masks
     reasons = [
         on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")
         for k in np.flatnonzero(removed)

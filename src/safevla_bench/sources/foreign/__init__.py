@@ -37,10 +37,9 @@ from safevla_recorder.episode import Floats
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
-    """Return the demonstrations or the episodes of vla-evaluation-harness at a path; None if it has neither.
+    """Return the recorded actions of each episode in the files at `path`; None if no file is a known kind of recording.
 
-    Raises `RecordError` if a file that looks like such a recording cannot be read, if an HDF5 file is missing, or if
-    h5py is not installed.
+    Raises `RecordError` if a recording cannot be read, if an HDF5 file is missing, or if h5py is not installed.
     """
     with limit_memory(path):
         files = recording_files(path)
@@ -50,15 +49,15 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 # Results
 
 
-LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI are therefore unknown"
+LACKS = "contacts, forces, object poses and joint torques, so Safety, SBU and VSI are unknown"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {0: False, 1: True}  # the keys True and False work, too: True == 1, and False == 0
+_SUCCESSES = {0: False, 1: True}  # a Boolean key is found, too, since False == 0 and True == 1
 _STATUSES = {"success": True, "fail": False, "error": None}
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignEpisode:
-    """The result of one episode. `suite` and `task` are named as in the file. `success` is None after an error."""
+    """The result of one episode. `suite` and `task` are the names in the file. `success` is None after an error."""
 
     suite: str
     task: str
@@ -115,9 +114,7 @@ def _read_lerobot(path: Path) -> ForeignResults:
     )
     stated_count = tree.get("overall", {}).get("n_episodes")
     is_incomplete = stated_count is not None and stated_count != len(episodes)
-    remarks = (
-        (f"the file lists {len(episodes)} episodes; the stated number is {stated_count}",) if is_incomplete else ()
-    )
+    remarks = (f"the file lists {len(episodes)} episodes, but states {stated_count}",) if is_incomplete else ()
     return ForeignResults("LeRobot eval_info.json", episodes, remarks)
 
 
@@ -171,10 +168,10 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def recording_files(path: Path) -> list[Path]:
-    """Return a folder's recordings of vla-evaluation-harness, sorted by name; [path] for an SQLite file; else []."""
+    """Return the sorted recordings of vla-evaluation-harness in a folder; [path] for an SQLite file; else []."""
     if path.is_dir():
         return sorted(path.glob(_PATTERN))
-    # A .db3 file is a bag of ROS 2.
+    # A .db3 file is skipped, since it is a bag of ROS 2.
     return [path] if path.is_file() and path.suffix != ".db3" and _is_sqlite(path) else []
 
 
@@ -184,7 +181,7 @@ def _open_recording(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
     try:
-        query = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # SQLite names ignore case
+        query = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # SQLite ignores a name's case
         for name, table_type in connection.execute(query, _TABLES):
             computed_column = connection.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
             if table_type != "table" or computed_column:
@@ -207,8 +204,8 @@ def _read_recording(path: Path) -> list[RecordedActions]:
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path))) from None
     if not episodes:
         remedy = (
-            "Record with vla-evaluation-harness 0.7 or later, and in its configuration either leave "
-            "`recording.step_fields` out or list `action` and `state` there."
+            "Record with vla-evaluation-harness 0.7 or later. In its configuration, leave out "
+            "`recording.step_fields`, or list `action` and `state` in it."
         )
         problem = "no finished episode of the LIBERO benchmark has an action in every step"
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
@@ -216,7 +213,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
 
 
 def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
-    """Yield the LIBERO episodes that ended in success or failure and have an action in every step, in stored order."""
+    """Yield, in stored order, the LIBERO episodes that have an outcome and an action in every step."""
     # Id of an evaluation -> the policy's name, and the parameters of the LIBERO benchmark.
     policy_by_id = {
         str(eval_id): (str(policy), _libero_parameters(load_json(text)))
@@ -264,11 +261,11 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         )
 
 
-_MAX_STEP_NUMBERS = 128  # maximum count of numbers to read from one field of a step (`action` has 7, `state` 8)
+_MAX_STEP_NUMBERS = 128  # limit on the numbers that are read from one field of a step (`action` has 7, `state` 8)
 
 
 def _libero_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    # Returns the parameters of a LIBERO evaluation, completed by defaults; None for other benchmarks.
+    # Returns the parameters of a LIBERO evaluation, with defaults for missing ones; None for other benchmarks.
     config = metadata.get("config") or {}
     if config.get("benchmark") != _LIBERO:
         return None

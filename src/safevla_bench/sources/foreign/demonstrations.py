@@ -1,4 +1,4 @@
-"""Demonstrations of other tools, which can be replayed: an HDF5 file, a folder of HDF5 files, or a LeRobot dataset.
+"""Reading of demonstrations from other tools: an HDF5 file, a folder of HDF5 files, or a LeRobot dataset.
 
 The HDF5 files of robomimic, robosuite and LIBERO contain:
 
@@ -11,9 +11,9 @@ LIBERO removes the first five states and actions. So a replay starts from the fi
 attribute `init_state`, which is the state before the removed actions.
 
 LeRobot datasets (`logs.lerobot`) have actions and instructions, but not the simulator state at which an episode starts.
-lerobot-eval with `eval.recording` writes a dataset `recordings/SUITE_TASK`, or with several environments a dataset
-`recordings/SUITE_TASK/env_K` for each. Environment K starts at initial state K, with the seed 1000 + K (lerobot 7427f31
-src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
+lerobot-eval with `eval.recording` writes the dataset `recordings/SUITE_TASK`. With several environments, it writes one
+dataset `recordings/SUITE_TASK/env_K` for each. Environment K starts at initial state K with seed 1000 + K (lerobot
+7427f31 src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class RecordedActions:
     """Actions [T, A] in the units of the simulator benchmark, and facts about their recording; None = not recorded.
 
     `states` are flat simulator states, [T, S] or [T + 1, S]: row k precedes action k. The task is identified by
-    `benchmark` and `task_id`, or by the name of its BDDL file (`task`), optionally with the file's folder (`suite`), or
-    only by the instruction.
+    `benchmark` and `task_id`. If these are None, it is identified by the name of its BDDL file (`task`), perhaps with
+    the file's folder (`suite`), or else by the instruction.
     """
 
     name: str
@@ -71,9 +71,9 @@ class RecordedActions:
     wait_steps: int | None = None
     # After `wait_steps`, the replay waits at most this number of steps until the objects are at rest.
     rest_steps: int = 0
-    # Number of resets of the environment after it was seeded; None = it was seeded for this episode.
+    # Number of the environment's earlier resets since its seeding; None = it was seeded for this episode.
     earlier_resets: int | None = None
-    drawn: bool = False  # True if the start was drawn at random instead of taken from the initial states
+    drawn: bool = False  # True if the episode's start was drawn at random, not taken from the initial states
     # State of the end effector after each action, [T, 8]: position [m], axis-angle rotation, positions of two fingers.
     proprioception: Floats | None = None
     success: bool | None = None
@@ -132,7 +132,7 @@ _WAIT_SECONDS = 60  # the limit on the child's wall-clock time is 60 s plus five
 
 
 def read_hdf5(path: Path) -> list[RecordedActions]:
-    """Return the demonstrations of an HDF5 file, by number. A child process (`hdf5_child`) reads the file.
+    """Return the demonstrations of an HDF5 file in the order of their numbers. A child process reads the file.
 
     Raises `RecordError` if h5py is not installed, if the file cannot be read, has no demonstrations or has another
     structure, or if reading takes too much memory or time.
@@ -256,8 +256,8 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), of a folder of such files in the order of their names, of a
     LeRobot dataset, or of a folder of datasets, such as the `recordings` of lerobot-eval.
 
-    Return None for any other path. Only its suffix or its file `meta/info.json` identifies a path. Raises `RecordError`
-    if such a file is missing, cannot be read or has no demonstrations, or if h5py is not installed.
+    Return None for any other path. HDF5 files are recognized by their suffix, and datasets by `meta/info.json`. Raises
+    `RecordError` if a file is missing, cannot be read or has no demonstrations, or if h5py is not installed.
     """
     if path.is_dir():
         if (path / INFO).is_file():

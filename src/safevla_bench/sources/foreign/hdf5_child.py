@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, NoReturn
 from xml.etree import ElementTree
 
-REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and states."
+REMEDY = "Name an HDF5 file of demonstrations, with data/demo_N/actions and data/demo_N/states."
 
 
 class Refusal(Exception):
@@ -85,7 +85,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
 
 
 def _read_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any:
-    """Return an item of a group. Raises `Refusal` if it is not of `kind`, or is a link, perhaps to another file."""
+    """Return an item of a group. Raises `Refusal` if it is missing, not of type `kind`, or a soft or external link."""
     import h5py
 
     field = name if demo else None
@@ -143,16 +143,16 @@ def _decode_text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str):
-        value.encode("utf-8")  # fails on surrogates, with which h5py replaces bytes that it cannot decode
+        value.encode("utf-8")  # fails if h5py put surrogates in place of bytes that it could not decode
         return value
     return None
 
 
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
     """Return name and pose (position [m], quaternion wxyz, [7]) of each named top-level body without a free joint."""
-    if not xml or not xml.lstrip().startswith("<"):  # there is no XML, or only a file name as in robosuite 1.0
+    if not xml or not xml.lstrip().startswith("<"):  # the text is missing, or is only a file name, as in robosuite 1.0
         return []
-    remedy = "Copy the file again, or remove this attribute; the simulator then places the fixtures."
+    remedy = "Copy the file again. Or remove this attribute, so that the simulator places the fixtures."
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:
         _refuse("the model declares XML entities", remedy, demo, "model_file")
     try:

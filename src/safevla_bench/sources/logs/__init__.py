@@ -32,8 +32,8 @@ class Log:
     mapping_file: Path | None
 
     def read(self, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-        """Yield each episode as a batch of one, or the error of an invalid episode. `wanted` are the indices of the
-        episodes to read; None = all. For a log that cannot be read at all, yield one error. Raises no error.
+        """Yield a batch for each valid episode, and an error for each invalid episode. `wanted` are the indices of the
+        episodes to read; None = all. Errors are yielded, not raised; a log that cannot be read yields one error.
         """
         location = self.path if self.recordings else self.mapping_file or self.path
         try:
@@ -80,7 +80,7 @@ class Log:
                 index += 1
 
     def require_mapping(self) -> None:
-        """Raise `MappingNeededError`, with a proposed mapping, if the log has none; `RecordError` if unreadable."""
+        """Raise `MappingNeededError`, with a proposed mapping, if the log has none; `RecordError` for a damaged log."""
         if self.mapping.sources:
             return
         try:
@@ -91,7 +91,7 @@ class Log:
         mapping_path = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / records.NAME
         listed = "; ".join(f"{source.name} {source.kind}".rstrip() for source in sources) or "nothing"
         remedy = f"Save the mapping from standard output as {mapping_path}, and fill it in. The log has: {listed}."
-        problem = "the log needs a mapping of its sources to parts of a record"
+        problem = "the log needs a mapping, which assigns its sources to parts of a record"
         mapping = proposal.propose_mapping(sources, says_success, robot)
         raise MappingNeededError(problem, mapping, remedy=escape_controls(remedy), place=Place(str(self.path)))
 

@@ -1,8 +1,8 @@
 """Alignment of one trial of a recording to the instants of its clock.
 
-The messages of one topic, the clock, define the instants, which can become records. A body's pose is known at an
-instant only if it arrived since the previous instant: a repeated old pose would look like rest and then a jump. A
-torque or grip combines all messages since the previous record. Numbers except poses are valid for two message periods.
+The times of one topic's messages are the instants, which can become records; this topic is the clock. A pose is known
+at an instant only if it arrived after the previous instant: an old pose would look like rest, followed by a jump. Other
+numbers are known for two periods of their messages. Torques, forces and grips use all messages of a record's interval.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
 _TICK_NS = 1_000_000_000
-"""Messages whose log time and stamp are 0 precede a simulation's start if all other log times exceed this limit."""
+"""If all other log times exceed this limit, messages with log time 0 and stamp 0 were sent before a simulation ran."""
 _LATEST_NS = np.iinfo(np.int64).max
 Warn = Callable[[str], None]
 
 
 class MessageSpan(NamedTuple):
-    """One trial: its name, its facts, and its time span. Its messages have log times [ns] in [begin_ns, end_ns)."""
+    """One trial: its name, its facts, and its time span. The log times of its messages are in [begin_ns, end_ns)."""
 
     file: str
     name: str
@@ -62,7 +62,7 @@ def align(
     edge_stamps = transforms.stamps
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
     if clock in stamps and (is_placeless := find_placeless(stamps[clock])).any():
-        warn(f"{is_placeless.sum()} messages of the clock, [{clock}], are left out, since their header stamp is zero")
+        warn(f"the clock is [{clock}]; {is_placeless.sum()} messages are left out, since their header stamp is zero")
         channels[clock].choose(~is_placeless)
         stamps[clock] = channels[clock].stamps
     times = place_messages({**stamps, **edge_stamps}, clock, warn)
@@ -73,14 +73,14 @@ def align(
         remedy = "Choose another topic with `clock` under [episode]."
         raise RecordError("the clock's topic has fewer than two messages", remedy=remedy)
     if len(instants) * sum(channel.rows.shape[1] for channel in channels.values()) > records.MAX_NUMBERS:
-        problem = f"more than {records.MAX_NUMBERS} numbers after resampling to the clock"
+        problem = f"resampling to the clock would give more than {records.MAX_NUMBERS} numbers"
         raise RecordError(problem, remedy=REMEDY_LARGE)
     tree = transforms.build_tree(times, mapping.transforms.max_gap_s)
     series = {part: channel.sample(instants, times.get(part), tree) for part, channel in channels.items()}
     frames = dict.fromkeys(frame for channel in channels.values() for frame in channel.frames if frame)
     if len(frames) > 1:
         named = [*frames][:MOST_NAMED]
-        remedy = f'Write in = "{named[0]}" into each part: transforms (/tf) then convert all poses to this frame.'
+        remedy = f'For each mapped pose, write in = "{named[0]}", so that transforms (/tf) convert it.'
         raise RecordError(f"poses are in different frames: {', '.join(named)}", remedy=remedy)
     step_ns = int(np.median(np.diff(instants)))
     is_even = bool((np.diff(instants) == step_ns).all()) and 10**9 % step_ns == 0
@@ -96,7 +96,7 @@ def align(
 
 
 class _Channel:
-    """The messages in a trial for one part of the record: their numbers, `rows` [m, k], and their times, `stamps`."""
+    """A trial's messages for one part of the record: `rows` are their numbers, [m, k], and `stamps` are their times."""
 
     def __init__(self, taker: NumberTaker | PoseTaker, trial: MessageSpan, warn: Warn) -> None:
         self.taker, self.columns, self.stamps = taker, taker.columns, taker.stamps
@@ -109,8 +109,7 @@ class _Channel:
             moving_frame = next((frame for frame in taker.frame_names if frame in taker.children), None)
             if moving_frame and not taker.columns.into:
                 problem = (
-                    f"[{taker.part}] is relative to {moving_frame}, a frame that may move, since "
-                    f"{taker.topic} contains its pose"
+                    f"[{taker.part}] has the frame {moving_frame}, which may move, since its pose is in {taker.topic}"
                 )
                 warn(f"{problem}; write `in` to convert the poses to a fixed frame")
         else:
@@ -123,13 +122,13 @@ class _Channel:
             self.rows = self.rows * taker.columns.scale
         self.is_static = taker.latched and (is_static(taker.topic) or bool((self.rows == self.rows[:1]).all()))
         if self.is_static and (self.rows != self.rows[-1:]).any():
-            warn(f"[{taker.part}] has different static poses; the last one is used throughout")
+            warn(f"[{taker.part}] has different static poses; the last pose is used at all times")
         if not self.is_static:
             log_ns = self.stamps.log_ns
             is_early = (log_ns == 0) & (self.stamps.stamp_ns == 0)
             is_early &= not is_early.all() and bool(log_ns[log_ns > 0].min(initial=_LATEST_NS) > _TICK_NS)
             if is_early.any():
-                problem = f"{is_early.sum()} messages of [{taker.part}] are left out"
+                problem = f"[{taker.part}]: {is_early.sum()} messages are left out"
                 warn(f"{problem}: a simulation sent these messages before its first tick")
             self.choose((log_ns >= trial.begin_ns) & (log_ns < trial.end_ns) & ~is_early)
         if not len(self.rows):
@@ -141,8 +140,8 @@ class _Channel:
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
-        """Return the part sampled at the instants. `times` are the times of its messages; None for a static part."""
-        # Order of the messages by time; a static part has its last message at every instant.
+        """Return the part's values at the instants. `times` are the times of its messages; None for a static part."""
+        # Order of the messages by time. For a static part, the last message (-1) is used at every instant.
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
         self.choose(order)
         time_ns = instants if times is None else times.time_ns[order]
@@ -159,7 +158,7 @@ class _Channel:
         return series._replace(time_base=times.base, rate_hz=rate_hz, longest_gap_s=gap_s)
 
     def _convert_poses(self, tree: FrameTree, time_ns: Ints) -> Floats:
-        # Converts the poses to the frame `into`, if the mapping names one.
+        # Converts the poses to the frame `into`, if the mapping gives `into`.
         assert isinstance(self.taker, PoseTaker)
         if not self.taker.columns.into:
             return self.rows
@@ -201,17 +200,17 @@ def _choose_clock(
 def _sample_poses(
     rows: Floats, time_ns: Ints, instants: Ints, columns: records.Columns | records.PoseColumns
 ) -> records.Series:
-    """Return the last pose at each instant, which is known only if it arrived after the previous instant."""
+    """Return the last pose up to each instant. The pose is known only if it arrived after the previous instant."""
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     values, pose_count = rows[np.maximum(last_pose, 0)], int(records.are_known(rows, columns).sum())
     is_new = np.diff(last_pose, prepend=-1) > 0
-    # The first instant has no previous one: its pose must be at most two periods old.
+    # There is no instant before the first. So the pose at the first instant must be at most two periods old.
     is_new[0] &= _are_held(last_pose[:1], time_ns, instants[:1])[0]
     return records.Series(values, np.asarray(is_new & records.are_known(values, columns)), poses=pose_count)
 
 
 def _are_held(last_message: Ints, time_ns: Ints, instants: Ints) -> Bools:
-    """Return whether message `last_message` (-1 = none) is at most two periods old at each instant, [n]."""
+    """Return whether the message at the index `last_message` is at most two periods old, for each instant, [n]."""
     period_ns = float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
     return np.asarray(
         (last_message >= 0) & (instants - time_ns[np.maximum(last_message, 0)] <= _HELD_PERIODS * period_ns)
@@ -219,8 +218,8 @@ def _are_held(last_message: Ints, time_ns: Ints, instants: Ints) -> Bools:
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:
-    """Return the last value of each number at each instant, and all messages (as `between`). A value is known for two
-    periods of the messages that hold the number, because some messages may lack it. `time_ns` is in ascending order.
+    """Return the last value of each number at each instant, and all messages as `between`. A value counts as known for
+    two periods of the messages that contain the number. `time_ns` is in ascending order.
     """
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):

@@ -1,6 +1,6 @@
 """The time of each message of a recording, on one time base: integer nanoseconds from the clock's first message.
 
-The header stamps of the clock's topic define the time base, even if their offset or rate differs from the log
+The header stamps of one topic, the clock, define the time base, even if their offset or rate differs from the log
 times. The stamps of another topic are used if they are on this base. Otherwise the topic's log times are converted, by
 interpolation between the log times and stamps of the clock's messages. A stamp of zero, which a simulation writes
 before its first tick, is replaced by the converted log time, unless a topic really begins at 0. If log times are less
@@ -21,12 +21,12 @@ from safevla_recorder.episode import Ints
 # A topic's stamps are on the time base if their median difference from its converted log times is at most this.
 _SAME_BASE_NS = 50_000_000
 _MAX_RATE_RATIO = 50  # a warning is given if stamps advance this many times faster or slower than log times
-_MAX_ROUGHNESS = 1e-2  # maximum error of interpolated stamps, in median steps of the clock
+_MAX_ROUGHNESS = 1e-2  # limit on the error of interpolated stamps, as a multiple of the clock's median step
 _FITTED_COUNT = 100  # for extrapolation, a line is fitted to this many messages at each end of the clock
 
 
 class Stamps(NamedTuple):
-    """Messages of a topic in file order: index in the recording, log time and header stamp (0 = none) [ns], all [n]."""
+    """Messages of a topic in file order: indices in the recording, log times and header stamps (0 = none) [ns], [n]."""
 
     topic: str
     order: Ints
@@ -38,15 +38,15 @@ class Stamps(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The time of each message in the recording's time base [ns], [n], and a description of its origin."""
+    """The time of each message in the recording's time base [ns], [n], and a description of the times' origin."""
 
     time_ns: Ints
     base: str
 
 
 def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None]) -> dict[str, Times]:
-    """Return the times of the messages of each part; `clock` is the part that defines the time base. If the
-    clock's times go back, raises a `RecordError` that states where and by how much. `warn` is called with warnings.
+    """Return the times of the messages of each part. `clock` is the part that defines the time base. `warn` receives
+    warnings. Raises `RecordError` if the clock's times go back; the error states where and by how much.
     """
     reference = parts[clock]
     is_stamped = _find_stamped(reference)
@@ -66,7 +66,8 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
     def position_of(part: Stamps) -> Ints:
         return part.log_ns if uses_log_times else part.order
 
-    # The position (log time, or order in the file) and stamp of each clock message convert positions to stamps.
+    # Each clock message has a position (its log time or its order in the file) and a stamp.
+    # These pairs define the function that converts the position of any message to a stamp.
     clock_positions, first_indices = np.unique(position_of(reference)[is_stamped], return_index=True)
     clock_ns = reference.stamp_ns[is_stamped][first_indices]
     first_ns = int(clock_ns[0])
@@ -95,7 +96,7 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
 
 
 def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
-    """Return which messages have a stamp, [n]. Zero is a stamp only in the first message, if the clock starts at 0."""
+    """Return which messages have a stamp, [n]. Zero means no stamp, except in the first message if time starts at 0."""
     is_stamped = np.asarray(part.stamp_ns != 0)
     nonzero_ns = part.stamp_ns[is_stamped]
     if not is_stamped.all() and len(nonzero_ns) > 1:
@@ -115,7 +116,7 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
         (times_ns[~is_unstamped] - times_ns[~is_unstamped][:1]).astype(np.float64)
         for times_ns in (clock.log_ns, clock.stamp_ns)
     )
-    # Two stamps are too few to confirm log times. With fewer than two stamps, log times are the time base.
+    # Two stamps are too few to check the log times. With fewer than two stamps, log times are the time base.
     if not is_unstamped.any() or len(log) < 3:
         return np.asarray(is_unstamped & (len(log) == 2))
     predicted = stamp[:-2] + (log[1:-1] - log[:-2]) / np.maximum(log[2:] - log[:-2], 1) * (stamp[2:] - stamp[:-2])

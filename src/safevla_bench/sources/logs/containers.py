@@ -50,7 +50,7 @@ Messages = Iterator[Message]
 
 
 class Topics:
-    """The topics of a file that were found so far, and the names of those whose messages are wanted."""
+    """The topics found so far in a file, and the names of the topics whose messages are wanted."""
 
     def __init__(self, wanted: Collection[str]) -> None:
         self.wanted, self.channels = frozenset(wanted), dict[str, Topic]()
@@ -120,7 +120,7 @@ def read_messages(path: Path, topics: Topics) -> Messages:
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that readers raise for a damaged file. Raises `RecordError` if no readers are installed."""
+    """Return the errors that readers raise for a damaged file. Raises `RecordError` if the readers are missing."""
     try:
         from mcap.exceptions import McapError
         from rosbags.serde import SerdeError
@@ -225,7 +225,7 @@ def _is_latched(profiles: object) -> bool:
 
 def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     """Yield the messages of an SQLite file in the order in which they were recorded: by their ids, not by time."""
-    has_wal = Path(f"{path}-wal").exists()  # a killed recorder leaves this file, which holds the last messages
+    has_wal = Path(f"{path}-wal").exists()  # a killed recorder leaves a WAL file, which holds the last messages
     uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if has_wal else "&immutable=1")
     with closing(sqlite3.connect(uri, uri=True)) as database:
         database.execute("PRAGMA trusted_schema = OFF")
@@ -307,7 +307,7 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _read_bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], bytes]]:
-    # Yields (header fields, data) of each record. In the file, each of these two parts follows its length.
+    # Yields (header fields, data) of each record. In the file, each of these two parts comes after its length.
     while first_length := stream.read(4):
         parts = []
         for part_index in range(2):

@@ -1,7 +1,7 @@
 """Decoding of messages (CDR of ROS 2, ROS 1, JSON and Protobuf) to objects that have the fields as attributes.
 
-The library `rosbags` generates code from a file's type definitions. So the names and sizes in them are checked first,
-and constants are dropped. A file without type definitions is read with the definitions of a ROS distribution.
+The library `rosbags` generates code from a file's type definitions. So the names and sizes in the definitions are
+checked first, and constants are dropped. A file without definitions is read with those of a ROS distribution.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
         if len({store.hash_rihs01(channel.kind) for store in defining_stores}) != 1:
             problem = f"the type {channel.kind!r} of {channel.topic!r} is not defined in the file"
             remedy = (
-                'ROS distributions differ in this type. Name yours in the mapping, such as ros_distro = "humble".'
+                'ROS distributions define this type differently. In the mapping, name one, as in ros_distro = "humble".'
                 if defining_stores
                 else "Record again to MCAP, or with rosbag2 of ROS 2 Iron or later, which stores type definitions."
             )
@@ -162,9 +162,9 @@ def _check_names(types: Mapping[str, Any]) -> None:
 
 
 def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of values in a message of type `kind`, and the minimum size of such a message [bytes]. Raises
+    """Return the number of values in a message of type `kind`, and the minimum size of this message [bytes]. Raises
     `RecordError` if a short message or definition could produce very many values. A type without a definition counts as
-    a time stamp of 2 values in 8 bytes. `measured` has the results so far; a type that contains itself counts as empty.
+    a time stamp of 2 values in 8 bytes. A type that contains itself counts as empty. `measured` has earlier results.
     """
     if kind in measured or kind not in types:
         return measured.get(kind, (2, 8))

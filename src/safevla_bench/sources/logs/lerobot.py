@@ -41,7 +41,7 @@ _NO_NUMBERS = ("video", "image", "string")
 _MAX_INFO_BYTES = 1 << 24
 _MAX_FEATURE_SIZE = 1 << 16
 _MAX_STEPS = 100  # time stamps whose median interval exceeds this many control steps are not in seconds
-_DOWNLOAD = "Download the whole dataset again, with data/ and meta/. If you recorded it, end with a call of finalize()."
+_DOWNLOAD = "Download the whole dataset again, with data/ and meta/. If you recorded it, call finalize() at the end."
 _WRITTEN = "The dataset differs from LeRobot's format: correct the program that wrote it."
 _TO_3 = (
     "python -m lerobot.scripts.convert_dataset_v21_to_v30 (lerobot 0.5.1 or later; in 0.4.0 to 0.5.0 it is "
@@ -50,11 +50,11 @@ _TO_3 = (
 _TO_21 = "python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 (lerobot 0.3.3), then with "
 _TO_20 = "python -m lerobot.datasets.v2.convert_dataset_v1_to_v2 (lerobot 0.3.3), then with "
 _CONVERTERS = {"v1": _TO_20 + _TO_21 + _TO_3, "v2.0": _TO_21 + _TO_3, "v2.1": _TO_3}
-"""Commands of lerobot v0.3.2 to v0.6.1 that convert a dataset to version 3.0; each advances it by one version."""
+"""Commands of lerobot v0.3.2 to v0.6.1 that convert a dataset to version 3.0, each by one version."""
 
 
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield for each episode, in order, a table of its frames with the key columns and `columns`.
+    """Yield for each episode, in order, a table of its frames with the columns `_KEY_COLUMNS` and `columns`.
 
     Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are not consecutive or
     too many, or if a file cannot be read. An episode that may continue in that file is then not yielded.
@@ -91,7 +91,7 @@ def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int,
                 problem = f"the column {name!r} holds {batch[name].type}, but must hold integers without missing values"
                 raise RecordError(problem, remedy=_WRITTEN)
         table, episode_of_row = pa.Table.from_batches([batch]), batch["episode_index"].to_numpy()
-        # Indices of the rows where an episode begins, and the end. A batch without rows gives (0, 0), which is skipped.
+        # Indices of the rows where an episode begins, then the number of rows. [0, 0], for no rows, is skipped.
         bounds = [0, *(np.flatnonzero(np.diff(episode_of_row)) + 1).tolist(), len(episode_of_row)]
         yield from (
             (int(episode_of_row[first]), table.slice(first, end - first)) for first, end in pairwise(bounds) if end
@@ -176,7 +176,7 @@ class Feature(msgspec.Struct):
 
 
 def _flatten_names(names: Any, size: int) -> list[str]:
-    """Return the names in `names`: a list, a list for each axis of a matrix, or a dictionary of lists or of indices."""
+    """Return the names in `names`: a list of names, one list per matrix axis, or a dictionary of lists or indices."""
     if isinstance(names, dict):
         if names and all(isinstance(index, int) for index in names.values()):
             return sorted(names, key=lambda name: int(names[name]))
@@ -186,7 +186,7 @@ def _flatten_names(names: Any, size: int) -> list[str]:
         return []
     if names and all(isinstance(part, list) for part in names):
         if math.prod(map(len, names)) == size and len(names) > 1:
-            # There is one list per axis of a matrix; the name of a number joins its names on all axes.
+            # There is one list of names per axis of the matrix. A number's name joins its row name, column name, etc.
             return [".".join(map(str, axis_names)) for axis_names in product(*names)]
         return [name for part in names for name in _flatten_names(part, size)]
     return [str(name) for name in names]
@@ -236,11 +236,11 @@ def open_dataset(folder: Path) -> Dataset:
 
 
 def version_error(version: str) -> RecordError:
-    """Return the error for a dataset of a version other than 3. The remedy has the commands that convert it."""
+    """Return the error for a dataset that is not of version 3. Its remedy has the commands that convert the dataset."""
     remedies = (command for old_version, command in _CONVERTERS.items() if version.startswith(old_version))
     remedy = next(
         (f"Convert it with {command}" for command in remedies),
-        "Version 3 is supported, which lerobot 0.4.0 to 0.6.1 write.",
+        "Version 3 is supported. lerobot 0.4.0 to 0.6.1 write this version.",
     )
     return RecordError(
         f"version {version} of LeRobot's format is not supported; only version 3 is supported", remedy=remedy
@@ -280,7 +280,7 @@ def read_episodes(
 
 
 def _read_success(frames: pa.Table, feature: str) -> bool | None:
-    """Return a feature's value in the last frame, None if null or NaN. Raises an error unless all values are 0 or 1."""
+    """Return a feature's value in the last frame; None if null or NaN. Raises an error if values are not 0 or 1."""
     try:
         values = feature_matrix(frames, feature)
         invalid = values[~np.isnan(values) & (values != 0) & (values != 1)]
@@ -309,8 +309,8 @@ def _read_episode(
     instructions: Mapping[int, str],
     success: bool | None,
 ) -> records.LoggedEpisode:
-    """Return the episode of these frames. Its times [s] are `frame_index` / fps if the stamps agree with these times to
-    1 % of a frame, else the stamps. Numbers that are not finite, and quaternions of zeros, count as unknown.
+    """Return the episode of these frames. Its times [s] are `frame_index` / fps, or the time stamps if these differ by
+    1 % of a frame or more. Numbers that are not finite, and quaternions of zeros, count as unknown.
     """
     if frames.num_rows * sum(map(len, picks.values())) > records.MAX_NUMBERS:
         raise ValueError(f"more than {records.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
@@ -335,7 +335,9 @@ def _read_episode(
         size, layout_or_indices = dataset.features[columns.source].size, picks[part]
         numbers = feature_matrix(frames, columns.source, size)
         if numbers.shape[1] != size:
-            raise ValueError(f"{columns.source!r} has {numbers.shape[1]} numbers, but {INFO} states {size}")
+            raise ValueError(
+                f"{columns.source!r} has {numbers.shape[1]} numbers, but should have {size} according to {INFO}"
+            )
         if isinstance(columns, records.PoseColumns):
             values, number_names = columns.arrange(numbers, cast(PoseLayout, layout_or_indices)), ()
         else:
@@ -363,7 +365,7 @@ def _read_episode(
 def _pick_numbers(
     dataset: Dataset, part: str, columns: records.Columns | records.PoseColumns
 ) -> PoseLayout | list[int]:
-    # Returns which numbers of its feature the part of the mapping reads.
+    # Returns which numbers of a feature are mapped to `part`: the layout of a pose, or the indices of numbers.
     feature = dataset.require_feature(columns.source, part)
     size, names = feature.size, feature.number_names
     if feature.dtype in _NO_NUMBERS:
@@ -389,7 +391,7 @@ def _pick_numbers(
             return decide_forces(names, size)
         except ValueError as question:
             listed = ", ".join(names) or "none"
-            remedy = f"Write index = [x, y, z] under [{part}], counted from 0. The names are: {listed}."
+            remedy = f"Under [{part}], write index = [x, y, z], counted from 0. The names are: {listed}."
             refuse_field(f"{columns.source!r}: {question}", remedy, part)
     if not indices or max(indices) >= size:
         remedy = f"Write an index from 0 to {size - 1}. The names are: {', '.join(names)}."

@@ -1,4 +1,4 @@
-"""Extraction of numbers, poses, transforms and marks of trials from the messages of a recording, in file order."""
+"""Extraction of numbers, poses, transforms and trial marks from the messages of a recording, in file order."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ MOST_NAMED = 8
 _SAMPLE_NUMBERS = 4  # in the memory budget, each message counts as this many additional numbers
 _DENORMAL = 10e-3  # tf2 ignores a transform if its quaternion's squared norm differs from 1 by more than this
 _LONGEST_NAME = 200
-_MOST_NUMBERS = 256  # maximum number of values in a message that are searched for a pose by their names
+_MOST_NUMBERS = 256  # limit on the number of values in a message that are searched for a pose by name
 _POSE_LOCATIONS = ("", "pose", "pose.pose", "transform")
-"""Locations of a pose in messages of the types geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry,
-and TransformStamped."""
+"""Fields that contain the pose in messages of these geometry_msgs types: Pose ("" is the whole message); PoseStamped;
+PoseWithCovarianceStamped and nav_msgs/Odometry; TransformStamped."""
 _UNCOUNTED_FIELDS = ("header", "timestamp", "stamp", "layout")
 """Fields without numbers of a pose, such as the offset in a MultiArray; the indices of a mapping do not count them."""
 _FIELDS_OF_PART = {  # part of a mapping -> message fields that may hold its numbers; the first that exists is read
@@ -47,8 +47,8 @@ _FIELDS_OF_PART = {  # part of a mapping -> message fields that may hold its num
 
 @dataclass
 class Taker:
-    """Collects numbers of a topic's messages: `rows` has `width` numbers for each message, and `marks` three integers:
-    the index in the recording, the log time and the header stamp [ns].
+    """Collects numbers from a topic's messages. For each message, `rows` has `width` numbers, and `marks` has three
+    integers: the message's index in the recording, its log time and its header stamp [ns].
     """
 
     part: str
@@ -61,7 +61,7 @@ class Taker:
     fields: str = ""  # field names of a message that had none of the wanted fields
 
     def add(self, message: Any, order: int, log_ns: int, row: Sequence[float]) -> None:
-        """Add the numbers of a message. Raises `RecordError` if their count changes or there are too many numbers."""
+        """Add the numbers of a message. Raises `RecordError` if their count changes or the memory budget is spent."""
         if self.width != len(row):
             if self.rows:
                 problem = f"messages have {self.width} and {len(row)} numbers"
@@ -96,13 +96,13 @@ class MarkTaker(Taker):
 
 @dataclass
 class NumberTaker(Taker):
-    """Collects numbers of messages, chosen by the names in each message, or by index."""
+    """Collects numbers from a topic's messages. The mapping chooses the numbers by name or by index."""
 
     columns: Columns = field(kw_only=True)
     seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names in a message -> indices to read
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
-        """Add a message, unless it lacks all mapped numbers. Raises `RecordError` if messages differ in their form."""
+        """Add a message, unless it lacks all mapped numbers. Raises `RecordError` if it does not fit the mapping."""
         columns = self.columns
         names, numbers = self._find_numbers(message)
         if not numbers:
@@ -125,7 +125,7 @@ class NumberTaker(Taker):
             self.add(message, order, log_ns, row)
 
     def _find_numbers(self, message: Any) -> tuple[tuple[str, ...], list[Any]]:
-        # Returns the names, () if there are none, and the numbers, which may still be text or None.
+        # Returns the names of a message's numbers (() if there are none) and the numbers, which may be text or None.
         part = self.part.partition(".")[0]
         locations = _FIELDS_OF_PART[part] if self.columns.field is None else (self.columns.field,)
         candidates: Iterator[Any] = (
@@ -180,11 +180,11 @@ class PoseTaker(Taker):
 
     columns: PoseColumns = field(kw_only=True)
     frames: array[int] = field(default_factory=lambda: array("i"))
-    frame_names: dict[str, int] = field(default_factory=dict)  # name of a frame -> its number in `frames`
+    frame_names: dict[str, int] = field(default_factory=dict)  # name of a frame -> the number for it in `frames`
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False
     has_turn: bool = False
-    layout: PoseLayout | None = None  # indices of the pose's numbers in a row, if names or the mapping give indices
+    layout: PoseLayout | None = None  # indices of the pose's numbers in a row; None if the pose's fields give them
     names: tuple[str, ...] = ()
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
@@ -193,7 +193,7 @@ class PoseTaker(Taker):
             child = plain_frame(str(getattr(entry, "child_frame_id", None) or ""))
             if child:
                 self.children[child[:_LONGEST_NAME]] = None
-            # If no frame is wanted, a list of transforms is skipped.
+            # If the mapping names no frame, a message with a list of transforms is skipped.
             if child == wanted_frame if wanted_frame else transforms is None:
                 frame = _parent_frame(entry)
                 self.frames.append(self.frame_names.setdefault(frame, len(self.frame_names)))
@@ -204,7 +204,7 @@ class PoseTaker(Taker):
                 self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
-        """Return x, y, z of the position and w, x, y, z of the rotation, or the numbers for `layout`; NaN = unknown."""
+        """Return position x, y, z and rotation w, x, y, z, or the numbers that `layout` arranges; NaN = unknown."""
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
             position, orientation = (
@@ -218,7 +218,7 @@ class PoseTaker(Taker):
                     refuse_field(f"{problem}, so indices do not apply", remedy, self.part)
                 self.has_pose, self.has_turn = True, self.has_turn or hasattr(orientation, "w")
                 return [*_read_floats(position, "xyz"), *_read_floats(orientation, "wxyz")]
-        # The message has no field with a position, so its numbers are read by their names or indices.
+        # The message has no field with a position, so the pose is found by the names or indices of its numbers.
         numbers = _iterate_numbers(_get_field(message, self.columns.field or ""))
         number_by_name = {
             name: number
@@ -241,7 +241,7 @@ class PoseTaker(Taker):
         return [number_by_name.get(name, math.nan) for name in self.names] or [math.nan] * 7
 
     def _has_unread_orientation(self, pose: Any, orientation: Any) -> bool:
-        """Return whether a pose with a position may have an orientation that is not given as w, x, y and z."""
+        """Return whether a pose with a position may have an orientation in a form other than fields w, x, y, z."""
         if self.layout is not None or self.has_turn or hasattr(orientation, "w"):
             return self.layout is not None
         numbers = islice(_iterate_numbers(pose), _MOST_NUMBERS)
@@ -284,7 +284,7 @@ class TransformTree:
         self._edges: dict[str, tuple[Taker, dict[str, None]]] = {}
 
     def take(self, message: Any, order: int, log_ns: int, static: bool) -> None:
-        """Take the transforms of a message, except those that tf2 ignores."""
+        """Add the transforms of a message, except those that tf2 would ignore."""
         for entry in _first_field(message, "transforms") or (
             [message] if _first_field(message, "child_frame_id") else []
         ):
@@ -304,11 +304,11 @@ class TransformTree:
 
     @property
     def stamps(self) -> dict[str, Stamps]:
-        """Times of the transforms of each child frame that is not static."""
+        """Child frame -> the times of its transforms, for each child frame that is not static."""
         return {taker.topic: taker.stamps for taker, _ in self._edges.values() if not taker.latched}
 
     def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
-        """Return the tree of frames; `times` are the times of the transforms in `stamps`."""
+        """Return the tree of frames. `times` maps each child frame in `stamps` to the times of its transforms."""
         edges = {}
         for child, (taker, parents) in self._edges.items():
             time_ns, chosen = np.arange(1), np.array([-1])  # a static frame has its last transform at any time
@@ -325,7 +325,7 @@ def _names_may_have_rotation(names: tuple[str, ...]) -> bool:
 
 
 def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    # Yields each number in a message with its dotted name. None becomes NaN. A list of three has the names x, y, z.
+    # Yields (dotted name, number) for each number in a message. None becomes NaN. A list of three has names x, y, z.
     if value is None or isinstance(value, bool | int | float):
         yield name, math.nan if value is None else float(value)
         return
@@ -365,11 +365,11 @@ def _to_float(name: str, value: Any) -> float:
         with suppress(OverflowError, ValueError):
             return float(value)
     problem = f"{name} is {escape_controls(repr(value)[:_LONGEST_NAME])}, not a number that can be read"
-    raise RecordError(problem, remedy="Record numbers, or null if unknown, or leave the part out of the mapping.")
+    raise RecordError(problem, remedy="Write numbers (null = unknown), or leave the part out of the mapping.")
 
 
 def _read_stamp(message: Any) -> int:
-    """Return the stamp of a message [ns], given as in ROS, Foxglove or Protobuf, or as number or text; 0 if absent."""
+    """Return a message's stamp [ns]; 0 = none. It may be a stamp of ROS, Foxglove or Protobuf, a number, or a text."""
     stamp: Any = getattr(getattr(message, "header", None), "stamp", None)
     stamp = getattr(message, "timestamp", None) if stamp is None else stamp
     try:
@@ -391,8 +391,8 @@ _PLAIN_NUMBER = re.compile(r"\d{1,19}(\.\d*)?", re.ASCII)
 
 
 def _parse_stamp(text: str) -> int:
-    """Return a time in ns. The text is in ISO 8601 (UTC unless it has a zone), or a number. A number is in s if it is
-    below 1e11; larger ones are in ms, µs or ns. Return 0 for other texts, and for integers below 1e8.
+    """Return a time in ns. The text is in ISO 8601 (UTC unless it has a time zone), or is a number. A number below 1e11
+    is in s; larger numbers are in ms, µs or ns. Return 0 for other texts, and for integers below 1e8.
     """
     if match := _ISO_TIME.fullmatch(text):
         try:

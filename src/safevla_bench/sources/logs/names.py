@@ -1,7 +1,7 @@
 """Interpretation of a pose's numbers by their names, and conversion of its rotation to a quaternion wxyz.
 
 A name is split into words. Some words give the quantity and axis, as in `ee_quat_x`, `orientation.w`, `QX` and `posZ`;
-other words, such as `left`, name a group. `decide_pose` does not guess: it raises a question that the names leave open.
+other words, such as `left`, name a group. `decide_pose` does not guess: if the names are ambiguous, it raises an error.
 
 Conventions that names imply: roll, pitch and yaw are rotations about the fixed axes x, y, z in this order (ROS REP
 103), in radians. Six numbers are the first two columns of the rotation matrix (Zhou et al., CVPR 2019). `ee.wx`,
@@ -24,10 +24,11 @@ from safevla_recorder.episode import Floats
 SIZES = {"quaternion": 4, "rpy": 3, "rotvec": 3, "6d": 6, "6d_rows": 6, "matrix": 9}
 """Number of values of each form of a rotation; `6d_rows` are the first two rows of the matrix, as in PyTorch3D."""
 _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw": "z"}
-# First letter of a word such as `qx` -> the kind of the number.
+# First letter of a word such as `qx` -> the kind of quantity.
 _KIND_OF_PREFIX = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
 _KIND_OF_PREFIX |= dict.fromkeys("vfdwa", "other")
-# Word -> kind of quantity, or unit; a word in `_SCALARS` names a number that is not part of a pose.
+# `_KINDS` maps words to kinds of quantities, and `_UNITS` maps words to units.
+# If a number's name has a word in `_SCALARS`, the number is not part of a pose.
 _KINDS, _SCALARS, _UNITS = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
     for table in read_shipped(__package__, "words.toml", dict[str, dict[str, str]]).values()
@@ -62,10 +63,10 @@ _FORCE_PATTERN = r"(?:^|[^a-z])f(?:orces?)?[^a-z]*([xyz])$"
 class _NamedSet(NamedTuple):
     group: _Group
     kind: str
-    axes: dict[str, list[int]]  # axis -> the indices of the numbers of this group, kind and axis
+    axes: dict[str, list[int]]  # axis -> the indices of this set's numbers for the axis
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
-        """Return the indices of axes, numbered axes by number, others as in `wanted`; () unless each has one index."""
+        """Return the axes' indices in the order of `wanted`, or by number for numbered axes; () unless each has one."""
         is_numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if is_numbered else list(wanted)
         is_whole = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
@@ -92,7 +93,7 @@ def _find_unit_at(names: Sequence[str], indices: Sequence[int]) -> str:
 
 
 def _parse_name(name: str) -> tuple[_Group, str, str]:
-    # Returns the group (all other words), the kind of quantity, and the axis; "" = none.
+    # Returns the group (the words that give no kind or axis), the kind of quantity and the axis; "" = none.
     if match := re.fullmatch(r"(?:.*\.)?ee\.w([xyz])", name):
         return frozenset(), "rotvec", match[1]
     words = _split_words(name)
@@ -111,7 +112,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
 
 
 def _group_names(names: Sequence[str]) -> list[_NamedSet]:
-    """Return the numbers whose names give an axis, by group and kind. Four axes of no stated form are a quaternion."""
+    """Return sets of the numbers whose names give an axis, one for each group and kind of quantity."""
     axes_by_set: dict[tuple[_Group, str], dict[str, list[int]]] = {}
     has_forces = any(re.search(_FORCE_PATTERN, name.lower()) for name in names)
     for index, name in enumerate(names):
@@ -119,7 +120,8 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
         is_torque = has_forces and re.search("t[xyz]$", name.lower())
         if axis and kind != "other" and not is_torque:
             axes_by_set.setdefault((group, kind), {}).setdefault(axis, []).append(index)
-    # For these kinds the count of axes decides. Three axes are a position, or a rotation of unknown form ("turn").
+    # If names state no kind, or only "rotation", four axes are a quaternion.
+    # Three axes are a position if names state no kind, or a rotation of unknown form ("turn") for "rotation".
     plain_kinds = {"": "position", "rotation": "turn"}
     named_sets = []
     for (group, kind), axes in axes_by_set.items():
@@ -129,13 +131,13 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
 
 
 def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the indices of x, y, z of each position that the names give; [] if they only name other quantities."""
+    """Return the indices of x, y, z for each position that the names give; [] if they give no position."""
     candidates = (named.find_places("xyz") for named in _group_names(names) if named.kind == "position")
     return [indices for indices in candidates if len(indices) == 3]
 
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that name several arms, such as `left` and `right`; () unless each position has one of them."""
+    """Return the words that name arms, such as `left` and `right`; () unless each position has its own such word."""
     groups = [
         named_set.group
         for named_set in _group_names(names)
@@ -162,8 +164,8 @@ def decide_pose(
 ) -> PoseLayout:
     """Return which numbers form the pose. Indices that are not given follow from the names of the numbers.
 
-    `order` (of a quaternion) is wxyz or xyzw; `euler` has the axes of `rpy`. Three numbers without names are x, y, z.
-    If names contain `arm`, only numbers with such names are used. A question that is open is raised as a `ValueError`.
+    `order` is wxyz or xyzw, for a quaternion; `euler` is the order of the axes of `rpy`. Three numbers without names
+    are x, y, z. If names contain `arm`, only their numbers are used. Raises `ValueError` if the pose is ambiguous.
     """
     # Find the pose among the numbers of this arm; then convert its indices to indices among all numbers.
     arm_indices = [index for index, name in enumerate(names) if arm and has_word(name, arm)]
@@ -204,7 +206,7 @@ def decide_pose(
         raise ValueError(f"which form does the rotation have? {needed}")
     axes = "".join(_parse_name(names[index])[2] for index in rotation if index < len(names))
     ordered = _order_quaternion(tuple(rotation), axes, order) if rotation_size == 4 else tuple(rotation)
-    if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names, not the order, say which angle is which
+    if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names say which angle is about which axis
         _require_every_axis(euler)
         ordered = tuple(ordered[axes.index(axis)] for axis in euler.lower())
     unit, angle_unit = (_find_unit_at(names, part) for part in (position, ordered))
@@ -217,7 +219,7 @@ def _require_every_axis(euler: str) -> None:
 
 
 def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
-    # Returns the indices in the order w, x, y, z. `axes` are the axes in the names; the mapping states `order`.
+    # Returns the indices in the order w, x, y, z. `axes` are the axes in the names; `order` is the mapping's order.
     named_order = axes if sorted(axes) == sorted("wxyz") else None
     if order is not None and named_order is not None and order != named_order:
         raise ValueError(f"is the quaternion {order}, as the mapping says, or {named_order}, as the names say?")
@@ -230,7 +232,7 @@ def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) ->
 def _find_rotation(
     names: Sequence[str], position: tuple[int, ...], group: _Group, form: str | None, order: str | None, euler: str
 ) -> PoseLayout:
-    # A set of numbers with three or more axes may be a rotation. It must have the position's group, or no group.
+    # A set of numbers with three or more axes may be a rotation, if it has the position's group or no group.
     rotations = []
     for named_set in _group_names(names):
         shared = [index for axis_indices in named_set.axes.values() for index in axis_indices if index in position]
@@ -238,7 +240,7 @@ def _find_rotation(
             continue
         if any(_parse_name(names[index])[1] for index in shared):
             raise ValueError("which numbers are x, y, z? The names of the numbers in `position` say orientation")
-        if not shared:  # of numbers x, y, z, w, the mapping may state that three are a position
+        if not shared:  # a set with numbers of the position cannot be the rotation
             rotations.append(named_set)
     matching = [named_set for named_set in rotations if named_set.group == group or not named_set.group]
     if len({named_set.group for named_set in matching}) > 1 or (rotations and not matching):
@@ -273,8 +275,8 @@ def _find_rotation(
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    """Return whether some numbers outside the position may be an orientation: if a name says so, or if at least three
-    names (an orientation needs three numbers or more) give no quantity.
+    """Return whether numbers outside the position may be an orientation. They may be if one of their names says so, or
+    if at least three of their names give no quantity, since an orientation has at least three numbers.
     """
     other_names = [name for index, name in enumerate(names) if index not in position]
     parsed = [
@@ -333,7 +335,7 @@ def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bo
     """Return rotations of a form, [n, SIZES[form]], as quaternions wxyz, [n, 4]; NaN if a row is not a rotation.
 
     `order` names the axes of `rpy`, as in scipy: lower case for fixed axes, upper case for axes of the body. Matrices
-    are row by row. Quaternions are returned unchanged.
+    are given row by row. Quaternions are returned unchanged.
     """
     if form == "quaternion":
         return values
@@ -376,7 +378,7 @@ def require_rotations(matrices: Floats) -> None:
 
 
 def decide_forces(names: Sequence[str], size: int) -> list[int]:
-    """Return the indices of a wrench's forces x, y, z. Raises `ValueError` unless names or a size of 3 decide them."""
+    """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not tell which."""
     matches = [re.search(_FORCE_PATTERN, name.lower()) for name in names]
     axes = [match[1] if match else "" for match in matches]
     if sorted(filter(None, axes)) == ["x", "y", "z"]:
@@ -390,7 +392,7 @@ FILL_IN = '"FILL IN"'  # a placeholder; a mapping that contains it is rejected
 
 
 def suggest_pose(names: Sequence[str], size: int) -> list[str]:
-    """Return the lines of a mapping that would decide what the names leave open; [] if nothing is open."""
+    """Return lines, for the mapping, that make an ambiguous pose unambiguous; [] if the names are not ambiguous."""
     try:
         decide_pose(names, size)
         return []

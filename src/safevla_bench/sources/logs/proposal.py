@@ -48,7 +48,7 @@ _POSE_TYPE = re.compile(r"pose|transformstamped|odometry", re.IGNORECASE)
 def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: str | None) -> str:
     """Return the text of a mapping of the sources; `says_success` is true if the log says how its episodes ended."""
     lines = [
-        "# Maps the log's sources to a record, see docs/howto/real-robots.md. Replace FILL IN, check lines with CHECK.",
+        "# Maps the log's sources to a record (docs/howto/real-robots.md). Replace FILL IN; check lines with CHECK.",
         "[episode]",
     ]
     if not says_success:
@@ -73,7 +73,7 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
 def _split_by_arm(
     part: str, source: FoundSource, arms: Sequence[str]
 ) -> Iterator[tuple[str, FoundSource, Sequence[str]]]:
-    """Yield the tables of a part, one for each arm, with the arm's numbers and the lines that choose them."""
+    """Yield for each arm: the part's table, the source with only the arm's numbers, and lines that choose them."""
     if part not in OF_ARMS or not arms:
         yield part, source, ()
         return

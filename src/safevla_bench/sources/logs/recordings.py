@@ -31,8 +31,8 @@ class Recording:
 
 
 def find_recordings(path: Path) -> tuple[Recording, ...]:
-    """Return the recordings at a path: a file, a folder of rosbag2, a folder of files, or a folder of folders of
-    rosbag2; () if there are none. Raises `RecordError` if a part of a recording is missing.
+    """Return the recordings at a path: a file, a rosbag2 folder, a folder of files, or a folder of rosbag2 folders.
+    Return () if there are none. Raises `RecordError` if a part of a recording is missing.
     """
     if path.is_file():
         return (Recording(_stem(path), (path,)),) if storage_suffix(path) else ()
@@ -54,7 +54,7 @@ def _stem(path: Path) -> str:
 
 
 def _part_key(path: Path) -> tuple[str, int, str]:
-    # Sort key of a file: a file NAME_3 is number 3 of the recording NAME; -1 = no number.
+    # Sort key of a file (recording, number, file name). NAME_3 has the number 3; -1 = the name has no number.
     stem, _, number = _stem(path).rpartition("_")
     return (stem, int(number), path.name) if number.isdecimal() else (_stem(path), -1, path.name)
 
@@ -92,7 +92,7 @@ def _read_rosbag2(folder: Path) -> Recording:
         warn_once(str(place.file), f"does not list {named}, which belongs to the recording")
     parts = sorted((*parts, *unlisted_parts), key=_part_key) if is_numbered or not listed_names else parts
     if not listed_names and len({storage_suffix(path) for path in parts}) > 1:
-        raise RecordError("the files have several formats", remedy="Keep the files of one recording.", place=place)
+        raise RecordError("the files have several formats", remedy="Keep only one recording's files.", place=place)
     distro: object = info.get("ros_distro")
     return Recording(folder.resolve().name, tuple(parts), distro if isinstance(distro, str) and distro else None)
 
@@ -104,7 +104,7 @@ def _are_of_one_recording(one: Path, other: Path) -> bool:
 
 def _join_split_files(files: Sequence[Path]) -> Iterator[Recording]:
     parts: list[Path] = []
-    for path in (*files, None):  # None marks the end, where the last recording is complete
+    for path in (*files, None):  # None marks the end of the files, where the last recording is complete
         if path is not None and parts and _is_continuation(parts[-1], path):
             parts.append(path)
             continue
@@ -117,7 +117,8 @@ def _join_split_files(files: Sequence[Path]) -> Iterator[Recording]:
 
 
 def _is_continuation(before: Path, after: Path) -> bool:
-    # Returns whether `after` has the next number in a folder of rosbag2, or begins soon after `before` ends.
+    # Returns whether the file `after` continues the recording in the file `before`.
+    # It does if it has the next number in a rosbag2 folder, or if its messages begin soon after `before` ends.
     stem, number, _ = _part_key(before)
     if not _are_of_one_recording(before, after) or _part_key(after)[1] <= number:
         return False

@@ -56,7 +56,7 @@ SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 
 @contextmanager
 def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
-    """Replace errors that readers raise for a damaged file, and `further` errors, by a `RecordError` with the file."""
+    """Replace the errors that readers raise for a damaged file, and `further` errors, by a `RecordError` for `path`."""
     place = Place(file=str(path))
     try:
         yield
@@ -72,10 +72,10 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Numbers of a feature or of a message: all of them, or those chosen by name or index."""
 
     source: str = msgspec.field(name="from")
-    field: str | None = None  # location in a message, such as `pose.position`; None = the type's default
+    field: str | None = None  # location in a message, such as `pose.position`; None = the part's default
     names: tuple[str, ...] | None = None
     index: tuple[Count, ...] | None = None
-    scale: float = 1.0  # factor by which each number is multiplied, to convert to the record's unit
+    scale: float = 1.0  # each number is multiplied by this factor, which converts it to the record's unit
 
 
 class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     field: str | None = None
     frame: str | None = None  # the child frame to read, if messages have child frames
     into: str | None = msgspec.field(name="in", default=None)  # the frame into which transforms convert the pose
-    # Indices of x, y, z; None = found by the names of the numbers, or the only three numbers.
+    # Indices of x, y, z; None = the numbers' names give x, y, z, or there are only three numbers.
     position: tuple[Count, Count, Count] | None = None
     quaternion: tuple[Count, Count, Count, Count] | None = None  # indices of the quaternion; None = found by name
     quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order of the quaternion; None = as the names say
@@ -94,7 +94,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
     """Order of the axes of `rpy`: lower case for fixed axes, upper case for axes that turn with the body."""
-    # Unit of the angles; None = as the names say. If they do not say, radians up to a full turn are assumed.
+    # Unit of the angles; None = the unit in the names. Without a unit, angles are in radians, up to a full turn.
     angle_unit: Literal["rad", "deg"] | None = None
     unit: Literal["m", "cm", "mm"] | None = None  # None = the unit in the names, as in `x_mm`, else m
 
@@ -104,8 +104,8 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return (*(self.position or ()), *(self.rotation or ()), *(self.quaternion or ()))
 
     def find_numbers(self, part: str, names: Sequence[str], size: int) -> naming.PoseLayout:
-        """Return which of `size` numbers are the pose; `names` are the numbers' names, or []. If a question remains
-        open, raises it as a `RecordError`, with the lines of a mapping that would answer it.
+        """Return which of `size` numbers are the pose; `names` are the numbers' names, or []. Raises `RecordError` if
+        this is ambiguous; the error lists lines that would complete the mapping.
         """
         rotation = self.rotation if self.quaternion is None else self.quaternion
         arm = (
@@ -122,8 +122,8 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 refuse_field(f"{self.source!r}: {question}", remedy, part)
             lines = [f"[{part}]", f"from = {quote_toml(self.source)}", *suggested]
             if part == "eef" and len(naming.find_positions(names)) > 1:
-                lines.append("# or, for several arms: a table [eef.ARM] for each; names must contain the word ARM")
-            introduction = f"The numbers are: {escape_controls(listed_numbers)}. Write into the mapping, with values:"
+                lines.append("# or, for several arms: a table [eef.ARM] for each arm; names must contain the word ARM")
+            introduction = f"The numbers are: {escape_controls(listed_numbers)}. Add these lines to the mapping:"
             refuse_field(f"{self.source!r}: {question}", "\n  ".join([introduction, *lines]), part)
         self.factor_m(part, layout.unit)
         if layout.form in ("rpy", "rotvec") and (named := layout.angle_unit):
@@ -140,7 +140,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return SCALES_M[self.unit or named or "m"]
 
     def arrange(self, numbers: Floats, layout: naming.PoseLayout) -> Floats:
-        """Return numbers [n, size] as x, y, z [m], followed by w, x, y, z if there is an orientation."""
+        """Return a pose's numbers [n, size] as x, y, z [m], then w, x, y, z if there is an orientation."""
         position, rotation = numbers[:, layout.position], numbers[:, layout.rotation]
         position = position * self.factor_m("unit", layout.unit)
         angle_unit = self.angle_unit or layout.angle_unit
@@ -182,34 +182,34 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Forces x, y, z of a wrist sensor, and the offset that is subtracted from them."""
 
     tare: tuple[float, float, float] | None = None
-    """Force measured without contact [N], less the tool's weight if `mass_kg` is given; None = its mean at rest."""
-    tare_s: Positive = 1.0  # how long the hand must be still to measure the tare [s]; the first such interval counts
-    mass_kg: Positive | None = None  # mass of the tool below the sensor; its weight is subtracted in each orientation
+    """Force measured without contact [N], without the tool's weight if `mass_kg` is given; None = measured at rest."""
+    tare_s: Positive = 1.0  # the tare is measured in the first interval of this length in which the hand is still
+    mass_kg: Positive | None = None  # mass of the tool below the sensor; the tool's weight is subtracted from forces
 
 
 class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The number that shows whether the gripper holds something: if so, it is between the bounds; without bounds, 1."""
+    """The number that shows a grip. While the gripper holds something, it is between the bounds (1 without bounds)."""
 
     holds_above: float | None = None
     holds_below: float | None = None
 
     @property
     def bounds(self) -> tuple[float, float]:
-        # Ends of the open interval in which a number means that the gripper holds something.
+        # A number between these bounds means that the gripper holds something.
         low, high = self.holds_above, self.holds_below
         return -np.inf if low is None else low, np.inf if high is None else high
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Facts that apply to every episode of the log but are not in it."""
+    """Facts that the log does not contain, about all its episodes, or about one trial if the mapping lists trials."""
 
     benchmark: str = LOG_BENCHMARK
     task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
-    template: str | None = None  # kind of task that selects specifications, such as `pnp-basic`; for `real-robot` only
+    template: str | None = None  # kind of task, such as `pnp-basic`, to select specifications; only for `real-robot`
     policy: str | None = None
     # Success of every episode, or the feature whose value in the last frame is the success; None = `next.success`.
     success: bool | str | None = None
-    # Name of an episode -> its outcome, which has priority over `success`.
+    # Name of an episode -> the episode's outcome. Outcomes have priority over `success`.
     outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}
     embodiment: str | None = None  # name of the robot, which implies its torque limits; None = as in the dataset
     target: str | None = None  # the body that the task moves; None = the first body with the role target
@@ -222,14 +222,14 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Transforms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The topics of a recording's transforms, and the longest gap between two transforms that is interpolated."""
+    """The topics of a recording's transforms, and the longest gap between them that is interpolated."""
 
     topics: tuple[str, ...] = ("/tf", "/tf_static")
     max_gap_s: Positive = 1.0
 
 
 class ArmColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The parts of one of several arms: the file's tables [eef.ARM], [torque.ARM], [gripper.ARM] and [wrench.ARM]."""
+    """The parts of one arm of a robot with several: [eef.ARM], [torque.ARM], [gripper.ARM] and [wrench.ARM]."""
 
     eef: PoseColumns | None = None
     torque: TorqueColumns | None = None
@@ -247,7 +247,7 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     episode: Episode = Episode()
     trials: tuple[Episode, ...] = ()  # the trials into which a recording is cut: [[episode]] in the file
     transforms: Transforms = Transforms()
-    # ROS distribution that defines the types which a recording does not define; None = the recording's distribution.
+    # ROS distribution whose types are used if a recording does not define them; None = the recording's distribution.
     ros_distro: str | None = None
     arms: Mapping[str, ArmColumns] = {}  # arm -> its parts; empty if there is only one arm
     action: Columns | None = None
@@ -255,8 +255,8 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def sources(self) -> dict[str, Columns | PoseColumns]:
-        """Return the mapped sources by part of the record: parts such as `eef` or `eef.ARM`, then `bodies.NAME`."""
-        # Suffix of a part (".left" for an arm, "" without arms) -> the object that holds the columns of its parts.
+        """Return the name of each mapped part, such as `eef`, `eef.ARM` or `bodies.NAME` -> the part's source."""
+        # Suffix of a part's name (".left" for an arm, "" without arms) -> the object that holds the part's columns.
         owner_by_suffix: dict[str, object] = {f".{arm}": columns for arm, columns in self.arms.items()} or {"": self}
         parts = {
             f"{part}{suffix}": getattr(owner, part) for part in OF_ARMS for suffix, owner in owner_by_suffix.items()
@@ -265,7 +265,7 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return {**mapped, **{f"bodies.{name}": body for name, body in self.bodies.items()}}
 
     def columns_of(self, part: str) -> dict[str, Columns | PoseColumns]:
-        """Return the sources of a part, such as `eef`: one source, or one per arm; {} if the part is not mapped."""
+        """Return the sources of a part such as `eef`: one source, or one per arm; {} if the part is not mapped."""
         return {name: columns for name, columns in self.sources.items() if name.partition(".")[0] == part}
 
 
@@ -359,11 +359,11 @@ def require_dataset_keys(mapping: LogMapping) -> None:
 
 
 def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> RecordError:
-    """Return the error that explains an error of msgspec. The remedy lists the keys or values that are valid."""
+    """Return a `RecordError` that explains an error of msgspec. The remedy lists the valid keys or values."""
     problem, path = explain_mismatch(error)
     path = path.removeprefix("$").removeprefix(".")
     node: Any = inspect.type_info(LogMapping)
-    # Follow the path through the types of `LogMapping`; None stops at the type of the invalid value.
+    # Follow the path through the types of `LogMapping`. None is the end of the path, at the type of the invalid value.
     for key in (*re.findall(r"\[[^\]]*\]|\w+", path), None):
         # From a union such as `str | None`, take the first type that is not None.
         node = next((kind for kind in getattr(node, "types", [node]) if not isinstance(kind, inspect.NoneType)), node)
@@ -386,8 +386,8 @@ _INTERNAL_FIELDS = ("arms", "trials")
 
 
 def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
-    """Return msgspec's path of an invalid value as the file's author wrote it: `bodies.cup`, `eef.left`, `episode`."""
-    # In msgspec's path, `[...]` replaces the name of a table, so search for the first invalid table.
+    """Return the path of an invalid value as in the file, such as `bodies.cup`. `path` is its form in msgspec."""
+    # In msgspec's form, `[...]` replaces the name of a table, so search for the first invalid table.
     struct_by_key = {"bodies": BodyColumns, "arms": ArmColumns}
     for key, struct in struct_by_key.items():
         for name, table in tree[key].items() if path.startswith(f"{key}[...]") else ():
@@ -429,11 +429,11 @@ def _require_consistent_arms(mapping: LogMapping) -> None:
             f"[{armless[0]}] names no arm; write a table [{armless[0]}.ARM] for each of the arms: {arm_names}"
         )
     if len(mapping.arms) < 2:
-        raise ValueError(f"{arm_names} is the only arm: map each arm, or leave its name out of the tables")
+        raise ValueError(f"{arm_names} is the only arm: map each arm, or leave the arm's name out of the tables")
     for part in OF_ARMS:
         lacking = [name for name, arm in mapping.arms.items() if getattr(arm, part) is None]
         if 0 < len(lacking) < len(mapping.arms):
-            raise ValueError(f"[{part}.{lacking[0]}] is missing: map all arms or none ({arm_names}) for {part}")
+            raise ValueError(f"[{part}.{lacking[0]}] is missing: map {part} for all arms or for none ({arm_names})")
     require_own_numbers({
         name: ((columns.source, columns.field), columns.names or columns.index or (None,))
         for name, columns in mapping.sources.items()
@@ -443,10 +443,10 @@ def _require_consistent_arms(mapping: LogMapping) -> None:
 
 def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collection[object]]]) -> None:
     """Raise `RecordError` if two arms or two bodies read the same number of a source. `picks` maps the name of a part
-    to its source and numbers; the number None means all numbers of the source.
+    to the part's source and numbers. The number None means all numbers of the source.
     """
     for (other, (other_source, other_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
-        # Only two parts of one kind can clash, such as `eef.left` and `eef.right`.
+        # Only two parts of the same kind can conflict, such as `eef.left` and `eef.right`.
         may_clash = source == other_source and name.partition(".")[0] == other.partition(".")[0]
         if may_clash and (None in (*other_numbers, *numbers) or not {*other_numbers}.isdisjoint(numbers)):
             remedy = "Name each arm by a word in the names of its numbers, or write `position` or `index`."
@@ -460,12 +460,12 @@ def _require_finite(value: object, key: str = "") -> None:
         for name, item in value.items() if isinstance(value, dict) else ((key, item) for item in value):
             _require_finite(item, name)
     if isinstance(value, float) and not np.isfinite(value):
-        raise ValueError(f"{key} is {value}: write a finite number, or leave it out")
+        raise ValueError(f"{key} is {value}: write a finite number, or leave the key out")
 
 
 def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
-    """Return the mapping in a log's folder, and its file; an empty mapping and None if there is none. Raises the same
-    errors as `read_mapping`.
+    """Return the mapping in a log's folder, and the mapping's file. Return an empty mapping and None if the folder has
+    no mapping. Raises the same errors as `read_mapping`.
     """
     path = (log if log.is_dir() else log.parent) / NAME
     return (read_mapping(path), path) if path.is_file() else (LogMapping(), None)
@@ -474,29 +474,30 @@ def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
 # Episodes
 
 
-# Time stamps count as even within this tolerance, in control steps; it covers the rounding to float32.
+# Tolerance for evenly spaced time stamps, in control steps. It covers the rounding to float32.
 _MAX_DEVIATION_STEPS = 1e-2
-# Limits of `_find_implausible`: distance from the origin, deviation of a norm from 1, least number of pose changes.
+# Limits for warnings about a pose: its distance from the origin, and the deviation of its quaternion's norm from 1.
+# Repeated poses are reported only if the pose changed more than `_FEW_RUNS` times.
 _FAR_M, _NORM_SLACK, _FEW_RUNS = 10.0, 0.05, 5
 
 
 class Series(NamedTuple):
     """Numbers of a part at each instant of an episode, [n, k], and whether they are known, [n]. A pose is x, y, z,
-    followed by w, x, y, z if it has an orientation.
+    followed by w, x, y, z if the pose has an orientation.
     """
 
     values: Floats
     known: Bools
-    # Origin of the messages' times, such as `header stamps`; "" = the origin of the instants' times.
+    # Origin of the messages' times, such as `header stamps`; "" = the same origin as for the instants' times.
     time_base: str = ""
     rate_hz: float | None = None  # rate of the messages [Hz]; None = one message at each instant
-    longest_gap_s: float | None = None  # longest interval between messages; None = longest interval between instants
+    longest_gap_s: float | None = None  # longest interval between messages; None = longest one between instants
     between: tuple[Floats, NDArray[np.int64]] | None = None
-    """All messages, [M, k], and for each message the index of the first instant at or after it, [M].
+    """All messages, [M, k], and for each message the index of the first instant at or after its time, [M].
 
-    The index is -1 before the first instant, and n after the last. If None, the messages are `values`."""
-    is_single: bool = False  # True if the log stores its numbers as float32
-    poses: int = 0  # number of messages with a known pose; 0 if each instant has one, or the pose is static
+    The index is -1 before the first instant, and n after the last. None = `values` are all messages."""
+    is_single: bool = False  # True if the log stores the part's numbers as float32
+    poses: int = 0  # number of messages with a known pose; 0 = not counted, as for a static pose
     names: tuple[str, ...] = ()  # names of the numbers, if the log has them and the mapping does not
 
 
@@ -513,7 +514,7 @@ class LoggedEpisode:
     success: bool | None = None
     embodiment: str | None = None
     facts: Episode | None = None  # facts of a trial; None = the facts of the mapping
-    has_stamps: bool = False  # True if the records get time stamps even if these are evenly spaced
+    has_stamps: bool = False  # True if the records get time stamps even when they are evenly spaced
 
 
 def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
@@ -536,7 +537,7 @@ def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callab
 
 
 def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[str, str] | None = None) -> Batch:
-    """Return the episode as a batch of one. `tasks`, from `name_tasks`, maps its instruction or name to a task id.
+    """Return a batch of one episode. `tasks` (from `name_tasks`) maps the episode's instruction or name to a task id.
 
     Raises `RecordError` if no instant is a record, the outcome is unknown, torques lack limits, or a number is invalid.
 
@@ -560,7 +561,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     action = series.get("action")
     hand_poses = [series[name].values for name in mapping.columns_of("eef")]
     have_orientation = [pose.shape[1] == 7 for pose in hand_poses]
-    require_own_numbers({  # if two moving parts have the same path, they read the same numbers
+    require_own_numbers({  # two moving parts with the same positions at all times read the same numbers
         name: ((columns.source,), [series[name].values[:, :3].tobytes()])
         for name, columns in mapping.sources.items()
         if isinstance(columns, PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
@@ -610,7 +611,7 @@ def _require_width(part: str, samples: Series, size: int) -> None:
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
-    """Return the indices of the records: instants at which all parts but bodies are known, after each body was seen."""
+    """Return the indices of the instants that become records: all bodies were seen, and other parts are known."""
     unseen = [name for name, samples in episode.series.items() if not samples.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
@@ -634,7 +635,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
         warn_once(label, f"bodies never seen: {', '.join(unseen)}; specifications on these bodies have no verdict")
     for name, samples in episode.series.items():
         if (unused_poses := samples.poses - int(samples.known[chosen].sum())) > 0:
-            warn_once(label, f"{unused_poses} of {samples.poses} pose messages of [{name}] are not in any record")
+            warn_once(label, f"[{name}]: {unused_poses} of {samples.poses} pose messages are not in any record")
     return chosen
 
 
@@ -656,8 +657,8 @@ def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> 
 
 
 def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """Return rows of a part's numbers, [M, k], and for each row the first record at or after its time, [M]. The value
-    sampled at a record is an additional row of that record. Rows of record 0 begin after the instant before record 0.
+    """Return rows of a part's numbers, [M, k], and for each row the first record at or after the row's time, [M]. Each
+    record also gets a row with its sampled value. Messages up to the instant before record 0 are left out.
     """
     messages, instants = (
         (samples.values, np.arange(len(samples.values))) if samples.between is None else samples.between
@@ -682,7 +683,7 @@ def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None
 
 
 def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
-    """Return, for each record, the signed value of largest magnitude since the previous record, [n, k]."""
+    """Return each joint's torque of largest magnitude since the previous record, with its sign, per record, [n, k]."""
     rows, record_of_row = _assign_to_records(torques, chosen)
     if np.isinf(rows).any():
         refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")
@@ -691,7 +692,7 @@ def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callabl
         # The rows are sorted by record, and within a record by magnitude.
         order = np.lexsort((np.abs(joint_torques), record_of_row))
         order = order[np.isfinite(joint_torques[order])]
-        peaks[record_of_row[order], joint] = joint_torques[order]  # ascending, so the largest torque remains
+        peaks[record_of_row[order], joint] = joint_torques[order]  # the largest torque is assigned last
     # Messages before the first or after the last record may have a larger torque, which is not judged.
     if torques.between is not None:
         logged_peak, judged_peak = (
@@ -791,7 +792,7 @@ def _join_torque_limits(torques: Collection[TorqueColumns], embodiment: str) -> 
 
 
 def _check_torques(columns: TorqueColumns, embodiment: str, samples: Series, table: str) -> None:
-    # Raises an error if limits are unknown, if numbers may be motor currents, or if torques do not match their limits.
+    # Raises an error if limits are unknown, if numbers may be motor currents, or if limits do not fit the joints.
     robot = find_robot(embodiment)
     if columns.limits_nm is None and (robot is None or not robot.limits_nm):
         reason = "no torque limits are published for" if robot else "no torque limits are known for"
@@ -806,7 +807,7 @@ def _check_torques(columns: TorqueColumns, embodiment: str, samples: Series, tab
     if (is_ur or is_bimanual or (robot is not None and robot.effort_is_current)) and not is_torque:
         remedy = (
             f'Write unit = "N m" under [{table}] if the numbers are torques. If they are currents, write the torque '
-            "per ampere as `scale`. Drivers before 2025 publish currents."
+            "per ampere as `scale`. Drivers from before 2025 publish currents."
         )
         robot_text = "an arm of Universal Robots" if is_ur and robot is None else f"a {embodiment}"
         refuse_field(f"the effort of {robot_text} may be motor currents", remedy, table)
@@ -830,7 +831,7 @@ _UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "w
 
 
 def _joint_order(name: str) -> int:
-    # Sort key from the base to the hand: the index in `_UR_JOINTS`, else the last number in the name; -1 = unknown.
+    # Key that sorts joints from base to hand: the index in `_UR_JOINTS`, else the last number in the name, else -1.
     matches = [index for index, joint in enumerate(_UR_JOINTS) if joint in name.lower()]
     return matches[0] if matches else int((re.findall(r"\d+", name) or ["-1"])[-1])
 
@@ -838,8 +839,8 @@ def _joint_order(name: str) -> int:
 def name_tasks(texts: Iterable[str]) -> dict[str, str]:
     """Return a task id for each instruction or file name: its words (letters, marks, numbers) joined by hyphens.
 
-    Letters of every script are kept, in lower case and composed (NFC). If several texts give the same id, the first
-    gets it, and the ids of the others end in a digest of their text.
+    Letters of all scripts are kept, in lower case and in Unicode's composed form (NFC). If several texts give the same
+    id, the first text gets this id. The ids of the other texts then end in a digest of the text.
     """
     tasks: dict[str, str] = {}
     for text in texts:
@@ -861,13 +862,13 @@ def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Serie
         if distance_m > _FAR_M:
             problem = f"[{name}] is {distance_m:.0f} m from the origin; is it in millimeters?"
             yield file, f'{problem} If so, write unit = "mm"'
-        # Number of records between each two successive changes of the pose.
+        # Numbers of records from one change of the pose to the next.
         run_lengths = np.diff(np.flatnonzero((np.diff(poses, axis=0) != 0).any(axis=1)))
         if len(run_lengths) > _FEW_RUNS and np.median(run_lengths) >= 2:
             problem = f"[{name}] repeats each pose {np.median(run_lengths):.0f} times"
             yield (
                 file,
-                f"{problem}: it is published faster than it is measured, so its speed and acceleration are too large",
+                f"{problem}: poses are published faster than measured, so their speed and acceleration are too large",
             )
         if poses.shape[1] == 7:
             norms = np.linalg.norm(poses[:, 3:], axis=1)

@@ -11,14 +11,14 @@ from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 from safevla_recorder.episode import Floats
 
-# A warning is given above this speed, above this multiple of a torque limit, and for a gap of more periods than this.
+# Limits for warnings: the speed of a pose, the ratio of a torque to its limit, and the number of periods in a gap.
 _FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10
 _UNITS = {"torque": " N·m", "wrench": " N, without subtracting the tare"}
-_MOST_SHOWN = 8  # maximum number of extremes, and of warnings, that are shown for a channel
+_MOST_SHOWN = 8  # for each channel, at most this many extremes and this many warnings are shown
 
 
 def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:
-    """Yield, for each mapped part, a line about all episodes together, then a line for each warning on the part."""
+    """Yield for each mapped part a line that summarizes all episodes, then a line for each warning about the part."""
     bounds: dict[str, tuple[Floats, Floats]] = {}
     clocks: dict[str, dict[str, None]] = {}
     problems: dict[str, dict[str, None]] = {}
@@ -26,7 +26,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
         for name, columns in mapping.sources.items():
             samples = episode.series[name]
             rows, times_s = samples.values[samples.known], episode.time_s[samples.known]
-            if samples.between is not None:  # include the messages between records
+            if samples.between is not None:  # include messages between instants
                 all_messages = samples.between[0][np.isfinite(samples.between[0]).all(axis=1)]
                 rows = all_messages if len(all_messages) else rows
             if isinstance(columns, PoseColumns):

@@ -32,8 +32,8 @@ def plain_frame(name: str) -> str:
 
 @dataclass(frozen=True)
 class Edge:
-    """Poses of a frame in its parent frame, [n, 7] (x, y, z, then w, x, y, z), by ascending time [ns]. If the edge is
-    static, the last pose is valid at any time. A frame with several `parents` is an error.
+    """The edge from a frame to its parent: the frame's poses in the parent frame, [n, 7] (x, y, z, w, x, y, z), by
+    ascending time [ns]. If the edge is static, the last pose is valid at any time. Several `parents` are an error.
     """
 
     parents: tuple[str, ...]
@@ -50,8 +50,8 @@ class FrameTree:
         self._edges, self._max_gap_ns = edges, max_gap_ns
 
     def bring(self, poses: Floats, frame: str, into: str, time_ns: Ints) -> Floats:
-        """Convert poses [n, 3 or 7], all known, from `frame` to the frame `into`, each at its time; NaN if a transform
-        is unknown at that time. Raises `RecordError` if the tree does not connect the two frames.
+        """Convert known poses [n, 3 or 7] from `frame` to the frame `into`, each pose at its own time. A pose becomes
+        NaN if a transform is unknown at its time. Raises `RecordError` if the tree does not connect the two frames.
         """
         up_frames, down_frames = self._list_ancestors(frame), self._list_ancestors(into)
         # The poses go up from `frame` to the nearest common ancestor, then down to `into`.
@@ -97,14 +97,14 @@ class FrameTree:
         return frames
 
     def _interpolate_frame(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
-        """Return a frame's origin in its parent frame at each time, or NaN if unknown, and the rotation of its axes."""
+        """Return a frame's origin (NaN = unknown) and rotation in its parent frame at each time."""
         from scipy.spatial.transform import Rotation, Slerp
 
         edge = self._edges[child]
         if edge.static:
             poses = np.broadcast_to(edge.poses[-1], (len(time_ns), 7))
             return poses[:, :3], Rotation.from_quat(poses[:, _XYZW])
-        before = np.searchsorted(edge.time_ns, time_ns, side="right") - 1  # last transform at or before; -1 = none
+        before = np.searchsorted(edge.time_ns, time_ns, side="right") - 1  # index of latest transform; -1 = none
         elapsed_ns, gap_ns = (
             time_ns - edge.time_ns[np.maximum(before, 0)],
             np.diff(edge.time_ns, append=edge.time_ns[-1]),

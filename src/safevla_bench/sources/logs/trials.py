@@ -16,11 +16,11 @@ from safevla_bench.sources.logs.records import MAX_NUMBERS, LoggedEpisode, LogMa
 from safevla_bench.text import escape_controls
 
 _BEGINNING, _END = -(1 << 62), 1 << 62
-_EPOCH_S = 1e8  # starts and ends count from 1970 if they are at least this large, else from the first message
+_EPOCH_S = 1e8  # times of at least this size count from 1970, smaller times from the first message
 
 
 def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedEpisode | RecordError]:
-    """Yield the episode of a recording, or one episode per trial of the mapping; each file is read once.
+    """Yield one episode for the whole recording, or one per trial of the mapping. Each file is read once.
 
     Raises `RecordError` if the reader is not installed, a file is damaged or too large, messages have an unsupported
     encoding, a name in the mapping does not exist, or the clock has fewer than two instants.
@@ -43,11 +43,11 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
 
 
 def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: TransformTree) -> int:
-    # Passes each message to the takers of its topic; returns the log time of the first message [ns].
+    # Passes each message to the `takers` for the message's topic; returns the log time of the first message [ns].
     needs_transforms = any(isinstance(columns, PoseColumns) and columns.into for columns in mapping.sources.values())
     transform_topics = frozenset(mapping.transforms.topics if needs_transforms else ())
     topics, message_index = Topics({*transform_topics, *(taker.topic for taker in takers)}), 0
-    # Topic -> its decoder, the takers of its messages, and whether the messages are transforms.
+    # Topic -> the decoder of its messages, the objects that take them, and whether they are transforms.
     readers: dict[Topic, tuple[Decode, list[Any], bool]] = {}
     for path in recording.parts:
         with translated_errors(path, DAMAGE_REMEDY, *damage_errors()):
@@ -91,7 +91,8 @@ def _list_trials(
             spans.append((begin_ns, end_ns))
         else:
             times_ns, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
-            # A change to true begins a trial; a change to false ends it. If all values are true, each begins a trial.
+            # A change to true begins a trial, and a change to false ends it.
+            # If all values are true, each value begins a trial.
             changes = [
                 index
                 for index, value in enumerate(values)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CHANNEL = "wrist_force_n"
 _GRAVITY_M_S2 = 9.81
 _STILL_M, _STILL_RAD, _TURNED_RAD = 0.002, np.deg2rad(1.0), np.deg2rad(20.0)
-"""Maximum motion and rotation of a still hand, and the rotation since the tare above which a warning is given."""
+"""A hand is still up to this motion and rotation. A rotation since the tare above the last limit gives a warning."""
 
 
 def measure_forces(
@@ -31,9 +31,9 @@ def measure_forces(
 ) -> tuple[Floats, str]:
     """Return the force of largest norm in each record [N], [n, 3], and a warning; "" = no warning.
 
-    `forces` are all measurements, [M, 3], and `record` their records, [M]; every record has at least one. `time_s`
-    are the times of the records, [n], `hand` the poses of the hand, [n, 7] or, without orientation, [n, 3]. Raises
-    `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
+    `forces` are all measurements, [M, 3], and `record` their records' indices, [M]; each record has a measurement.
+    `time_s` are the times of the records, [n]. `hand` are the hand's poses, [n, 7], or [n, 3] without orientation.
+    Raises `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
     """
     rotations = None
     if hand is not None and hand.shape[1] == 7:
@@ -50,26 +50,26 @@ def measure_forces(
         if rotations is None:
             refuse_field("mass_kg needs the hand's orientation", "Map [eef] to poses with a rotation.", "wrench")
         weights_n = rotations.inv().apply([0.0, 0.0, -columns.mass_kg * _GRAVITY_M_S2])
-        # An offset measured at the tare includes the tool's weight; an offset in the mapping does not.
+        # An offset that is measured at rest includes the tool's weight; an offset in the mapping does not.
         weights_n -= weights_n[tare_records].mean(axis=0) if columns.tare is None else 0.0
     elif rotations is None:
         problem = "forces may include the weight of the hand's tool, since the hand's rotation is unknown"
     elif (turn_rad := (rotations[tare_records.start].inv() * rotations).magnitude().max()) > _TURNED_RAD:
         problem = (
             f"the hand turns by {np.rad2deg(turn_rad):.0f}° from its orientation at the tare, so the weight of the "
-            "tool counts as a force; give its mass_kg"
+            "tool counts as a force; give the tool's mass_kg"
         )
     forces = forces - offset_n - weights_n[record]
     order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # sorted by record, then by norm; NaN last
     order = order[np.isfinite(forces[order]).all(axis=1)]
     largest = np.full((len(time_s), 3), np.nan)
-    largest[record[order]] = forces[order]  # in ascending order, so the largest force remains
+    largest[record[order]] = forces[order]  # the largest force is assigned last
     return largest, problem
 
 
 def _find_still_records(time_s: Floats, hand: Floats | None, rotations: Rotation | None, length_s: float) -> slice:
     if hand is not None:
-        # For each record, the last record of an interval of `length_s` that begins with it; 1e-9 is a tolerance.
+        # For each record, the last record of the interval that begins there and lasts `length_s`; 1e-9 is a tolerance.
         last_records = np.searchsorted(time_s, time_s + length_s * (1 - 1e-9))
         for first, last in enumerate(last_records[last_records < len(time_s)].tolist()):
             interval = slice(first, last + 1)
@@ -79,4 +79,4 @@ def _find_still_records(time_s: Floats, hand: Floats | None, rotations: Rotation
             ):
                 return interval
     problem = "the hand's pose is not mapped" if hand is None else f"the hand is never still for {length_s:g} s"
-    refuse_field(problem, "Give the force without contact as tare = [x, y, z] in N, or another tare_s.", "wrench")
+    refuse_field(problem, "Write tare = [x, y, z], the force without contact in N, or another tare_s.", "wrench")

@@ -1,6 +1,6 @@
 """The index of the episodes in sources. One scan builds the index; then each episode can be read again.
 
-Archives of any size are judged with memory for only a few episodes.
+So an archive of any size can be judged with memory for only a few of its episodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags, start_marks
 
 CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # minimum number of records or of bytes in a batch
-KEPT_BYTES = 1 << 26  # larger sets of valid episodes are read again from the files instead of kept in memory
+KEPT_BYTES = 1 << 26  # larger sets of valid episodes are not kept in memory, but read again from the files
 Indices = Sequence[int] | NDArray[np.int64]
 
 
@@ -37,8 +37,8 @@ class EpisodeNote(NamedTuple):
 
     header: Header
     length: int
-    is_privileged: bool  # true if the policy saw privileged state
-    earlier_resets: int | None  # resets since the environment was seeded; fixtures' poses depend on them
+    is_privileged: bool  # true if the policy saw state that a real robot cannot measure
+    earlier_resets: int | None  # number of resets since the environment was seeded; affects fixtures' poses
     kitchen: Kitchen | None  # the values that fix the start of a RoboCasa episode, if recorded
     start_marks: tuple[str, ...]  # header fields that mark a start which the suite does not define
     stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
@@ -53,7 +53,7 @@ class EpisodeIndex:
     sources: tuple[RecordSource, ...]
     notes: tuple[EpisodeNote, ...]
     problems: tuple[RecordError, ...]
-    lost: tuple[AbsentEpisode, ...]  # episodes in a run's table; their records were lost in a damaged file
+    lost: tuple[AbsentEpisode, ...]  # episodes in a run's table whose records were lost in a damaged file
     kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if they fit into `KEPT_BYTES`
 
     def __len__(self) -> int:
@@ -99,8 +99,8 @@ class EpisodeIndex:
         return list(zip(self.sources, map(range, ends, ends[1:]), strict=True))
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
-        """Raise `CollectedError` with all problems, if there are any, unless `skip_invalid`. Raise `RunError` if two
-        sources have the same episode. If one source has an episode twice, that is one of the problems.
+        """Raise `CollectedError` with all problems, if there are any, unless `skip_invalid`. An episode that one source
+        has twice is such a problem. Raise `RunError` if two sources have the same episode.
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems, is_any_valid=bool(self.notes)))
@@ -118,9 +118,9 @@ class EpisodeIndex:
                 raise RunError(problem, remedy=remedy, place=Place(file=str(path), episode=episode_id))
 
     def read_chunks(self, wanted: Collection[int] = (), kept: list[Batch] | None = None) -> Iterator[Batch]:
-        """Yield all valid episodes in batches, in order; the episodes of a batch are from one source. Episodes at the
-        indices `wanted` are appended to `kept`, which is complete at the end. Raises `RunError` if a source has fewer
-        or more episodes than at the scan.
+        """Yield all valid episodes in batches, in order; the episodes of a batch are from one source. Batches of the
+        episodes at the indices `wanted` are appended to `kept`. Raises `RunError` if a source no longer has the number
+        of episodes that the scan found.
         """
         wanted = frozenset(wanted)
         for source_index, (source, indices) in enumerate(self.by_source()):
@@ -161,14 +161,14 @@ class EpisodeIndex:
         return episode
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
-        """Return all episodes in order: those at `indices` with records, the rest with only their header and length."""
+        """Return all episodes in order. Episodes at `indices` have records; the others have only header and length."""
         chosen = sorted(set(indices))
         with_records = self.read_episodes(chosen)
         batch = self.append_headers([] if with_records is None else [with_records], chosen)
         return select_episodes(batch, np.argsort([*chosen, *self._other_indices(chosen)]))
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
-        """Return the episodes of `batches`, whose indices are `indices`, then the rest with only header and length."""
+        """Return the episodes of `batches` (those at `indices`), then only header and length of all other episodes."""
         others = self._other_indices(indices)
         return concatenate_batches(
             [*batches, batch_of_headers([self.headers[index] for index in others], self.lengths[others])]
@@ -186,7 +186,7 @@ class EpisodeIndex:
 
 
 class Scan:
-    """One pass over sources: iteration yields batches of episodes; then `index` returns the index of all episodes."""
+    """One pass over sources. Iteration yields batches of episodes; then `index` returns the index of all episodes."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.sources = open_sources(paths)
@@ -222,7 +222,7 @@ class Scan:
                 yield batch
 
     def _note_batches(self, source_index: int, source: RecordSource) -> Iterator[Batch]:
-        # Yields the source's valid episodes, and keeps the facts about them, the errors and the lost episodes.
+        # Yields the source's valid episodes. Stores facts about the valid episodes, the errors, and the lost episodes.
         place, damaged_ids = 0, set()
         for batch in source.scan():
             if isinstance(batch, RecordError):
@@ -249,7 +249,7 @@ class Scan:
         self._lost += [absent for absent in source.expected or () if absent.episode_id in damaged_ids]
 
     def _share_values(self, header: Header) -> Header:
-        """Return the header with shared values: a value that several episodes have is stored only once."""
+        """Return a copy of the header in which values are shared, so that equal values are stored only once."""
         values = {name: getattr(header, name) for name in _SHARED_FIELDS}
         keys = {name: repr(value) if isinstance(value, Mapping) else value for name, value in values.items()}
         return replace_fields(
@@ -305,8 +305,8 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield concatenate_batches(gathered)
 
 
-# Limit on the memory for errors and facts about episodes, which is enough for the facts about some 200,000 episodes.
-# If the total size of the sources' files is larger, the total size is the limit.
+# Limit on the memory for errors and for facts about episodes: enough for the facts about some 200,000 episodes.
+# If the sources' files have a larger total size than this limit, their total size is the limit.
 MAX_NOTES_BYTES = 1 << 30
 _SHARED_FIELDS = (
     "versions",
@@ -322,7 +322,7 @@ _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 
 def _batch_bytes(batch: Batch) -> int:
-    # Returns the memory of a batch without its headers, which the index keeps anyway.
+    # Returns the memory that a batch takes without its headers, since the index keeps the headers anyway.
     return _array_bytes(batch) + sum(_estimate_bytes(fields) for fields in batch.extra if fields)
 
 
@@ -334,7 +334,7 @@ def _array_bytes(value: object) -> int:
 
 
 def _estimate_bytes(value: object) -> int:
-    # Returns the approximate memory of a value, including its contents.
+    # Returns the approximate memory that a value takes, with all that it contains.
     if value is None or isinstance(value, int | float):
         return _OBJECT_BYTES // 2
     if isinstance(value, str):
@@ -363,7 +363,7 @@ def _filter_episodes(batches: Iterable[Batch | RecordError], keys: set[EpisodeKe
 def _read_wanted(
     source: RecordSource, wanted: Sequence[EpisodeNote], kept: Sequence[Batch] | None
 ) -> dict[EpisodeKey, Batch]:
-    # Returns key -> episode as a batch of one. Raises an error if the source does not have exactly these episodes.
+    # Returns key -> batch of one episode. Raises an error if the source does not have exactly the wanted episodes.
     keys = {note.header.key for note in wanted}
     candidates = source.read([note.place for note in wanted]) if kept is None else kept
     batches = _filter_episodes(candidates, keys) if wanted else ()

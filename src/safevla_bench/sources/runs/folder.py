@@ -30,13 +30,13 @@ from safevla_recorder.identity import UNKNOWN, is_other_code
 _log = get_logger(__name__)
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
-# Version of the format of scores.json and scores.parquet. Files without a version have version 1: reasons are texts.
+# Version of the format of scores.json and scores.parquet. Files of version 1 state no version; their reasons are texts.
 SCORES_VERSION = 2
 ORIGIN = ("scores_version", "judged_by", "sources", "recorded_with")
-"""The keys of scores.json that describe its origin; scores.parquet has them as metadata of its schema."""
-DECISION = "decision"  # key of run.json: the result of a stopping rule, and the number of episodes that it needed
+"""The keys of scores.json that describe the origin of the scores; scores.parquet has them in its schema's metadata."""
+DECISION = "decision"  # key of run.json: a stopping rule's result, and the number of episodes that the rule needed
 BY_CHANCE = (
-    "Paired episodes therefore differ by chance, too. To see how much, compare two runs: "
+    "If answers vary, paired episodes also differ by chance. To see how much, compare two runs: "
     "safevla compare first=RUN again=RUN"
 )
 MAX_SCORES_BYTES = 1 << 28
@@ -44,7 +44,7 @@ SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 VERDICTS = "verdicts.msgpack.gz"
 """The file with all data from which summaries are computed; `safevla score --combine` reads it."""
 MAX_VERDICTS_BYTES = 1 << 30
-EXPERIMENTS = "experiments"  # folder in a run folder for judgements by other rules than those of the run
+EXPERIMENTS = "experiments"  # subfolder of a run folder for judgements by rules other than the run's rules
 EXPORTS = frozenset(
     ("safevla.csv", "submission.json", "episode.rrd", "episode.mcap", "model_card.md", "robocasa.json", "lerobot")
     + (
@@ -60,7 +60,7 @@ EXPORTS = frozenset(
         EXPERIMENTS,
     )
 )
-"""Files that commands write into a run folder if it is their only source, in addition to its judgement and pictures."""
+"""Files that a command writes into a run folder if the run is its only source, apart from judgement and pictures."""
 MISSING = "missing"
 _RESTORE = "Restore the file, or score the records in archive/ or raw/ directly."
 
@@ -75,7 +75,7 @@ class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
-    """A planned episode without a record; `outcome` and `reason` say why it has none, for example after a crash."""
+    """A planned episode without a record; `outcome` and `reason` say why it has no record, such as a crash."""
 
     outcome: str
     reason: str | None = None
@@ -88,7 +88,7 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
 
     @classmethod
     def from_row(cls, row: object, **values: str | None) -> AbsentEpisode:
-        """Return the episode with the fields of `row`, a row of a table or a header; `values` override these fields."""
+        """Return the episode with the fields of `row`, which is a header or a table's row. `values` override fields."""
         return cls(**{name: getattr(row, name, None) for name in cls.__struct_fields__} | values)  # type: ignore[arg-type]
 
 
@@ -104,18 +104,18 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Repeats(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of repeated requests to a server (`asked`), and of answers that differ from the first one (`other`)."""
+    """Number of repeated requests to a server (`asked`), and how many answers differ from the first one (`other`)."""
 
     asked: int
     other: int
 
     def describe(self) -> str:
-        """Return both numbers as the main clause of a sentence."""
+        """Return a main clause that states both numbers."""
         return f"{self.other} of {self.asked} repeated requests had another answer"
 
 
 class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
-    """A statement of a policy or its server about itself, such as its checkpoint, and the episodes that have it."""
+    """A policy's or server's statement about itself, such as its checkpoint, and the episodes with this statement."""
 
     policy: str
     suite: str
@@ -126,7 +126,7 @@ class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
 class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that vary between repetitions of a run (`volatile` in run.json). Results do not depend on these facts."""
 
-    policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if it has one
+    policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if measured
     ran_on: Mapping[str, str] = {}  # episode -> the node and process that ran it
     policies_say: Sequence[PolicyGreeting] = ()  # statements of policies about themselves, in episode order
     repeated_answers: Mapping[
@@ -138,7 +138,7 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
         return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
-        """Return `description`, the content of run.json, with the facts that are known added under `volatile`."""
+        """Return a copy of `description`, the content of run.json, with the known facts added under `volatile`."""
         facts = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return {**description, "volatile": {**read_volatile(description), **facts}} if facts else dict(description)
 
@@ -170,7 +170,7 @@ def archive_parts(folder: Path) -> list[Path]:
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The digests of a complete run's files: of the archive's parts (`archive/NAME`), and of the other files."""
+    """The digests of a complete run's files: `parts` for the archive (`archive/NAME`), and `files` for other files."""
 
     schema_version: int = SCHEMA_VERSION
     parts: dict[str, str]
@@ -185,9 +185,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def archive_digest(path: Path) -> str | None:
-    """Return the sha256 of an archive file. For a run folder, return what `sha256sum archive/part-* | sha256sum` prints
-    there, from the digests in the manifest; for raw episodes, what `sha256sum raw/[0-9]* | sha256sum` prints. Return
-    None for a missing path, and for a folder with neither a readable manifest nor raw episodes.
+    """Return the sha256 of an archive file. For a run folder, return the output of `sha256sum archive/part-* |
+    sha256sum`, computed from the digests in the manifest; for raw episodes, the output of `sha256sum raw/[0-9]* |
+    sha256sum`. Return None for a missing path, and for a folder with neither a readable manifest nor raw episodes.
     """
     if path.is_file():
         return sha256_of(path)
@@ -196,14 +196,14 @@ def archive_digest(path: Path) -> str | None:
             digests = read_manifest(path).parts
         else:
             digests = {f"raw/{file.name}": sha256_of(file) for file in (path / "raw").glob("[0-9]*")}
-    except (RunError, FileNotFoundError):  # the run was completed meanwhile, which removed its raw episodes
+    except (RunError, FileNotFoundError):  # another process has completed the run, and removed its raw episodes
         return None
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """Return run.json's host and its arguments; (None, {}) without a host. Raises the errors of `read_description`."""
+    """Return the host in run.json and the host's arguments; (None, {}) without a host. Raises as `read_description`."""
     description = read_description(folder) if (folder / RUN).is_file() else {}
     host, arguments = description.get("host"), description.get("host_arguments")
     texts = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
@@ -226,7 +226,7 @@ def is_own_loop(description: Mapping[str, object]) -> bool:
 
 
 def policy_rows(description: Mapping[str, object]) -> list[Mapping[str, Any]]:
-    """Return the entry for each policy in a run.json; [] if there are none, as for an archive."""
+    """Return the entries for policies in a run.json; [] if there are none, as for an archive."""
     rows = description.get("policies")
     listed = rows if isinstance(rows, list | tuple) else ()
     return [row for row in listed if isinstance(row, Mapping) and isinstance(row.get("policy"), str)]
@@ -247,8 +247,8 @@ def recorded_code(description: Mapping[str, object]) -> list[str]:
 
 
 def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *, is_allowed: bool) -> None:
-    """Raise `RunError`, with the given place, if the versions of code `codes` and `others` differ, unless `is_allowed`.
-    Log a warning for an allowed difference, and for unknown code, which cannot be compared.
+    """Raise `RunError` at `place` if the versions of the code in `codes` and `others` differ. If `is_allowed`, log a
+    warning instead. Also log a warning if a version is unknown, since it cannot be compared.
     """
     listed_codes = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
     if any(is_other_code(code, other) for code in codes for other in others):
@@ -266,14 +266,14 @@ def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *
 
 
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
-    """Write the table of all planned episodes, replacing an existing one."""
+    """Write the table of all planned episodes. An existing table is replaced."""
     plain_rows = map_texts(msgspec.to_builtins(rows), escape_surrogates)
     table = pa.Table.from_pylist(plain_rows, schema=_EPISODES_SCHEMA)
     write_atomically(own_path(folder, EPISODES), encode_parquet(table))
 
 
 def read_episodes(folder: Path) -> list[EpisodeRow]:
-    """Return the row of each planned episode, in plan order; [] without a table. Raises `RunError` if it is damaged."""
+    """Return the rows of the planned episodes, in plan order; [] without a table. Raises `RunError` for a bad table."""
     path = folder / EPISODES
     with readable(path, _RESTORE):
         return msgspec.convert(read_table(read_input(path)).to_pylist(), list[EpisodeRow]) if path.exists() else []
@@ -289,7 +289,7 @@ def read_facts(folder: Path) -> DayFacts:
 
 
 def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
-    """Return policy -> one latency for each of its episodes, for policies that use a server according to run.json."""
+    """Return policy -> the latencies of its episodes, for the policies that use a server according to run.json."""
     served = [row["policy"] for row in policy_rows(description) if "dialect" in row]
     latencies = read_facts(folder).policy_latency.items() if served else ()
     by_policy = {policy: [row for name, row in latencies if name.startswith(f"{policy}/")] for policy in served}
@@ -329,7 +329,7 @@ _SLUG_LENGTH = 60
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """One picture, film or replay of one episode; spec, value and threshold are None if it shows no violation."""
+    """A picture, film or replay of one episode. If no violation is shown, spec, value and threshold are None."""
 
     episode_id: str
     policy: str | None
@@ -355,8 +355,8 @@ _PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 
 def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) -> tuple[str, bytes] | None:
-    """Return the format (`PNG`, `JPEG` or `WEBP`) and the bytes of a frame's picture. None if it is missing, of another
-    type, larger than `most_bytes` or 2²⁴ pixels, outside the run folder (through a link), or not of its suffix's type.
+    """Return the format (`PNG`, `JPEG` or `WEBP`) and the bytes of a frame's picture. Return None if the file is
+    missing, larger than `most_bytes` or 2²⁴ pixels, outside the run folder (through a link), or in another format.
     """
     from PIL import Image
 
@@ -381,7 +381,7 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_frames(folder: Path) -> tuple[Frame, ...]:
     """Return the frames of a run folder, in the order of their index; () if there is no index. Does not check whether
-    the files exist. Raises `RunError` if the index cannot be read, or a file's name is not plain (a-z, 0-9, ., -).
+    the files exist. Raises `RunError` if the index cannot be read, or if a file name is not only a-z, 0-9, . and -.
     """
     path = folder / FRAMES / INDEX
     if not path.exists():
@@ -395,7 +395,7 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
 
 
 def write_frames(folder: Path, frames: Iterable[Frame]) -> Path:
-    """Write the index into a run folder's `frames`, which must exist, replacing an older one; return its path."""
+    """Write or replace the index in a run folder's `frames`, which must exist; return the path of the index."""
     path = own_path(folder, FRAMES, INDEX)
     write_atomically(path, dump_json(_Index(frames=tuple(frames))))
     return path
@@ -414,14 +414,14 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
 
 
 _REASON = "the episode was planned, but the table of episodes does not list it"
-_MAX_NAMED = 1_000_000  # maximum number of planned episodes that are listed by name; a run.json may claim any number
+_MAX_NAMED = 1_000_000  # limit on the number of planned episodes that are listed; a run.json may claim any number
 # If `episodes` in run.json has one of these values, each task has as many episodes as its suite defines.
 _SUITE_SIZES = (None, "protocol")
 
 
 class PlanStretch(msgspec.Struct, frozen=True):
-    """Shard `number`, from 1, of the `count` shards of a plan with `whole` episodes. The shard's first episode has the
-    index `first` in the plan. Stored in run.json as `shard`.
+    """One shard of a plan: shard `number`, counted from 1, of `count` shards. The plan has `whole` episodes, and the
+    shard's first episode has the index `first` in the plan. Stored in run.json as `shard`.
     """
 
     number: int
@@ -450,7 +450,7 @@ class _Plan(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class PlanDifference:
-    """Differences between a run's plan and its table of episodes."""
+    """Differences between the plan of a run and the run's table of episodes."""
 
     missing: tuple[AbsentEpisode, ...] = ()
     unnamed: int = 0  # number of further missing episodes, if run.json does not say which are missing

@@ -2,7 +2,7 @@
 
 Episode NNNNNN of the plan has its record in `raw/NNNNNN.npz` and its row of facts in `raw/NNNNNN.json`, which is
 written last. An episode without a row is run again, and its record overwritten. A crashed episode has a row but no
-record. `safevla_recorder` writes the same files, but numbers episodes in the order of their ends and makes no archive.
+record. `safevla_recorder` writes the same files, but numbers episodes as they end and makes no archive.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RawEpisode(run_folder.EpisodeRow):
 
     @property
     def row(self) -> run_folder.EpisodeRow:
-        """The row for the table of episodes, without the varying facts."""
+        """The row for the table of episodes, without the facts that vary between repetitions."""
         return run_folder.EpisodeRow(**{name: getattr(self, name) for name in _ROW_FIELDS})
 
     @property
@@ -63,8 +63,8 @@ def record_path(folder: Path, index: int) -> Path:
 
 
 def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | None) -> None:
-    """Write a finished episode: first its record, the bytes of an `.npz` file, then its row. If it crashed, `record` is
-    None, and the record of an earlier attempt is removed.
+    """Write a finished episode: first its record, which is the bytes of an `.npz` file, then its row. For a crashed
+    episode, `record` is None, and the record of an earlier attempt is removed.
     """
     path = own_path(folder, RAW, record_path(folder, index).name)
     if record is None:
@@ -75,7 +75,7 @@ def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | Non
 
 
 def remove_raw(folder: Path, index: int) -> None:
-    """Remove a finished episode: first its row, so that it counts as unfinished, then its record."""
+    """Remove a finished episode: first its row, so that the episode counts as unfinished, then its record."""
     path = record_path(folder, index)
     path.with_suffix(_ROW_SUFFIX).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
@@ -99,8 +99,8 @@ def read_raw(folder: Path) -> dict[int, RawEpisode]:
 
 
 def record_files(folder: Path) -> list[Path]:
-    """Return the files with the records of a complete run, in order: the parts of its archive, or else its raw records;
-    [] if there are neither. Raises `RunError` if a raw row is damaged.
+    """Return, in order, the files with the records of a complete run: the parts of its archive, or if there are none,
+    its raw records; [] if both are missing. Raises `RunError` if a raw row is damaged.
     """
     parts = run_folder.archive_parts(folder)
     if parts or not has_raw(folder):
@@ -109,8 +109,8 @@ def record_files(folder: Path) -> list[Path]:
 
 
 def episode_rows(folder: Path) -> list[run_folder.EpisodeRow]:
-    """Return the row of every planned episode of a complete run, in plan order: from its table, or else its raw rows;
-    [] if there are neither. Raises `RunError` if the table or a raw row is damaged.
+    """Return the row of every planned episode of a complete run, in plan order. The source is the table of episodes or,
+    if it is missing, the raw rows; [] if both are missing. Raises `RunError` if the table or a raw row is damaged.
     """
     if (folder / run_folder.EPISODES).exists() or not has_raw(folder):
         return run_folder.read_episodes(folder)
@@ -118,8 +118,8 @@ def episode_rows(folder: Path) -> list[run_folder.EpisodeRow]:
 
 
 def complete_episodes(folder: Path) -> list[RawEpisode]:
-    """Return every planned episode of a complete run with its varying facts, in plan order. Raises `RunError` if
-    run.json, the table or a raw row is damaged.
+    """Return every planned episode of a complete run, in plan order, with the facts that vary between repetitions.
+    Raises `RunError` if run.json, the table or a raw row is damaged.
     """
     facts = run_folder.read_facts(folder)
     statements = facts.statements
@@ -135,7 +135,7 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
 
 
 def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_folder.Repeats]) -> run_folder.DayFacts:
-    """Return the varying facts of a run. Equal statements of a policy in a suite are listed once."""
+    """Return the facts of a run that vary between repetitions. Equal statements of a policy in a suite are merged."""
     latencies: dict[str, run_folder.Latency] = {}
     ran_on: dict[str, str] = {}
     greetings: dict[tuple[str, str, bytes], run_folder.PolicyGreeting] = {}
@@ -187,7 +187,7 @@ def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
     """Yield the records of the listed `episodes` of an unfinished run, and the errors of bad records. `wanted` are the
-    indices of the records to read, counting only episodes with a record; None = all. Raises `RunError` if the run was
+    indices of the records to read, among all records of `episodes`; None = all. Raises `RunError` if the run was
     completed while it was read.
     """
     selection = EpisodeSelection(wanted)
@@ -212,7 +212,7 @@ def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
 
 
 def _row_paths(folder: Path) -> dict[int, Path]:
-    # Index in the plan -> file of the row, in plan order.
+    # Returns an episode's index in the plan -> the file of its row, in plan order.
     paths = [path for path in (folder / RAW).iterdir() if path.suffix == _ROW_SUFFIX and path.stem.isdecimal()]
     return {int(path.stem): path for path in sorted(paths, key=lambda path: int(path.stem))}
 
@@ -230,11 +230,11 @@ def _read_row(path: Path) -> RawEpisode:
 # A complete run
 
 
-SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json: sha256 of the file without this digest
+SEAL = "file_sha256"  # last key of manifest.json, and of `volatile` in run.json: sha256 of the file's other bytes
 
 
 def seal_json(document: Mapping[str, object]) -> bytes:
-    """Return a document as JSON; its last key, `SEAL`, must have the value "", which becomes the digest of the rest."""
+    """Return a document as JSON. Its last key must be `SEAL`, whose value "" is replaced by the digest of the rest."""
     head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)
     return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail
 
@@ -251,8 +251,8 @@ _SEAL_KEY, _DIGEST_LENGTH = f'"{SEAL}": "'.encode(), 64
 
 
 def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, description: Mapping[str, object]) -> None:
-    """Write manifest.json of a complete run: the digests of the archive's parts and of the table, both on disk, and of
-    run.json, whose content will be `description`. Varying facts are ignored. `episodes` is the number of planned ones.
+    """Write manifest.json of a complete run. It has the digests of the archive's `parts`, of the table of episodes, and
+    of `description`, the content of run.json, without `volatile`. `episodes` is the number of planned episodes.
     """
     files = {
         run_folder.EPISODES: sha256_of(folder / run_folder.EPISODES),
@@ -267,8 +267,8 @@ def _write_sealed_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
 
 
 def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
-    """Add digests of files that were written after a run to its manifest; remove the digests of files whose content
-    is None. Does nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
+    """Add the digests of files that were written after a run to the run's manifest; remove the digest of a file whose
+    content is None. Does nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
     """
     try:
         manifest = run_folder.read_manifest(folder)
@@ -282,8 +282,8 @@ def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
 
 
 def later_files(folder: Path, name: str) -> list[str]:
-    """Return the files outside the archive that were written after the file `name`, by their order in the manifest; []
-    for a run without manifest, which has raw records.
+    """Return the files outside the archive that were written after the file `name`, according to the order in the
+    manifest. Return [] for a run with raw records, which has no manifest.
     """
     if not (folder / run_folder.MANIFEST).exists():
         return []
@@ -291,13 +291,13 @@ def later_files(folder: Path, name: str) -> list[str]:
     return files[files.index(name) + 1 :] if name in files else []
 
 
-# Names of the files that are compared with the manifest: files directly in the run folder, or its pictures.
+# Pattern of the names of files that are compared with the manifest: pictures, and files directly in the run folder.
 _OUTSIDE_ARCHIVE = re.compile(r"(?:(?:frames|found)/)?\w[\w.-]*", re.ASCII)
 
 
 def changed_files(folder: Path) -> Iterator[str]:
-    """Yield a sentence for each file outside the archive that differs from the manifest, and for a broken seal of
-    run.json or the manifest. Raises `RunError` if the manifest or run.json cannot be read.
+    """Yield a sentence for each file outside the archive that differs from the manifest, and for run.json and the
+    manifest if they do not match their own digest. Raises `RunError` if one of these two cannot be read.
     """
     files = run_folder.read_manifest(folder).files
     for name in (run_folder.MANIFEST, run_folder.RUN):
@@ -325,7 +325,7 @@ def _digest_description(description: Mapping[str, object]) -> str:
 
 
 def listed_parts(folder: Path) -> list[Path]:
-    """Return the archive's parts that exist or that the manifest names, sorted; an unreadable manifest names none."""
+    """Return, sorted, the parts of the archive that exist or that the manifest names, if the manifest can be read."""
     try:
         names = run_folder.read_manifest(folder).parts
     except RunError:
@@ -335,7 +335,7 @@ def listed_parts(folder: Path) -> list[Path]:
 
 
 def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, problem) for each missing, changed or unlisted part. Raises `RunError` for a bad manifest."""
+    """Yield (name, problem) for each missing, changed or unlisted part. Raises `RunError` for a damaged manifest."""
     stated_digests = run_folder.read_manifest(folder).parts
     existing = {_part_name(part): part for part in run_folder.archive_parts(folder)}
     for name, expected in stated_digests.items():
@@ -358,8 +358,8 @@ def write_run(
     folder: Path, description: Mapping[str, object], rows: Sequence[run_folder.EpisodeRow], records: Iterable[Batch]
 ) -> None:
     """Write all files of a complete run, run.json last; existing files are replaced. `description` becomes run.json,
-    with `complete` true; its `archive` names the archive's format. `records` are batches of one, in plan order, for
-    those episodes in `rows` that have a record.
+    with `complete` true; its key `archive` names the archive's format. `records` has a batch of one episode for each
+    episode in `rows` that has a record, in plan order.
     """
     parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
     for stale in set(run_folder.archive_parts(folder)) - set(parts):
@@ -372,7 +372,7 @@ def write_run(
 
 
 def read_records(folder: Path) -> Iterator[Batch]:
-    """Yield the records of a complete run as batches of one, in order. Raises `RecordError` if one cannot be read."""
+    """Yield a complete run's records in order, one episode per batch. Raises `RecordError` if one cannot be read."""
     for batch in archive.read_episodes(run_folder.archive_parts(folder)):
         if isinstance(batch, RecordError):
             raise batch
@@ -383,7 +383,7 @@ def read_records(folder: Path) -> Iterator[Batch]:
 def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterator[Path]:
     own_path(folder, run_folder.ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
-    for number, first_record in enumerate(remaining):  # the body takes the other records of the part
+    for number, first_record in enumerate(remaining):  # the loop's body takes the part's further records
         path = folder / run_folder.ARCHIVE / f"part-{number:05d}{suffix}"
         archive.write_batches(path, chain([first_record], islice(remaining, EPISODES_A_PART - 1)))
         yield path

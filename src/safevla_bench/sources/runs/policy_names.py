@@ -110,7 +110,7 @@ def _statements_by_suite(description: Mapping[str, object], policy: str) -> dict
 def _servers_by_suite(description: Mapping[str, object]) -> dict[str, str]:
     listed_servers, suites = read_volatile(description).get("servers"), description.get("suites")
     servers: dict[str, str] = {}
-    # A text is SUITE=URL, or only a URL, which then serves all suites that no other text names.
+    # A text is SUITE=URL or URL. A URL without a suite is the server of all suites that the other texts do not name.
     for text in listed_servers if isinstance(listed_servers, list | tuple) else ():
         suite, _, url = str(text).rpartition("=")
         for served_suite in [suite] if suite else suites if isinstance(suites, list | tuple) else ():
@@ -120,8 +120,8 @@ def _servers_by_suite(description: Mapping[str, object]) -> dict[str, str]:
 
 
 def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
-    """Return recorded name -> user's name for the policy of a source; {} if the user gave none. The baseline `noop`
-    keeps its name if the source has another policy. Raises `RunError` if it has several policies other than `noop`.
+    """Return recorded name -> user's name for the policy of a source; {} if the user gave no name. The baseline `noop`
+    keeps its name if the source has another policy. Raises `RunError` if several policies are not `noop`.
     """
     name = getattr(path, "policy", None)
     if name is None:
@@ -131,13 +131,13 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
         problem = (
             f"{name} names one policy, but the source has {len(named_policies)}: {', '.join(map(str, named_policies))}"
         )
-        remedy = "Leave the name out, and name policies when they run: --policy NAME=POLICY."
+        remedy = "Leave the name out. To name policies, run them with --policy NAME=POLICY."
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     return dict.fromkeys(named_policies, name)
 
 
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
-    """Return for each source the new names of its policies that share a name with another policy; {} if none do.
+    """Return for each source: recorded name -> new name, for each policy that shares its name with a different policy.
     `identities` are the policies in each source's run.json. An archive has no run.json, and may hold any policy.
     """
     everyone = [identity for source_identities in identities for identity in source_identities]

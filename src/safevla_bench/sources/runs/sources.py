@@ -1,6 +1,6 @@
-"""Sources, whose records can be read repeatedly: archive files, run folders (complete or not), and logs.
+"""Sources of records, which can be read repeatedly: archive files, run folders (complete or not), and logs.
 
-The episodes that are left out in reading are listed: invalid episodes, and episodes lost in damaged files.
+Episodes that cannot be used are left out and listed: invalid episodes, and episodes lost in damaged files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LeftOut:
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
         """Return the counts for these errors, and for the sources' differences from their plans. A `DamageError` that
-        names an episode is one lost episode; any other is a damaged location with `episodes` lost episodes.
+        names an episode is one lost episode. Without a name, it is a damaged location with `episodes` lost episodes.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         named_count = sum(problem.place.episode is not None for problem in damage)
@@ -63,14 +63,14 @@ class LeftOut:
 
     @property
     def count(self) -> int:
-        """Minimum number of episodes that are left out."""
+        """Known number of invalid and lost episodes; more may be lost."""
         return self.invalid + self.lost
 
     def __bool__(self) -> bool:
         return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
     def describe_kinds(self) -> list[str]:
-        """Return a phrase for each kind of left-out episode; if damage lost no episode, also one about the damage."""
+        """Return a phrase for each kind of episode that was left out, or about damage that lost no episode."""
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.unknown:
             episodes_text = count_noun(self.lost, "episode") if self.lost else "an unknown number of episodes"
@@ -117,17 +117,17 @@ class RecordSource:
     path: Path
     absent: tuple[run_folder.AbsentEpisode, ...]
     description: Mapping[str, object]  # content of run.json; empty for an archive file
-    # Yields all episodes, or only chosen ones, as `archive.read_episodes` does.
+    # Yields all episodes, or only those at given indices, as `archive.read_episodes` does.
     read: Callable[..., Iterator[Batch | RecordError]]
     files: tuple[Path, ...] = ()  # the files that `read` reads; () for an unfinished run, which may continue
     expected: tuple[run_folder.AbsentEpisode, ...] | None = None  # episodes that must have a record; None = unknown
     complete: bool = False  # True for a complete run folder, so that its files can be compared with its manifest
     policy_names: naming.PolicyNames = field(default_factory=dict)
-    # Differences of a complete run from its plan. Its missing episodes are also in `absent`.
+    # Differences of a complete run from its plan. The run's missing episodes are also in `absent`.
     plan: run_folder.PlanDifference = _AS_PLANNED
 
     def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
-        """Return the source with renamed policies in its records and its absent episodes; its run.json is unchanged. A
+        """Return the source with renamed policies in its records and its absent episodes, but not in its run.json. A
         policy that is not in `names` keeps its name.
         """
         if not names:
@@ -146,8 +146,8 @@ class RecordSource:
 
     def scan(self) -> Iterator[Batch | RecordError]:
         """Yield an error for each changed part of a complete run, then the records and errors of `read`. If `expected`
-        is known, an error follows for each expected episode that no record or error named; then errors that name no
-        expected episode count no lost episodes, so that no episode is counted twice.
+        is known, then yield an error for each expected episode that no record or error named. An error that names no
+        expected episode then counts as zero lost episodes, so that no episode is counted twice.
         """
         yield from _report_changed_parts(self.path) if self.complete else ()
         if self.expected is None:
@@ -157,7 +157,7 @@ class RecordSource:
 
     def _read_and_report_lost(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
         """Yield the records and errors, then an error for each expected episode that no record or error named. Errors
-        that name no expected episode count no lost episodes. For a record that is not expected, an error is yielded.
+        that name no expected episode count as zero lost episodes. Records that are not expected become errors.
         """
         missing_names = {escape_controls(name): name for name in expected}
         planned_names = set(missing_names)
@@ -211,7 +211,7 @@ def rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyN
 
 def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     """Open several sources. Policies get the names that the user gave. Then different policies that share a name get
-    different names; if one of them is in an archive, it becomes "NAME (FILE)".
+    different names; a policy NAME of an archive gets the name "NAME (FILE)".
     Raises the same errors as `open_source` and `name_source`.
     """
     sources = [open_source(path) for path in paths]
@@ -242,9 +242,9 @@ def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyI
 
 
 def open_source(path: Path) -> RecordSource:
-    """Open an archive, a run folder or a log in its current state; an unfinished run may continue or be completed
-    meanwhile. Raises `RunError` if it does not exist, is damaged or has no trajectories; `RecordError` if a log's
-    mapping is bad or missing.
+    """Open an archive, a run folder or a log in its current state. An unfinished run may continue or be completed
+    meanwhile. Raises `RunError` if the source does not exist, is damaged or has no trajectories; `RecordError` if a
+    log's mapping is bad or missing.
     """
     require_source(path)
     if not (path / run_folder.RUN).exists() and foreign.find_results(path):
@@ -268,7 +268,7 @@ def require_source(path: Path) -> None:
 
 
 def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-    is_empty = wanted is None  # a selection may be empty
+    is_empty = wanted is None  # a selection of episodes may be empty
     for batch in archive.read_episodes([path], wanted):
         is_empty = False
         yield batch
@@ -319,7 +319,7 @@ def _open_folder(path: Path) -> RecordSource:
 
 
 def find_scored_archive(folder: Path) -> Path | None:
-    """Return the archive in a folder of scores, as written by `safevla demo`; None if another archive was judged."""
+    """Return the judged archive in a folder of scores, as `safevla demo` writes it; None if it is not in the folder."""
     try:
         decode = msgspec.json.Decoder(_ScoredSources).decode
         listed = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources

@@ -1,6 +1,6 @@
 """The writer of a run folder. If it is killed at any time, at most the episodes in progress are lost.
 
-The run is complete once run.json, which is written last, says so. A repeated step writes the same bytes.
+The run is complete once run.json, which is written last, says so. A step that is repeated writes the same bytes again.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class RunFolderWriter:
         continuation: str = "",
         other_code: bool = False,
     ) -> None:
-        """Make the folder with its run.json. With `resume`, continue the run in it, if there is one; `other_code`
-        allows a run that another version of the code began. `continuation` is the command that continues the run, for
-        error messages; "" = the command of `safevla eval`. Raises `RunError` if another process writes to the folder,
-        or if it holds something else, a damaged run, or a run that may not be resumed or was requested differently;
-        `FileError` if it cannot be written.
+        """Make the folder with its run.json. With `resume`, continue a run that the folder holds; `other_code` allows a
+        run that another version of the code began. `continuation` is the command that continues the run, for error
+        messages; "" = the command of `safevla eval`. Raises `RunError` if another process writes to the folder, or if
+        the folder holds other files, a damaged run, a run that must not be resumed, or a run of another request.
+        Raises `FileError` if the folder cannot be written.
         """
         self.folder, self._continuation = folder, continuation or format_resume_command(folder)
         self.episodes: dict[int, parts.RawEpisode] = {}
@@ -123,7 +123,7 @@ class RunFolderWriter:
         if it cannot be written.
         """
         for name, problem in parts.changed_parts(self.folder):
-            remedy = "Restore the file first: repeating episodes removes the manifest with its digest."
+            remedy = "Restore the file first: repeating episodes removes the manifest with the file's digest."
             raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
         if unplanned := [row.episode_id for row in parts.episode_rows(self.folder) if row.episode_id not in places]:
             problem = f"the run lists {unplanned[0]!r}, which was not planned"
@@ -193,7 +193,7 @@ class RunFolderWriter:
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], continuation: str) -> None:
-    # If the run may not be resumed, `continuation` is the command for remedies. "" = an equal request may resume it.
+    # `continuation` is the command for remedies if the run must not be resumed; "" = an equal request may resume it.
     place = Place(file=str(folder))
     existing = read_description(folder)
     if continuation and is_own_loop(existing):
@@ -221,8 +221,8 @@ def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
 def list_differences(
     existing: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
 ) -> Iterator[str]:
-    """Yield a line for each value that differs between two JSON documents; a missing key counts as None. In a line,
-    `words` precede the two values. `name` is the path of both documents in larger ones, such as `a.b[2]`.
+    """Yield a line for each value that differs between two JSON documents; a missing key counts as None. Each line has
+    both values, after the two `words`. `name` is the path, such as `a.b[2]`, of both documents in larger documents.
     """
     if isinstance(existing, dict) and isinstance(asked, dict):
         for key in [*existing, *(key for key in asked if key not in existing)]:
@@ -240,7 +240,7 @@ def _format_value(value: object) -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    # Raw episodes are superfluous once the manifest exists; partial files were left by killed processes.
+    # Removes raw episodes, which are superfluous once the manifest exists, and partial files of killed processes.
     if (folder / MANIFEST).exists() and (folder / parts.RAW).is_dir():
         shutil.rmtree(folder / parts.RAW)
     for path in [*folder.glob(".*.partial"), *own_path(folder, ARCHIVE).glob(".*.partial")]:
@@ -252,7 +252,7 @@ def format_resume_command(folder: Path, *words: str) -> str:
     return shlex.join(["safevla", "eval", "--resume", *words, "--out", str(folder)])
 
 
-# Merging of the shards of one plan to a run folder that equals, byte for byte, the folder of a single run
+# Merging of the shards of one plan into a run folder that has the same bytes as the folder of a single run
 
 
 _DAMAGED = "Copy the shard again from its origin, or run it again."
@@ -282,9 +282,9 @@ def merge_shards(
 ) -> list[EpisodeRow]:
     """Merge complete shards, given in any order, into a run folder; return the row of each episode, in plan order. The
     folder appears complete or not at all; an existing folder must have the same content, and is not changed.
-    `format_continuation` returns the command that completes a shard, and `other_code` allows shards of different code.
-    Raises `RunError` unless the folders are all shards of one plan, each given once and intact, `RecordError` for a
-    record that cannot be read, `FileError` if the folder cannot be written.
+    `format_continuation` returns the command that completes a shard. `other_code` allows shards that different versions
+    of the code recorded. Raises `RunError` unless the folders are all shards of one plan, each given once and intact;
+    `RecordError` for a record that cannot be read; `FileError` if the folder cannot be written.
     """
     existing_digests = _result_digests(out)
     if out.exists() and not existing_digests:
@@ -299,7 +299,7 @@ def merge_shards(
     scratch = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
-            shutil.rmtree(scratch, ignore_errors=True)  # a killed process with the same id may have left it
+            shutil.rmtree(scratch, ignore_errors=True)  # a killed process with the same id may have left the folder
             scratch.mkdir(parents=True)
             records = chain.from_iterable(map(_shard_records, shards))
             parts.write_run(scratch, _merged_description(shards), rows, records)
@@ -314,7 +314,7 @@ def merge_shards(
 
 
 def _result_digests(folder: Path) -> dict[str, str]:
-    """Return the digests of archive, table and run.json of a complete and intact run; {} for any other folder."""
+    """Return the digests of a complete and intact run's archive, table and run.json; {} for any other folder."""
     try:
         if read_description(folder).get("complete") is not True or any(parts.changed_parts(folder)):
             return {}
@@ -369,7 +369,7 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
             _refuse_folder(shard.folder, f"the episodes do not end at {end}, where the next shard begins", _DAMAGED)
 
 
-_MAX_NAMED = 6  # maximum number of missing shards to name
+_MAX_NAMED = 6  # limit on the number of missing shards that a message names
 
 
 def find_missing(numbers: Collection[int], count: int) -> Iterator[int]:
@@ -381,8 +381,8 @@ def list_shard_states(
     folders: Sequence[Path], format_continuation: Callable[[Path], str] = format_resume_command
 ) -> Iterator[tuple[str, str]]:
     """Yield (state, command) for each shard that is unfinished, given twice or missing, and for each folder that holds
-    no shard, or a shard of another plan than the first shard's. The command continues or starts the shard; "" = none.
-    Raises `RunError` if there is no shard.
+    no shard, or a shard of a different plan than the first shard. The command continues or starts the shard; "" = no
+    command. Raises `RunError` if there is no shard.
     """
     shard_by_number: dict[int, _Shard] = {}
     for folder in folders:
@@ -412,7 +412,7 @@ def list_shard_states(
 
 
 def _format_shard_command(command: str, number: int, count: int) -> str:
-    """Return the command of another shard, changed to run shard `number`; its --out then ends in that number."""
+    """Return `command`, which runs another shard, changed to run shard `number`; its --out then ends in `number`."""
     words: list[str] = []
     with suppress(ValueError):  # raised if the command is damaged
         words = shlex.split(command)
@@ -451,7 +451,7 @@ def _shard_records(shard: _Shard) -> Iterator[Batch]:
         count += 1
         yield record
     if count != expected:
-        _refuse_folder(shard.folder, f"the shard's archive has {count} records of {expected} episodes", _DAMAGED)
+        _refuse_folder(shard.folder, f"the shard's archive has {count} records, but should have {expected}", _DAMAGED)
 
 
 def _refuse_folder(path: Path, problem: str, remedy: str) -> NoReturn:
