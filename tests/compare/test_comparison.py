@@ -36,17 +36,25 @@ from compare.scenes import (
     with_seeds,
     without_verdict,
 )
+from report.scenes import verdicts
 from safevla_bench.compare.comparison import compare_policies
-from safevla_bench.compare.difference import ComparisonOptions, least_tasks, paired_differences
+from safevla_bench.compare.difference import ComparisonOptions, is_better, least_tasks, paired_differences
 from safevla_bench.compare.pairs import pair_episodes
-from safevla_bench.compare.policy_results import PolicyResults, join_sources, make_names_unique
+from safevla_bench.compare.policy_results import (
+    UNNAMED,
+    PolicyResults,
+    join_sources,
+    make_names_unique,
+    split_by_policy,
+)
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.rates import COMPARED, SAFETY
 from safevla_bench.report.tables.comparison import difference_table, verdict_cell
 from safevla_bench.report.tables.comparison_answer import answer_table
-from safevla_bench.statistics.intervals import is_significant
+from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant
 from safevla_bench.statistics.significance import barnard_p, max_t_adjust
 from safevla_recorder import simulator_versions
+from safevla_recorder.folder import OWN_LOOP
 from safevla_recorder.identity import official_suites
 
 both_ways = pytest.mark.parametrize("paired", [True, False])
@@ -282,6 +290,40 @@ def test_another_protocol_is_refused_where_both_are_known():
     compare_policies([mine, theirs], paired=False)
 
 
+@pytest.mark.parametrize(
+    ("rules", "differing"),
+    [
+        ({"wait_steps": 10, "rest_steps": 0, "camera": "wide"}, None),
+        ({"wait_steps": 5, "wait_steps_by_suite": {"libero-goal": 10}, "stop_at_success": True}, None),
+        ({"wait_steps": 10, "wait_steps_by_suite": {"libero-goal": 5}}, "wait_steps"),
+        ({"wait_steps": 10, "wait_steps_by_suite": {"libero-10": 5}}, None),
+        ({"wait_steps": [5, 10]}, "wait_steps"),
+        ({"wait_steps": 10, "rest_steps": 3}, "rest_steps"),
+        ({"wait_steps": 10, "stop_at_success": False}, "stop_at_success"),
+    ],
+)
+def test_a_loop_of_ones_own_is_held_to_the_rules_of_a_start_and_an_end_alone(rules, differing):
+    loop = replace(A, protocol={"name": OWN_LOOP, "wait_steps": [10], "rest_steps": None})
+    for pair in ((loop, replace(B, protocol=rules)), (replace(B, protocol=rules), loop)):
+        if differing:
+            with pytest.raises(RunError, match=f"protocols: {differing} differ"):
+                pair_episodes(pair)
+        else:
+            assert pair_episodes(pair).keys
+
+
+def test_policies_that_finished_no_episode_in_common_are_refused():
+    with pytest.raises(RunError, match="no episode was finished"):
+        compare_policies([crashed_in(A, *range(4)), crashed_in(B, *range(4, 8))])
+    assert compare_policies([crashed_in(A, *range(4)), crashed_in(B, *range(4, 7))]).scopes[-1].pairs == 1
+
+
+def test_episodes_that_name_no_policy_are_of_one_without_a_name():
+    scores = verdicts((True, 1.0, 1.0), policy=None)
+    (result,) = split_by_policy(scores, [header(0, 0)])
+    assert (result.name, len(result)) == (UNNAMED, 1)
+
+
 def test_another_numpy_is_compared_with_a_warning_that_names_it():
     mine, theirs = simulated(A, mujoco="3.2.3", numpy="1.26"), simulated(B, mujoco="3.2.3", numpy="2.4")
     (warning,) = compare_policies([mine, theirs]).warnings
@@ -426,6 +468,16 @@ def test_ranks_run_from_those_shown_better_to_those_shown_worse():
     assert [difference.p_adjusted for difference in sr.differences] == pytest.approx(expected, abs=0.01)
 
 
+def test_evidence_by_task_is_adjusted_for_the_number_of_pairs_too():
+    rates = np.random.default_rng(2).uniform(0.2, 1, (3, 8))
+    safe = np.rint(30 * rates).astype(int)
+    members = [on_tasks(name, *("1" * k + "0" * (30 - k) for k in row)) for name, row in zip("abc", safe, strict=True)]
+    items = compare_in("safety", *members).differences
+    by_task = max_t_adjust(np.array([safe[0] - safe[1], safe[0] - safe[2], safe[1] - safe[2]]) / 30)
+    assert [item.p_by_task_adjusted for item in items] == pytest.approx(by_task)
+    assert all(item.p_by_task_adjusted > max(item.p_by_task, item.p_adjusted) for item in items)
+
+
 def test_less_unsafe_success_and_severity_are_safer():
     calm, rough = draw_policy("calm", 1, 240, safety=0.95), draw_policy("rough", 2, 240, safety=0.2)
     better = {
@@ -496,6 +548,19 @@ def test_independent_episodes_are_compared_on_common_tasks_alone_and_the_others_
     assert (difference.difference, difference.tasks, difference.better) == (0.0, 1, None)
     assert [standing.n for standing in pick(comparison, "safety").standings] == [4, 4]
     assert any("policies ran libero-goal/task_0." in line for line in comparison.warnings)
+
+
+def test_what_is_unknown_in_a_task_of_one_policy_alone_is_not_counted():
+    both, one = without_verdict(on_tasks("a", "1100", "1100"), 0, 6, 7), on_tasks("b", "1000")
+    for pair in ((both, one), (one, both)):
+        assert difference_in("safety", *pair, paired=False).unknown == 1
+
+
+def test_why_there_is_no_test_is_that_a_policy_has_no_value_or_that_no_task_has_both():
+    never = replace(B, success=np.zeros(8, dtype=np.bool_))
+    assert "one policy" in difference_in("p_unsafe_given_success", A, never, paired=False).test
+    apart = on_tasks("a", "11"), on_tasks("b", "10", first=1), on_tasks("c", "00")
+    assert "no task" in compare_in("safety", *apart, paired=False).differences[0].test
 
 
 def test_without_a_common_task_there_is_no_verdict():
@@ -587,6 +652,17 @@ def test_a_policy_is_tested_by_task_only_where_it_differs_on_these_tasks():
         assert difference.p_by_task_adjusted == max(difference.p_by_task, difference.p_adjusted)
 
 
+@both_ways
+def test_a_task_without_which_a_difference_is_no_longer_significant_is_named(paired):
+    """Without task_1 six of six still differ; in a single task there is none to leave out."""
+    mine, theirs = on_tasks("a", "1" * 6, "1" * 8), on_tasks("b", "0" * 6, "1" * 6 + "00")
+    item = difference_in("safety", mine, theirs, paired=paired)
+    assert (item.better, item.depends_on) == ("a", "libero-goal/task_0")
+    assert item.leave_one_out[0] > 0
+    alone = difference_in("safety", on_tasks("a", "1" * 8), on_tasks("b", "0" * 8), paired=paired)
+    assert (alone.better, alone.leave_one_out, alone.depends_on, alone.p_by_task) == ("a", None, None, None)
+
+
 # Independent episodes: which policy is better
 
 
@@ -618,6 +694,9 @@ def test_seeds_of_one_start_are_no_independent_episodes_of_independent_samples()
     )
     difference = difference_in("safety", mine, theirs, paired=False)
     assert (difference.test, difference.better) == ("Gaffke, MOVER", None)
+    standing = compare_in("safety", mine, theirs, paired=False).standings[0]
+    expected = bounded_mean_interval(np.ones(2))
+    assert (standing.n, standing.ci) == (80, pytest.approx((expected.low, expected.high)))
     assert (
         difference_in(
             "safety", replace(mine, starts=np.arange(80)), replace(theirs, starts=np.arange(80)), paired=False
@@ -720,6 +799,18 @@ def test_a_verdict_stands_where_both_extremes_of_what_is_unknown_give_it(paired,
     assert low < 0.5 <= high
 
 
+def test_what_has_no_extremes_has_no_evidence_at_them():
+    """Whether a crashed episode would have been a success is unknown, so that it may not count for P[U|S]."""
+    item = difference_in("p_unsafe_given_success", A, crashed_in(B, 7))
+    assert (item.unknown, item.extremes, item.p_at_extremes) == (1, None, 1.0)
+
+
+def test_a_mean_has_no_tipping_point():
+    rough = replace(ROUGH, vsi=1.0 * ROUGH.unsafe)
+    item = difference_in("vsi", crashed_in(CALM, *range(32)), rough)
+    assert (item.undecided, item.tipping) == (True, None)
+
+
 def test_a_policy_that_crashes_where_it_is_unsafe_is_not_called_safer():
     """Equal policies; one crashes in 30 % of its unsafe episodes. Left out, they told it apart in 38 % of runs."""
     verdicts = {False: 0, True: 0}
@@ -738,7 +829,7 @@ def test_a_policy_that_crashes_where_it_is_unsafe_is_not_called_safer():
 def test_the_output_says_why_a_verdict_is_undecided_and_of_how_many():
     comparison = compare_policies([crashed_in(CALM, *FIRST_OF_EACH_TASK), NEAR])
     notes = " ".join(difference_table(comparison).notes)
-    assert "up to 8" in notes
+    assert "Crashed or stopped: a 8" in notes
     assert "--allow-crashed decides without" in notes
 
 
@@ -755,6 +846,38 @@ def test_several_seeds_of_a_state_are_one_pair_and_no_new_evidence():
         assert triple.p_value == pytest.approx(single.p_value)  # with one seed sign flips are McNemar's test
         assert triple.test == "sign flips"
     assert difference_in("sr", with_seeds(A, 1, 2), with_seeds(B, 1, 2)).pairs == 8
+
+
+def test_a_state_counts_the_seeds_that_both_finished_or_across_seeds_all():
+    success = np.repeat(A.success, 2)
+    success[1] = False
+    mine, theirs = replace(with_seeds(A, 1, 2), success=success), crashed_in(with_seeds(B, 1, 2), 1)
+    for across_seeds, value in ((False, 6 / 8), (True, 5.5 / 8)):
+        comparison = compare_policies([mine, theirs], across_seeds=across_seeds)
+        assert pick(comparison, "sr").standings[0].value == pytest.approx(value)
+        assert comparison.across_seeds == across_seeds
+    assert not compare_policies([mine, theirs], paired=False, across_seeds=True).across_seeds
+
+
+def test_seeds_of_a_state_that_the_other_did_not_finish_do_not_make_states_of_several_seeds():
+    mine = with_seeds(A, 1, 2).select_episodes(np.array([0, 2, 4, 6, 8, 10, 12, 14, 15]))
+    item = compare_policies([mine, crashed_in(B, 7)], across_seeds=True).scopes[-1].metrics[0].differences[0]
+    assert (item.test, item.pairs, item.only_first) == ("McNemar, mid-p", 7, 2)
+
+
+def test_outcomes_of_a_state_are_those_of_all_seeds_of_either_policy_across_seeds():
+    """Good, unknown and all episodes of the first policy, and good and all episodes of the second."""
+    mine, theirs = without_verdict(with_seeds(A, 1, 2), 0, 6), with_seeds(B, 3)
+    counts = pair_episodes([mine, theirs], across_seeds=True).count_outcomes((0, 1), "safety", 1.0)
+    assert (counts[0], counts[4], len(counts)) == ((2, 1, 2, 0, 1), (2, 0, 2, 0, 1), 8)
+    assert sum(unknown for _, unknown, *_ in counts) == 2
+
+
+def test_in_one_task_independent_episodes_are_better_by_barnards_test():
+    """The score test has p = .045 here, and Barnard's .064."""
+    assert not is_better([(8, 0, 12, 3, 12)], 0.95, paired=False)
+    assert is_better([(8, 0, 12, 3, 12)], 0.9, paired=False)
+    assert not is_better([(3, 0, 12, 8, 12)], 0.9, paired=False)
 
 
 def test_states_may_have_different_numbers_of_seeds():
@@ -804,6 +927,13 @@ TASKS = [
 def test_episodes_of_different_tasks_are_never_pairs_and_what_differs_is_named(name, changes):
     with pytest.raises(RunError, match=f"differ in {name}"):
         compare_policies([A, edit_headers(B, **changes)])
+
+
+def test_two_named_target_objects_are_different_tasks():
+    bowl, mug = edit_headers(A, target_object="bowl"), edit_headers(B, target_object="mug")
+    with pytest.raises(RunError, match=r"target object in 8.*\(bowl and mug\)"):
+        pair_episodes([bowl, mug])
+    assert pair_episodes([bowl, edit_headers(B, target_object="bowl")]).keys
 
 
 @pytest.mark.parametrize(("name", "changes"), [*TASKS[2:], ("arms", {"arms": ("left", "right")})])

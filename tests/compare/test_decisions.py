@@ -9,13 +9,14 @@ import pytest
 from msgspec import structs
 
 from builders import crash
-from compare.scenes import draw_scores, policy, run_headers
+from compare.scenes import draw_scores, edit_headers, policy, run_headers, simulated, without_verdict
 from report.scenes import joined, rollout
 from report.tables.reading import texts
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.decisions import RankingSensitivity, check_against, rank_under_variants, select_policy
 from safevla_bench.compare.difference import ComparisonOptions, Difference
-from safevla_bench.compare.policy_results import split_by_policy
+from safevla_bench.compare.policy_results import join_results, split_by_policy
+from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.gates import Gate, parse_gate
 from safevla_bench.judging.ruleset import load_ruleset
@@ -179,6 +180,10 @@ def test_the_best_of_those_that_satisfy_the_conditions_is_chosen_and_compared_wi
     expected = compare_policies(alone, ComparisonOptions(metrics=("sr",))).scopes[-1].metrics[0].differences
     assert selection.comparison.scopes[-1].metrics[0].differences == expected
     assert choose(UNSAFE, BEST, conditions=()).chosen == "unsafe"
+    third = choose(policy("third", 50, 98), RUNNER_UP, BEST)
+    assert ([row.policy for row in third.candidates], third.comparison.policies) == (
+        ["best", "next", "third"], ("best", "next"),
+    )  # fmt: skip
 
 
 def test_the_intervals_of_all_candidates_and_metrics_hold_together():
@@ -224,15 +229,65 @@ def test_the_first_sentence_names_equal_estimates_and_the_crashes_that_decide():
     assert "(a 30)" in first
 
 
+def test_a_choice_that_is_not_shown_plans_the_episodes_that_would_show_it():
+    k = np.arange(100)
+    pair = policy("a", 80, 100), draw_scores("b", (k >= 10) & (k < 86), k >= 0)
+    selection = choose(*pair)
+    item = selection.comparison.scopes[-1].metrics[0].differences[0]
+    request = SampleSizeRequest(difference=0.04, baseline=0.8, discordant=0.16)
+    assert (item.better, selection.episodes) == (None, plan_sample_size(request).episodes)
+    assert selection.episodes > 10
+    scores = joined(*pair)
+    headers = run_headers(scores)
+    members = split_by_policy(scores, headers)
+    unpaired = select_policy(scores, headers, members, "sr", (SAFE,), [{"wait": 1}, {"wait": 2}])
+    assert ("protocols" in unpaired.unpaired, unpaired.episodes) == (True, None)
+    assert choose(pair[0], policy("b", 80, 100)).episodes is None
+    assert choose(BEST, RUNNER_UP).episodes is None
+
+
+def test_a_choice_is_shown_by_its_conditions_or_without_any_by_its_lead():
+    shown = choose(BEST, RUNNER_UP, conditions=())
+    assert shown.is_shown
+    assert not structs.replace(shown, comparison=None).is_shown
+    assert not choose(BEST, policy("b", 90, 99), conditions=()).is_shown
+    assert choose(BEST, policy("b", 90, 99)).is_shown
+    assert not choose(policy("a", 24, 24, n=25), policy("b", 5, 25, n=25)).is_shown
+
+
+def test_one_policy_that_satisfies_the_conditions_is_compared_with_none():
+    selection = choose(UNSAFE, BEST)
+    assert (selection.chosen, selection.comparison, selection.unpaired) == ("best", None, "")
+
+
+def test_equal_slack_orders_those_that_satisfy_no_condition_by_their_value():
+    selection = choose(policy("none", 0, 40), policy("high", 90, 40), policy("near", 5, 60))
+    assert [candidate.policy for candidate in selection.candidates] == ["near", "high", "none"]
+
+
+def test_those_that_satisfy_every_condition_come_first_even_without_a_success():
+    """The slack is that of the first condition alone: the others satisfy it, and not the second one."""
+    conditions = SAFE, Gate("sr", "max", 0.5)
+    selection = choose(policy("none", 0, 95), policy("some", 40, 92), policy("much", 90, 97), conditions=conditions)
+    assert [candidate.policy for candidate in selection.candidates] == ["some", "none", "much"]
+    assert all(candidate.value.verdict == "passed" for candidate in selection.candidates)
+    conditions = SAFE, Gate("sbu", "max", 0.9)
+    k = np.arange(100)
+    tied = draw_scores("a", k < 80, k < 95), draw_scores("b", k < 80, k >= 4)
+    assert [row.policy for row in choose(*tied, conditions=conditions).candidates] == ["b", "a"]
+
+
 def test_equal_ones_are_taken_by_the_slack_of_the_condition():
     assert choose(policy("a", 80, 95), policy("b", 80, 97)).chosen == "b"
 
 
 def test_one_policy_is_not_a_choice_and_other_tasks_are_not_a_comparison():
-    with pytest.raises(RunError, match="only one policy"):
+    with pytest.raises(RunError, match="only one policy to choose from: best"):
         choose(BEST)
-    with pytest.raises(RunError, match="tasks: libero-goal/task_0"):
+    with pytest.raises(RunError, match=r"best and b did .* tasks: libero-goal/task_0"):
         choose(BEST, policy("b", 9, 9, first=5))
+    with pytest.raises(RunError, match="tasks: libero-goal/task_x"):
+        choose(BEST, RUNNER_UP, absent=[crash(policy="best", task_id="task_x", init_state_index=0, seed=0)])
 
 
 def test_a_task_of_the_users_own_is_no_comparison_with_the_official_one_of_its_name():
@@ -321,7 +376,13 @@ def test_a_metric_that_is_better_lower_is_limited_from_above():
 def test_several_gates_share_the_confidence_and_say_so():
     report = check(policy("a", 100, 100), policy("a", 100, 100), NO_WORSE, Gate("sr", "min", -0.05, "main"))
     assert report.each_confidence == pytest.approx(0.975)
+    expected = tango_interval(0, 0, 100, 0.975)
+    assert report.outcomes[0].ci == pytest.approx((expected.low, expected.high))
     assert any("Bonferroni" in note for note in report.notes)
+    (identity,) = report.warnings
+    (blank,) = (edit_headers(run, seed=None) for run in results(policy("a", 100, 100)))
+    other, seeds = check_against([blank], [blank], [NO_WORSE]).warnings
+    assert (other, "seed" in seeds) == (identity, True)
 
 
 def test_pairs_that_cannot_tell_leave_the_gate_undecided():
@@ -340,6 +401,9 @@ def test_a_crash_enters_at_its_worst_and_at_its_best_unless_it_is_left_out():
     report = check_against(mine, theirs, [NO_WORSE])
     assert (report.verdict, report.outcomes[0].unknown) == ("undecided", n)
     assert "in 40 episodes" in report.outcomes[0].reason
+    alike, worst, best = (tango_interval(*split, 300 + n) for split in ((0, 0), (0, n), (n, 0)))
+    assert report.outcomes[0].ci == pytest.approx((worst.low, alike.high))
+    assert check_against(theirs, mine, [NO_WORSE]).outcomes[0].ci == pytest.approx((alike.low, best.high))
     assert check_against(mine, theirs, [NO_WORSE], allow_crashed=True).verdict == "passed"
 
 
@@ -361,8 +425,9 @@ def test_a_policy_is_held_against_its_name_else_against_the_only_one():
     assert check_against(mine, other, [NO_WORSE]).outcomes[0].policy == "a"
     several = results(policy("a", 0, 0), policy("b", 100, 100))
     assert check_against(mine, several, [NO_WORSE]).outcomes[0].value == 1.0
-    with pytest.raises(RunError, match="has several policies"):
+    with pytest.raises(RunError, match="has several policies") as caught:
         check_against(mine, results(policy("c", 9, 9), policy("b", 9, 9)), [NO_WORSE])
+    assert "c=RUN" in caught.value.remedy
 
 
 def test_other_episodes_and_impossible_limits_are_refused():
@@ -370,3 +435,43 @@ def test_other_episodes_and_impossible_limits_are_refused():
         check(policy("a", 9, 9), policy("a", 9, 9, n=90))
     with pytest.raises(SafevlaError, match=r"-0\.05"):
         check(policy("a", 9, 9), policy("a", 9, 9), Gate("safety", "min", -0.05))
+
+
+def test_without_a_confidence_the_estimate_itself_decides():
+    for theirs, verdict in ((304, "passed"), (330, "failed")):
+        runs = policy("a", 0, 300, n=340), policy("a", 0, theirs, n=340)
+        (outcome,) = check(*runs, confidence=None).outcomes
+        assert (outcome.verdict, outcome.ci, outcome.value) == (verdict, None, pytest.approx((300 - theirs) / 340))
+        assert "point estimate" in outcome.reason
+        assert "point estimate" not in check(*runs).outcomes[0].reason
+
+
+def test_a_violation_that_stopped_an_episode_leaves_a_gate_of_success_undecided_and_decides_that_of_safety():
+    (mine,), theirs = results(policy("a", 100, 50)), results(policy("a", 100, 100))
+    stops = np.arange(100) == 5
+    stopped = replace(mine, stopped_on_violation=stops)
+    success, safety = check_against([stopped], theirs, [Gate("sr", "min", -0.05, "main"), NO_WORSE]).outcomes
+    assert (success.verdict, success.value, success.ci) == ("undecided", None, None)
+    assert (safety.verdict, safety.value) == ("failed", -0.5)
+
+
+def test_a_baseline_of_another_simulator_is_refused():
+    mine, theirs = (simulated(results(policy("a", 9, 9))[0], mujoco=version) for version in ("3.2.3", "3.3.0"))
+    with pytest.raises(RunError, match="physics versions"):
+        check_against([mine], [theirs], [NO_WORSE])
+    assert check_against([mine], [mine], [NO_WORSE]).outcomes
+
+
+def test_each_suite_is_gated_apart_on_request():
+    goal, other = policy("a", 0, 100), policy("a", 0, 60, suite="libero-10")
+    mine = join_results([*results(goal), *results(other)])
+    theirs = join_results([*results(goal), *results(policy("a", 0, 100, suite="libero-10"))])
+    suites = [(row.suite, row.value) for row in check_against([mine], [theirs], [NO_WORSE], per="cell").outcomes]
+    assert suites == [("libero-goal", 0.0), ("libero-10", -0.4)]
+    assert [(row.suite, row.value) for row in check_against([mine], [theirs], [NO_WORSE]).outcomes] == [(None, -0.2)]
+
+
+def test_runs_without_any_verdict_in_common_leave_the_gate_undecided():
+    (run,) = results(policy("a", 100, 100))
+    (outcome,) = check_against([without_verdict(run, *range(100))], [run], [NO_WORSE], allow_crashed=True).outcomes
+    assert (outcome.verdict, outcome.n, outcome.value, outcome.ci) == ("undecided", 0, None, None)

@@ -133,6 +133,22 @@ def test_what_has_no_like_is_left_out_and_a_crash_is_unknown():
     crashed = crash(benchmark="goal-swap", init_state_index=9, seed=0)
     row = compare_changes([BASE, replace(fewer, lost=(crashed,))]).changes[0]
     assert (row.differences["sr"].pairs, row.left_out, row.unknown) == (90, 9, 1)
+    elsewhere = crash(benchmark="goal-swap", init_state_index=99, seed=0)
+    assert compare_changes([BASE, replace(fewer, lost=(crashed, elsewhere))]).changes[0].left_out == 10
+
+
+def test_tasks_with_a_slash_on_both_sides_are_no_variants():
+    both = [
+        replace(side, headers=tuple(structs.replace(h, task_id=f"{h.task_id}/{h.init_state_index % 2}")
+                                    for h in side.headers)) for side in (BASE, SWAP)
+    ]  # fmt: skip
+    item = compare_changes(both).changes[0].differences["sr"]
+    assert (item.tasks, item.pairs, item.difference) == (20, 100, -0.3)
+
+
+def test_a_change_is_measured_in_a_single_episode_too():
+    (row,) = compare_changes([source("goal", 1, 1, n=1), source("goal-swap", 0, 1, n=1)]).changes
+    assert (row.suites, row.differences["sr"].difference) == (("goal",), -1.0)
 
 
 def test_without_a_changed_suite_there_is_nothing_to_compare():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec import structs
 from scipy import stats
 
+from builders import numbers_in
 from safevla_bench.compare import sample_size
-from safevla_bench.compare.sample_size import flip_power, paired_power
+from safevla_bench.compare.sample_size import flip_power, least_number, paired_power
 from safevla_bench.errors import SafevlaError
-from safevla_bench.statistics.intervals import exact_interval, rate_power, rate_sample_size
 from safevla_bench.statistics.significance import flip_task_means, mcnemar_mid_p
 
 
@@ -105,29 +106,6 @@ def test_a_plan_that_cannot_be_says_why(wanted, problem):
         plan(**wanted)
 
 
-# One rate against a limit
-
-
-@pytest.mark.parametrize(("n", "rate", "limit"), [(40, 0.98, 0.9), (60, 0.7, 0.9), (25, 0.05, 0.3), (30, 1.0, 0.9)])
-def test_the_power_of_an_exact_interval_is_its_share_of_all_outcomes(n, rate, limit):
-    intervals = [exact_interval(k, n) for k in range(n + 1)]
-    decides = [interval.low > limit if rate > limit else interval.high < limit for interval in intervals]
-    assert rate_power(n, rate, limit) == pytest.approx(stats.binom.pmf(np.arange(n + 1), n, rate) @ decides)
-
-
-@pytest.mark.parametrize(("rate", "limit"), [(1.0, 0.9), (0.95, 0.9), (0.8, 0.9), (0.02, 0.05), (0.3, 0.5)])
-def test_the_planned_number_decides_with_its_power_and_a_tenth_fewer_does_not(rate, limit):
-    n = rate_sample_size(rate, limit)
-    assert rate_power(n, rate, limit) >= 0.8 > rate_power(int(0.85 * n) - 1, rate, limit)
-    assert rate_sample_size(limit, limit) is None
-
-
-@pytest.mark.parametrize("wrong", [-0.1, 1.1, np.nan, np.inf])
-def test_a_limit_that_is_not_a_share_is_refused(wrong):
-    with pytest.raises(SafevlaError):
-        rate_sample_size(0.5, wrong)
-
-
 def test_the_power_over_up_to_twelve_tasks_is_simulated_and_over_more_that_of_a_t_test():
     arguments = {"episodes": 10, "difference": 0.1, "variance": 0.4, "spread": 0.05}
     trials = 2000 * flip_power(**arguments, tasks=12)
@@ -135,3 +113,48 @@ def test_the_power_over_up_to_twelve_tasks_is_simulated_and_over_more_that_of_a_
     deviation = np.sqrt(100 * 0.05**2 + 10 * 0.4)
     of_t = stats.nct(12, 10 * 0.1 / deviation * np.sqrt(13)).sf(stats.t(12).ppf(0.975))
     assert flip_power(**arguments, tasks=13) == pytest.approx(of_t, abs=1e-9)
+
+
+def test_what_may_just_be_is_planned():
+    """A difference to 0 or 1 itself, one of 100 points, a spread of 1, and no more discordant pairs than differ."""
+    assert plan(difference=0.25, baseline=0.25, tasks=1).rates == (0.25, 0.5)
+    assert plan(difference=0.75, baseline=0.75, tasks=1).rates == (0.75, 0.0)
+    assert plan(difference=0.75, baseline=0.25, tasks=1).rates == (0.25, 1.0)
+    assert plan(difference=1.0, baseline=0.0, tasks=1).discordant == 1.0
+    assert plan(difference=0.5, baseline=0.5, discordant=1.0, tasks=1).discordant == 1.0
+    assert plan(difference=0.2, task_spread=1.0, tasks=1).request.task_spread == 1.0
+
+
+def test_the_least_difference_is_planned_and_may_take_over_a_million_tasks():
+    planned = plan(difference=1e-6, tasks=4, task_spread=1.0)
+    assert (planned.episodes, planned.least_tasks) == (None, None)
+    assert flip_power(10, 0.1, variance=0.0, spread=0.0, tasks=13) == 1.0
+
+
+def test_the_spread_between_tasks_is_varied_only_if_it_is_not_given_and_tasks_are_several():
+    varied = plan(difference=0.3, tasks=10)
+    assert list(varied.by_spread) == ["0", "0.1", "0.2"]
+    assert varied.by_spread["0"] == varied.episodes < varied.by_spread["0.1"]
+    assert plan(difference=0.3, tasks=10, task_spread=0.1).by_spread == plan(difference=0.3, tasks=1).by_spread == {}
+
+
+def test_the_words_of_a_plan_name_the_episodes_of_a_task_and_of_all():
+    several, one = plan(difference=0.3, tasks=10), plan(difference=0.3, tasks=1)
+    assert numbers_in(several.to_text())[:2] == [several.episodes, 10 * several.episodes]
+    assert one.to_text().startswith(f"{one.episodes} episodes per task are")
+    assert "At least 6" not in plan(difference=0.3, tasks=6).to_text()
+    never = structs.replace(several, episodes=None, least_tasks=None)
+    assert "over a million tasks" in never.to_text()
+    assert structs.replace(several, episodes=None).to_text().startswith("Over a million episodes")
+
+
+def test_the_search_for_a_number_ends_at_the_first_that_reaches_the_power_or_beyond_the_most():
+    assert [least_number(lambda n, least=least: float(n >= least), 1.0) for least in (1, 2, 3, 7, 8)] == [1, 2, 3, 7, 8]
+    assert least_number(lambda n: n / 8, 0.5) == 4
+    assert least_number(lambda n: n / 8, 0.5, most=2) == 4
+    assert least_number(lambda n: float(n >= 5), 0.5, most=3) is None
+
+
+def test_draws_that_are_kept_for_later_plans_cannot_be_changed():
+    with pytest.raises(ValueError, match="read-only"):
+        sample_size._normal_draws(2)[0] = 1.0

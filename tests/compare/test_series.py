@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare.scenes import crashed_in, entrant, run_headers
+from compare.scenes import crashed_in, entrant, run_headers, without_verdict
 from report.scenes import joined, verdicts
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import split_by_policy as split
-from safevla_bench.compare.series import NUMBERS, compare_series, find_series, measure_order, read_label
+from safevla_bench.compare.series import (
+    NUMBERS,
+    compare_series,
+    find_series,
+    measure_order,
+    measure_trends,
+    read_label,
+)
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.judging.rates import SAFETY, SR
@@ -58,11 +65,13 @@ def describe(*runs):
     [
         ("1000", 1000.0, ""),
         ("20k", 20000.0, ""),
+        ("2K", 2000.0, ""),
         ("1.5M", 1.5e6, ""),
         ("1e5", 1e5, ""),
         ("1,000,000", 1e6, ""),
         ("ckpt-10,000", 10000.0, "ckpt-…"),
         ("-0.5", -0.5, ""),
+        ("-20", -20.0, ""),
         ("careful-step-1000", 1000.0, "careful-step-…"),
         ("pi0.5-ft (3 epochs)", 3.0, "pi0.5-ft (… epochs)"),
         ("model-7b-20k", 20000.0, "model-7b-…"),
@@ -240,6 +249,32 @@ def test_a_suite_that_only_one_series_ran_is_not_pooled_with_others():
         ("x", "a-…"), ("x", "b-…"), ("y", "a-…"), (None, "a-…"),
     ]  # fmt: skip
     assert [(curve.suite, curve.series) for curve in compared.pooled.curves] == [(None, "a-…"), ("x", "b-…")]
+    assert [curve.series for curve in compared.select_suite("x")] == ["a-…", "b-…"]
+    assert compared.select_suite("z") == []
+
+
+def test_a_suite_of_the_first_run_alone_has_one_point_and_the_full_confidence():
+    runs = [checkpoint("1", 0.5, 0.5, suite=suite) for suite in ("x", "y")]
+    _, alone, _ = compare_series(results(*runs, checkpoint("2", 0.5, 0.5, suite="x"))).curves
+    assert (alone.suite, len(alone.points), alone.paired, alone.trends) == ("y", 1, True, ())
+    assert alone.confidence == pytest.approx(0.95)
+
+
+def test_a_violation_that_stopped_an_episode_leaves_a_run_its_safety_alone():
+    first, last = results(checkpoint("1", 0.5, 0.5), checkpoint("2", 0.5, 0.5))
+    stops = np.arange(len(last)) == 5
+    last = replace(last, is_counted=~stops, stopped_on_violation=stops, unsafe=last.unsafe | stops)
+    numbers = compare_series([first, last]).curves[0].points[1].numbers
+    assert [numbers[metric].value is None for metric in NUMBERS] == [True, False, True, True]
+
+
+def test_what_is_said_of_a_series_begins_with_why_its_gains_are_not_of_pairs():
+    scores = joined(checkpoint("1", 0.1, 0.5), checkpoint("2", 0.9, 0.5))
+    headers = run_headers(scores)
+    (identity,) = compare_series(split(scores, headers)).warnings
+    blank = [msgspec.structs.replace(header, init_state_index=None, seed=None) for header in headers]
+    unpaired, other, seeds = compare_series(split(scores, blank)).warnings
+    assert ("cannot be paired" in unpaired, other, "seed" in seeds) == (True, identity, True)
 
 
 def test_episodes_that_do_not_say_their_start_are_independent_and_that_is_said():
@@ -264,3 +299,47 @@ def test_crashes_of_checkpoints_are_counted_and_may_leave_a_trend_undecided(cras
     (sentence,) = describe_trends(trends)
     assert said in sentence
     assert (f"{crashes} episodes" in sentence) == bool(crashes)
+
+
+def safe_in_first(counts, unjudged, in_run, filled=None):
+    """Checkpoints, safe in this many first of 40 episodes; some of one run have no verdict, or this one."""
+    runs = [entrant(f"step-{k}", [1] * 40, np.arange(40) < count) for k, count in enumerate(counts)]
+    if filled is None:
+        runs[in_run] = without_verdict(runs[in_run], *unjudged)
+    else:
+        runs[in_run].unsafe[list(unjudged)] = not filled
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("counts", "in_run", "unjudged", "worst"),
+    [
+        ((8, 14, 20), 1, range(30, 38), True),
+        ((8, 12, 16, 20), 1, range(30, 38), True),
+        ((8, 12, 16, 20), 2, range(8), False),
+        ((20, 16, 12, 8), 1, range(8), False),
+        ((20, 16, 12, 8), 2, range(30, 38), True),
+    ],
+)
+def test_what_is_unknown_counts_against_a_trend_by_the_half_of_the_runs_that_it_is_in(counts, in_run, unjudged, worst):
+    best, at_worst = (
+        measure_order(safe_in_first(counts, unjudged, in_run, filled))[1].p_adjusted for filled in (not worst, worst)
+    )
+    safety = measure_order(safe_in_first(counts, unjudged, in_run))[1]
+    assert (safety.p_at_worst, at_worst > best) == (at_worst, True)
+
+
+@pytest.mark.parametrize("counts", [(8, 9, 10), (10, 10, 10)])
+def test_a_trend_that_what_is_unknown_may_reverse_or_that_is_none_has_no_evidence_at_worst(counts):
+    runs = safe_in_first(counts, range(8), 2)
+    assert measure_order(runs)[1].p_at_worst == 1.0
+
+
+def test_a_trend_takes_three_runs_of_one_protocol_and_policies_that_are_all_of_one_series():
+    first, second, third = (entrant(f"step-{k}", [1] * 8, np.arange(8) < k) for k in range(3))
+    assert len(list(measure_trends([first, second, third], [{"wait": 1}] * 3))) == 2
+    assert list(measure_trends([first, second, third], [{"wait": 1}, {"wait": 2}])) == []
+    assert list(measure_trends([first, second])) == []
+    others = [replace(run, name=f"other-{run.name}") for run in (first, second, third)]
+    assert measure_order([first, second, third, replace(third, name="noop")]) == []
+    assert measure_order([first, second, third, *others]) == []

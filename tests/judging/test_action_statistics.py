@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 
 import safevla_bench as sb
-from safevla_bench.judging.action_statistics import find_oddities, measure_actions
-from safevla_bench.judging.provenance_marks import warn_of_scores
+from builders import episode, numbers_in
+from report.scenes import verdicts
+from safevla_bench.judging.action_statistics import (
+    ActionChanges,
+    ActionStatistics,
+    find_oddities,
+    join_changes,
+    measure_actions,
+    measure_changes,
+)
+from safevla_bench.judging.provenance_marks import warn_of_actions, warn_of_scores
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.trajectory.batch import select_episodes
 from safevla_bench.trajectory.marks import CLIPPED_NUMBERS, clipped_numbers
 
@@ -142,3 +152,99 @@ def test_joined_statistics_are_those_of_all_actions():
     assert second.saturated > 0
     np.testing.assert_array_equal(together.largest, whole.largest)
     np.testing.assert_array_equal(together.beyond, whole.beyond)
+
+
+def test_values_at_one_are_saturated_and_only_those_above_are_beyond():
+    statistics = measure_actions(np.array([[0.999, 1.0, -1.5, 0.5, 0.0, 0.0, 0.3]] * 10))
+    assert (statistics.saturated, statistics.beyond.tolist()) == (30, [0, 0, 10, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("letters", "period"),
+    [
+        ("a" * 10, 1), ("a" * 9, None), ("abcdeabcde", 5), ("abcdefabcd", 0), ("abcdefgabc", 0),
+        ("abcabcabcab", 3), ("aabaabaabaab", 3), ("abcdefghij", 0),
+    ],
+)  # fmt: skip
+def test_actions_have_the_period_that_occurs_at_least_twice(letters, period):
+    actions = np.array([[float(ord(letter)), 0, 0, 0, 0, 0, 1.0] for letter in letters])
+    assert measure_actions(actions).period == period
+
+
+def statistics_of(largest=(0.5,) * 7, beyond=0, saturated=0, gripper=(-1.0, 1.0), period=0):
+    """Of a hundred actions."""
+    return ActionStatistics(100, np.array(largest), np.array([0, beyond, 0, 0, 0, 0, 0]), saturated, gripper, period)
+
+
+@pytest.mark.parametrize(
+    ("changes", "about"),
+    [
+        ({}, []),
+        ({"largest": (2.0, *(0.5,) * 6)}, []),
+        ({"largest": (2.1, *(0.5,) * 6)}, ["range"]),
+        ({"beyond": 10}, []),
+        ({"beyond": 12}, ["range"]),
+        ({"saturated": 300}, []),
+        ({"saturated": 360}, ["range"]),
+        ({"largest": (0.05, 0.05, 0.05, 0.5, 0.5, 0.5, 1.0)}, ["range"]),
+        ({"largest": (0.06, 0.05, 0.05, 0.5, 0.5, 0.5, 1.0)}, []),
+        ({"largest": (0.05, 0.05, 0.05, 0.5, 0.5, 0.5, 1.0, 0.0, 0.019)}, ["range"]),
+        ({"largest": (0.05, 0.05, 0.05, 0.5, 0.5, 0.5, 1.0, 0.0, 0.02)}, []),
+        ({"gripper": (0.0, 0.97)}, ["gripper"]),
+        ({"gripper": (0.975, 1.0)}, ["gripper"]),
+        ({"gripper": (1 - 0.02, 1.0)}, []),
+        ({"gripper": (-0.1, 1.0)}, []),
+        ({"gripper": (-1.0, -1.0)}, ["still gripper"]),
+        ({"gripper": (-1.0, -1.0), "period": None}, []),
+        ({"period": 1}, ["repeats"]),
+    ],
+)
+def test_actions_are_odd_beyond_each_limit_and_not_at_it(changes, about):
+    assert [odd.about for odd in find_oddities(statistics_of(**changes))] == about
+
+
+@pytest.mark.parametrize(("first", "second", "both"), [(None, None, None), (None, 3, 3), (0, 3, 0), (2, 3, 3)])
+def test_joined_actions_repeat_only_if_every_episode_that_is_long_enough_does(first, second, both):
+    open_hand = statistics_of(gripper=(-1.0, -0.5), period=first)
+    closed_hand = statistics_of(gripper=(0.2, 1.0), period=second)
+    for one, other in ((open_hand, closed_hand), (closed_hand, open_hand)):
+        assert (one.join(other).period, one.join(other).gripper) == (both, (-1.0, 1.0))
+    assert statistics_of(beyond=2).join(statistics_of(beyond=3)).beyond[1] == 5
+
+
+def test_ten_actions_are_enough_for_a_warning_and_episodes_without_statistics_have_none():
+    scores = replace(verdicts(*[(True, 1, 1)] * 3), actions=(None, measure_actions(np.zeros((10, 7))), None))
+    assert len(warn_of_actions(scores)) == 1
+    assert warn_of_actions(replace(scores, actions=(None,) * 3)) == ()
+
+
+def test_a_filter_s_changes_are_counted_with_the_sum_of_their_norms():
+    own = np.ones((3, 2))
+    changed = measure_changes(own + [[0.0, 0.0], [0.5, 0.0], [3.0, 4.0]], own, 3)
+    assert changed == (3, 2, 5.5)
+    assert measure_changes(own, np.empty((0, 2)), 3) == measure_changes(own, np.zeros((3, 3)), 3) == (3, 0, 0.0)
+    assert join_changes([changed, changed, ActionChanges(4)]) == (10, 4, 11.0)
+    assert join_changes([]) == (0, 0, 0.0)
+    assert numbers_in(str(changed).replace("\N{NO-BREAK SPACE}", " "))[:2] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("suite", "task", "width"),
+    [("libero-goal", "task_8", 7), ("robosuite", "Lift", 7), ("robocasa-365", "OpenDrawer", 12), ("fake", "task_0", 7)],
+)
+def test_actions_of_a_host_s_own_width_are_measured_and_of_another_are_not(suite, task, width):
+    rules = load_ruleset(missing="deactivate")
+    for columns in (width, width + 1):
+        batch = episode(4, benchmark=suite, task_id=task, action=np.zeros((3, columns)))
+        scores = sb.score(batch, rules)
+        assert (scores.actions[0] is not None) == (columns == width)
+        assert scores.changes == ((3, 0, 0.0),)
+
+
+def test_a_gripper_is_measured_only_for_a_target_and_no_action_of_noop_or_of_poses_is():
+    rules = load_ruleset(missing="deactivate")
+    (gripping,), (free,) = (sb.score(episode(4, target_object=body), rules).actions for body in ("bowl", None))
+    assert (gripping.gripper, np.isnan(free.gripper).all()) == ((0.0, 0.0), True)
+    absolute = {"extra": {"header": {"absolute_actions": True}}}
+    for changes in ({"policy": "noop"}, absolute, {"action": None}):
+        assert sb.score(episode(4, **changes), rules).actions == (None,)

@@ -19,6 +19,12 @@ def test_the_floor_names_task_specification_and_count():
     assert [numbers_in(floor) for floor in measure_baseline(scores).floors] == [[2, 3]]
 
 
+def test_the_baseline_counts_its_own_judged_and_unsafe_episodes():
+    scores = joined(noop((False, -40.0, NAN), (False, 20.0, NAN), (False, NAN, NAN)), verdicts((True, -40.0, -3.0)))
+    result = measure_baseline(scores)
+    assert (result.n, result.unsafe) == (2, 1)
+
+
 def test_without_noop_or_if_it_is_safe_there_is_no_floor_and_no_warning():
     for scores in (verdicts((True, -40.0, -3.0)), noop((False, 5.0, 1.0)), verdicts(), noop()):
         result = measure_baseline(scores)

@@ -12,6 +12,8 @@ from report.scenes import NAN, verdicts
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.metrics import cells
 from safevla_bench.plugins import install_command
+from safevla_bench.tasks.reasons import describe_reason
+from safevla_bench.text import NO_VALUE
 
 
 @pytest.fixture
@@ -77,3 +79,10 @@ def test_what_a_notebook_shows_is_short_and_escaped():
         assert len(repr(value)) < 400
     assert scores[0]._repr_html_().startswith("<table>")
     assert "<b>" not in scores[0]._repr_html_()
+    assert ">-10<" in scores[0]._repr_html_()
+
+
+def test_what_a_notebook_shows_of_an_episode_without_a_verdict_says_why(scores):
+    html = scores[1]._repr_html_()
+    assert describe_reason(scores[1].no_verdict) in html
+    assert NO_VALUE in html

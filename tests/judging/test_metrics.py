@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import importlib.util
 from dataclasses import replace
 
@@ -10,14 +12,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from builders import crash
+from builders import crash, episode, numbers_in
 from report.scenes import NAN, SPECS, verdicts
-from safevla_bench.judging import rates
+from safevla_bench.judging import metrics, rates
 from safevla_bench.judging.metrics import aggregate, cells, task_rates
-from safevla_bench.judging.rates import HEADLINE, LEAST_UNSAFE, Mean
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
-from safevla_bench.statistics.intervals import bounded_mean_interval
+from safevla_bench.judging.rates import HEADLINE, LEAST_UNSAFE, METRICS, Mean, Rate, StartMeans, bounded_means
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, EpisodePhases, Scores, decode_scores, encode_scores
+from safevla_bench.judging.scoring import score
+from safevla_bench.statistics.intervals import Interval, bounded_mean_interval, combine_intervals
+from safevla_bench.text import NO_VALUE
 from safevla_bench.trajectory import marks
+from safevla_bench.trajectory.batch import concatenate_batches
 
 
 def scores(**changes: object) -> Scores:
@@ -300,3 +306,236 @@ def test_a_metric_or_mark_without_a_field_of_the_summary_is_an_error_at_import(m
     spec = importlib.util.find_spec("safevla_bench.judging.metrics")
     with pytest.raises(TypeError, match="new"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+# Rates and means by themselves
+
+
+@pytest.mark.parametrize(("key", "text", "heading"), [("sr", "25.0", "SR %"), ("vsi", "0.250", "VSI")])
+def test_a_rate_is_shown_in_percent_with_one_digit_and_a_severity_as_it_is_with_three(key, text, heading):
+    assert (METRICS[key].format(0.25), METRICS[key].heading) == (text, heading)
+
+
+def test_a_clean_success_breaks_no_limit_and_ran_to_its_end():
+    np.testing.assert_array_equal(METRICS["clean"].values(scores()), [1, 0, 0, 0, 0, NAN])
+
+
+def test_only_metrics_whose_episodes_are_known_have_bounds():
+    assert {*rates.BOUNDED} == {"sr", "safety", "clean", "sbu", "vsi"}
+
+
+@pytest.mark.parametrize(
+    ("values", "starts", "means", "shares"),
+    [
+        ([1, 0, 1], [4, 4, 9], [0.5, 1.0], [2 / 3, 1 / 3]),
+        ([1, 0], [4, 9], [1.0, 0.0], [0.5, 0.5]),
+        ([1], [4], [1.0], [1.0]),
+        ([], [], [], []),
+    ],
+)
+def test_a_start_has_the_mean_of_its_values_and_its_share_of_all(values, starts, means, shares):
+    by_start = StartMeans.of(np.array(values, dtype=float), np.array(starts, dtype=np.int64))
+    assert (by_start.means.tolist(), by_start.shares.tolist()) == (means, pytest.approx(shares))
+    assert by_start.is_clustered == (len(means) < len(values))
+
+
+SAFE_STARTS = Rate.of_values(np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 1, 1]))
+
+
+def test_rates_are_pooled_by_their_counts_and_a_single_known_one_stays_as_it_is():
+    unknown = Rate.without_value("2 stopped")
+    assert Rate.pool([Rate.of(3, 4), Rate.of(1, 4)]) == Rate.of(4, 8)
+    assert Rate.pool([unknown, SAFE_STARTS]) == SAFE_STARTS
+    assert Rate.pool([]) == Rate.pool([unknown]) == Rate.of(0, 0)
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_pooled_rates_of_starts_have_an_interval_that_weighs_each_by_its_episodes(count):
+    other = Rate.of(count, 12)
+    pooled = Rate.pool([SAFE_STARTS, other])
+    parts = [(0.75, Interval(*SAFE_STARTS.ci)), (count / 12, Interval(*other.ci))]
+    expected = combine_intervals(parts, [4 / 16, 12 / 16])
+    assert (pooled.count, pooled.n, pooled.starts) == (3 + count, 16, 2 + 12)
+    assert pooled.ci == pytest.approx((expected.low, expected.high))
+
+
+def test_the_complement_of_a_rate_counts_the_other_episodes():
+    rest = Rate.of(1, 4).complement
+    assert (rest.count, rest.n, rest.value) == (3, 4, 0.75)
+    assert rest.ci == pytest.approx(Rate.of(3, 4).ci)
+    assert Rate.of(0, 0).complement == Rate.of(0, 0)
+
+
+def test_values_without_starts_are_independent():
+    assert Rate.of_values(np.array([1.0, 0.0, NAN])) == Rate.of(1, 2)
+
+
+def test_a_mean_up_to_a_largest_value_has_its_interval_in_the_same_unit():
+    rows = np.array([[0.0, 100.0, 200.0, NAN]])
+    (mean,) = bounded_means(rows, np.arange(4), most=200.0)
+    interval = bounded_mean_interval(np.array([0.0, 0.5, 1.0]))
+    assert mean == Mean(n=3, value=100.0, ci=mean.ci, skipped_resamples=0)
+    assert mean.ci == pytest.approx((200 * interval.low, 200 * interval.high))
+
+
+@pytest.mark.parametrize(("least", "has_interval"), [(None, True), ([1], True), ([2], True), ([3], False)])
+def test_a_mean_of_fewer_values_than_the_least_number_has_no_interval(least, has_interval):
+    (mean,) = bounded_means(np.array([[0.5, 0.25]]), np.arange(2), least=least)
+    assert (mean.ci is not None) == has_interval
+    (alone,) = bounded_means(np.array([[0.5]]), np.arange(1))
+    assert alone.ci is not None
+    with pytest.raises(ValueError, match="zip"):
+        bounded_means(np.zeros((2, 2)), np.arange(2), least=[1])
+
+
+def test_the_bootstrap_of_no_value_or_of_unknown_ones_is_no_mean():
+    rows = np.array([[NAN, NAN], [0.0, 1.0]])
+    nothing, known = rates.bootstrapped_means(rows)
+    assert (nothing, known.n, known.value, known.bootstrap) == (Mean(0, None, None, 0), 2, 0.5, True)
+    assert rates.bootstrapped_means(rows, "2 stopped") == [Mean(0, None, None, 0, "2 stopped")] * 2
+
+
+# Summaries: order, defaults and counts
+
+
+def test_a_row_without_the_marks_of_later_versions_is_read_as_unmarked():
+    for row, names in (
+        (aggregate(scores()), ("stopped_on_violation", "standin_assets", "diverged_replays")),
+        (scores().episode(0), ("stopped_on_violation", "standin_assets", "diverged_replay")),
+    ):
+        document = {name: value for name, value in msgspec.to_builtins(row).items() if name not in names}
+        assert msgspec.convert(document, type(row)) == row
+
+
+def test_the_shown_numbers_are_those_of_the_summary_and_unknown_ones_have_none():
+    assert "SR 60.0 %" in repr(aggregate(scores())).replace("\N{NO-BREAK SPACE}", " ")
+    assert f"SR {NO_VALUE}" in repr(aggregate(scores(outcome=("stopped",) * 6)))
+
+
+def test_reasons_for_no_verdict_stand_by_number_then_by_name():
+    reasons = ("", "b", "a", "c")
+    silent = scores(
+        state=np.zeros((3, 6), dtype=np.int8), reasons=tuple(f"needs:{text}" if text else "" for text in reasons)
+    )
+    named = replace(silent, reasons=("", *(f"signal_missing:{text}" for text in "bac")), outcome=("success",) * 6)
+    summary = aggregate(replace(named, reason=np.tile(np.array([1, 2, 2, 3, 3, 1], dtype=np.int32), (3, 1))))
+    assert list(summary.no_verdict) == [f"signal_missing:{text}" for text in "abc"]
+    summary = aggregate(replace(named, reason=np.tile(np.array([1, 2, 2, 3, 3, 3], dtype=np.int32), (3, 1))))
+    assert list(summary.no_verdict) == [f"signal_missing:{text}" for text in "cab"]
+
+
+def test_a_summary_counts_the_tasks_that_are_not_official_and_the_starts_that_are_unknown():
+    identities = ("official", "", "differs:task definition", "differs:task definition", "official", "")
+    summary = aggregate(scores(task_identity=identities, starts=np.array([-2, -1, 0, 1, 2, 3])))
+    assert (summary.task_identity, summary.unknown_starts) == ({"differs:task definition": 2}, 2)
+    assert aggregate(scores(starts=np.arange(6))).unknown_starts is msgspec.UNSET
+    rows = [row.task_identity for row in scores(task_identity=identities).episodes()]
+    assert rows[:3] == ["official", msgspec.UNSET, "differs:task definition"]
+
+
+def test_of_replays_only_those_that_followed_their_recording_count():
+    replays = scores(marks={marks.REPLAY: np.arange(6) < 4, marks.DIVERGED: np.arange(6) == 1})
+    summary = aggregate(replays)
+    assert (summary.followed_unsafe.count, summary.followed_unsafe.n, summary.diverged_replays) == (1, 2, 1)
+    (sentence,) = metrics.describe_activity(cells(replays)[0])
+    assert numbers_in(sentence)[:2] == [1, 2]
+    assert aggregate(scores()).followed_unsafe is msgspec.UNSET
+
+
+def test_a_condition_is_counted_where_it_was_watched():
+    held, watched = np.zeros((3, 6), dtype=np.int64), np.zeros((3, 6), dtype=np.int64)
+    held[0, 2], watched[0] = 2, [0, 4, 4, 1, 0, 0]
+    first, second, _ = aggregate(scores(held=held, watched=watched)).specs
+    assert first.condition == metrics.ConditionCount(never=2, held=2, records=9, share=2 / 9)
+    assert second.condition is msgspec.UNSET
+
+
+def test_one_judged_episode_is_a_verdict_and_bounds_its_severities():
+    one, none = aggregate(scores()[:1]), aggregate(scores()[:0])
+    assert (metrics.has_verdict(one), metrics.has_verdict(none)) == (True, False)
+    assert one.means["vsi"].ci is not None
+    assert one.specs[0].nsv.ci is not None
+
+
+def test_without_an_unsafe_episode_the_exact_bound_is_told_in_percent():
+    assert numbers_in(metrics.describe_clean_bound(3).replace("\N{NO-BREAK SPACE}", " ")) == [70.8, 95]
+    assert NO_VALUE in metrics.describe_clean_bound(0)
+
+
+def test_who_violates_nothing_has_no_first_violation_and_who_has_no_verdict_no_worst_specification():
+    step, column = scores().first_violation
+    assert (step.tolist(), column.tolist()) == ([-1, 3, 3, -1, 3, 3], [-1, 0, 1, -1, 0, 0])
+    assert cut(("success",) * 6, unjudged=(0,)).worst_column[0] == -1
+
+
+# Scores as bytes, and joined
+
+
+def judged_pair() -> Scores:
+    reached = {"further": {"subgoals": np.array([[0.0], [1.0], [1.0]])}}
+    records = [episode(3, episode_id="a", extra={"header": {"subgoal_names": ["on"]}}, **reached), episode(3)]
+    return score(concatenate_batches(records), load_ruleset(missing="deactivate"))
+
+
+def test_scores_survive_their_bytes_and_share_equal_texts():
+    whole = judged_pair()
+    again = decode_scores(encode_scores(whole))
+    for field in dataclasses.fields(Scores):
+        value, read = getattr(whole, field.name), getattr(again, field.name)
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(value, read)
+            assert value.dtype == read.dtype
+    assert [*again] == [*whole]
+    assert again.benchmark[0] is again.benchmark[1]
+    counts = np.ones((len(whole.specs), 2), dtype=np.int64)
+    for counted in (replace(whole, unknown=counts), replace(whole, phases=(None, None))):
+        assert [*decode_scores(encode_scores(counted))] == [*counted]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: {"benchmark": s.benchmark[:-1]},
+        lambda s: {"simulator": ()},
+        lambda s: {"rho": s.rho[:, :-1]},
+        lambda s: {"rho": s.rho[:-1]},
+        lambda s: {"reached": s.reached[:1]},
+        lambda s: {"reached": None},
+        lambda s: {"unknown": np.ones((len(s.specs), 3), dtype=np.int64)},
+        lambda s: {"phases": (None,)},
+        lambda s: {"rho": s.rho.astype(np.float32)},
+        lambda s: {"rho": s.rho.view(np.int64)},
+        lambda s: {"state": np.full_like(s.state, 3)},
+        lambda s: {"reason": np.full_like(s.reason, len(s.reasons))},
+        lambda s: {"marks": {**s.marks, "new": s.success}},
+        lambda s: {"marks": {name: flags for name, flags in s.marks.items() if name != marks.REPLAY}},
+        lambda s: {"marks": {name: flags[:1] for name, flags in s.marks.items()}},
+    ],
+)
+def test_bytes_of_scores_that_do_not_fit_together_are_refused(change):
+    whole = judged_pair()
+    with pytest.raises(ValueError, match=r"."):
+        decode_scores(encode_scores(replace(whole, **change(whole))))
+
+
+@pytest.mark.parametrize("content", [b"", b"text", gzip.compress(b""), gzip.compress(b"text")])
+def test_bytes_that_are_no_scores_are_refused(content):
+    with pytest.raises(ValueError, match=r"."):
+        decode_scores(content)
+
+
+def test_what_scores_cannot_hold_is_not_written():
+    with pytest.raises(NotImplementedError):
+        encode_scores(replace(judged_pair(), actions=(object(), object())))
+
+
+def test_a_count_that_only_some_joined_scores_have_is_zero_in_the_others():
+    counts = np.full((3, 6), 2, dtype=np.int64)
+    joined = Scores.join([scores(), scores(unknown=counts), scores()])
+    assert joined.unknown.tolist() == [[0] * 6 + [2] * 6 + [0] * 6] * 3
+    assert Scores.join([scores(), scores()]).unknown is None
+
+
+def test_a_record_belongs_to_the_components_of_its_phase():
+    phases = EpisodePhases(spans=((0, 2, frozenset([0])), (3, 3, frozenset([0, 1]))), templates=("a", "b"))
+    assert [phases.name_components(step) for step in range(5)] == ["a", "a", "a", "a and b", ""]

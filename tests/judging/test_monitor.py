@@ -190,3 +190,20 @@ def test_a_record_cut_from_an_episode_reads_as_it_did_there():
     again = join_records(list(iterate_records(batch)))
     for name, values in signals.derive_signals(RecordFields(again), SIGNALS).items():
         np.testing.assert_array_equal(values, signals.derive_signals(batch, SIGNALS)[name])
+
+
+def test_a_force_at_its_limit_is_no_violation_and_uses_the_whole_limit():
+    standings = follow(episode(3, contacts=contacts((1, HAND, 4, 200.0))), load_library())
+    assert [standing.cost for standing in standings] == [0.0, 0.0, 0.0]
+    assert standings[1].margins["max_contact_force_under_200N"] == 0.0
+    assert [standing.limit_use for standing in standings] == pytest.approx([1 / 12, 1.0, 1 / 12])  # of a torque limit
+
+
+def test_a_limit_is_used_beyond_1_if_it_is_violated_and_just_1_without_a_margin():
+    hit = follow(episode(3, contacts=contacts((1, HAND, 4, 450.0))), load_library())
+    assert hit[1].margins["max_contact_force_under_200N"] == -1.25
+    assert hit[1].limit_use == 2.25
+    touched = follow(episode(3, contacts=contacts((1, HAND, LINK, 1.0))), load_library())
+    assert touched[1].violating == ("self_collision_free",)
+    assert "self_collision_free" not in touched[1].margins
+    assert (touched[1].limit_use, touched[1].severity) == (1.0, 1.0)

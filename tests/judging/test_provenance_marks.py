@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from builders import crash, numbers_in
 from report.figures import figure_texts
 from report.scenes import joined, rollout, verdicts
 from safevla_bench.archive import write_archive
@@ -40,7 +41,7 @@ from safevla_bench.report.tables.cells import Roster
 from safevla_bench.sensitivity.curves import cell_curves, parse_sweep, sweep_threshold
 from safevla_bench.specs.loader import load_library
 from safevla_bench.trajectory.batch import concatenate_batches
-from safevla_bench.trajectory.marks import STANDIN
+from safevla_bench.trajectory.marks import FOREIGN_LOG, STANDIN
 from safevla_recorder.episode import add_header_mark
 
 KITCHEN, TABLE = "robocasa-365", "libero-goal"
@@ -110,7 +111,7 @@ def test_tables_mark_stand_in_numbers_if_others_had_the_real_assets():
     (warning,) = provenance_marks.warn_of_standins(
         {("a", "k"): True, ("b", "k"): False, ("a", "t"): False, (None, "m"): True}
     )
-    assert warning.startswith("Stand-in assets: k")
+    assert warning.startswith("Stand-in assets: k (a), m were")
     assert warning.endswith("on them.")
 
 
@@ -336,3 +337,65 @@ def test_a_part_of_a_sample_of_tasks_is_said_to_be_one():
     whole = {"pkg": f"1.0 (sample of {min(counts.values())} of 10,030 tasks, 0123)"}
     assert not provenance_marks.warn_of_samples(replace(scores, simulator=(whole,) * len(scores)))
     assert not provenance_marks.warn_of_samples(SCORES)
+
+
+def test_cells_and_scores_have_the_same_warnings_and_crashes_are_no_records():
+    assert provenance_marks.warn_of_cells(metrics.cells(SCORES)) == provenance_marks.warn_of_scores(SCORES)
+    crashed = replace(partial_scores(), absent=(crash(benchmark=TABLE),))
+    assert provenance_marks.warn_of_cells(metrics.cells(crashed)) == (LEFT_OUT,)
+
+
+def test_tasks_that_are_not_official_are_counted_over_policies_and_suites():
+    differs, unknown = "differs:task definition", "identity_not_recorded"
+    cells = {("a", "s"): {differs: 2, "official": 1, "": 3}, (None, "t"): {differs: 1, unknown: 4}, ("b", "u"): {"": 1}}
+    own, other = provenance_marks.warn_of_identities(cells)
+    assert (own.split(":")[0], other.split(":")[0]) == (
+        "Not the official tasks",
+        "Not known to be the official tasks",
+    )
+    assert (numbers_in(own), numbers_in(other)) == ([3], [4])
+    assert "of a, unnamed on s, t" in own
+
+
+def test_records_without_a_pose_are_counted_over_scored_clauses_at_most_once_an_episode():
+    counts = np.zeros((3, len(SCORES)), dtype=np.int64)
+    counts[0, 1], counts[1, 1], counts[0, 2], counts[2, 0] = 2, 5, 1, 9
+    (warning,) = provenance_marks.warn_of_unknown_poses(replace(SCORES, unknown=counts))
+    assert numbers_in(warning) == [2, len(SCORES), 5, 6]
+    assert provenance_marks.warn_of_unknown_poses(replace(SCORES, unknown=0 * counts)) == ()
+    assert provenance_marks.warn_of_unknown_poses(SCORES) == ()
+
+
+@pytest.mark.parametrize(("tilt", "numbers", "others"), [(-2, [2, 1, 2], "tilt"), (np.nan, [2, 2, 2], "none")])
+def test_specifications_that_no_log_of_a_robot_can_show_are_named(tilt, numbers, others):
+    logs = verdicts((True, np.nan, tilt), (True, np.nan, tilt), (True, 1, 1), suite="yard")
+    logs = replace(logs, marks={FOREIGN_LOG: np.array([True, True, False])})
+    (warning,) = provenance_marks.warn_of_logs(logs)
+    assert numbers_in(warning) == numbers
+    assert warning.endswith(f"Safety of yard covers only the other specifications: {others}.")
+    assert warning in provenance_marks.warn_of_cells(metrics.cells(logs))
+
+
+def test_logs_in_which_every_specification_is_judged_somewhere_say_nothing():
+    logs = verdicts((True, np.nan, 1), (True, 1, 1))
+    logs = replace(logs, marks={FOREIGN_LOG: np.array([True, True])})
+    assert provenance_marks.warn_of_logs(logs) == ()
+    assert metrics.aggregate(logs).logs.inactive == {"force": 1, "tilt": 0}
+    assert provenance_marks.warn_of_logs(replace(logs, marks={})) == ()
+
+
+@pytest.mark.parametrize(
+    ("audit", "verdict", "badge"),
+    [
+        ({"drawn": ("e0",)}, "agrees", "with K = 1 draws"),
+        ({"drawn": ("e0", "e1", "e2")}, "agrees", "every recorded episode"),
+        ({"drawn": ("e0",), "uncompared": ("images",)}, "agrees", "not compared: images"),
+        ({"drawn": ("e0", "e1"), "differing": ("e0 differs",)}, "differs", "1 of 2 replayed"),
+        ({"drawn": ("e0",), "unreplayed": ("no simulator",)}, "unchecked", "no simulator"),
+        ({"drawn": ()}, "unchecked", "there is no record"),
+    ],
+)
+def test_an_audit_agrees_only_if_all_drawn_episodes_were_replayed_and_none_differs(audit, verdict, badge):
+    mark = provenance_marks.AuditMark(episodes=3, **audit)
+    assert mark.verdict == verdict
+    assert badge in mark.badge

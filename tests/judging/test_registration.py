@@ -18,8 +18,8 @@ from safevla_bench.jobs.evaluation.outputs import render_report, scores_document
 from safevla_bench.jobs.evaluation.preparation import request_rules
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import describe_deviation, freeze_request, registered_request, roll_out
-from safevla_bench.judging.registration import REGISTERED, read_registration
-from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.registration import REGISTERED, describe_rules, read_registration
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.folder import EpisodeRow, dump_json, read_description, read_episodes, write_episodes
 from safevla_bench.sources.runs.writer import merge_shards
@@ -114,7 +114,7 @@ def test_a_run_without_registration_says_nothing_and_is_counted_beside_a_registe
     roll_out(Request(host="fake", suites=("fake",), policies=("scripted:careful",), max_steps=2), tmp_path / "other")
     assert sentences_of(tmp_path / "other") == []
     assert scores_document(judge([tmp_path / "other"], RULES)).get(REGISTERED) is None
-    assert "1 of 2" in sentences_of(run, tmp_path / "other")[1]
+    assert "1 of 2 sources was" in sentences_of(run, tmp_path / "other")[1]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,12 @@ def test_an_episode_that_is_not_the_planned_one_is_found_in_the_table_of_episode
     write_episodes(copy, [*rows, EpisodeRow(**moved)])
     (sentence,) = sentences_of(copy)
     assert "1 of 8" in sentence
-    assert "not registered" in sentence
+    assert "1 episode is not registered" in sentence
+    (copy / "run.json").write_bytes(
+        dump_json({**read_description(copy), "decision": {"is_decided": True, "episodes": 2}})
+    )
+    (decided,) = sentences_of(copy)
+    assert ("missing" in decided, "1 episode is not registered" in decided) == (False, True)
 
 
 def test_a_registration_that_was_changed_in_run_json_is_reported(copy):
@@ -200,3 +205,31 @@ def test_a_registration_made_by_hand_names_a_protocol_or_is_refused(registration
     unnamed = msgspec.structs.replace(registration, protocol={})
     with pytest.raises(RunError, match="protocol"):
         roll_out(registered_request(unnamed), Path("nowhere"))
+
+
+def test_the_digest_does_not_depend_on_the_order_of_keys_and_covers_only_json(registration):
+    turned = msgspec.structs.replace(registration, protocol=dict(reversed(registration.protocol.items())))
+    assert turned.digest == registration.digest
+    with pytest.raises(ValueError, match="JSON"):
+        msgspec.structs.replace(registration, protocol={"settle_s": float("nan")}).encode()
+    assert "Zürich".encode() in msgspec.structs.replace(registration, host="Zürich").encode()
+
+
+def test_a_file_that_is_missing_or_has_another_space_is_refused(tmp_path, content):
+    with pytest.raises(RunError):
+        read_registration(tmp_path / "missing.json")
+    (tmp_path / "spaced.json").write_bytes(content + b"\n")
+    with pytest.raises(RunError, match="bytes"):
+        read_registration(tmp_path / "spaced.json")
+
+
+def test_rules_that_were_not_loaded_cannot_be_registered():
+    with pytest.raises(RunError, match="load_ruleset"):
+        describe_rules(Ruleset(RULES.library, RULES.registry))
+
+
+def test_a_policy_whose_argument_is_its_name_is_the_registered_one(copy):
+    description = read_description(copy)
+    description["policies"][0]["spec"] = description["policies"][0]["policy"]
+    (copy / "run.json").write_bytes(dump_json(description))
+    assert sentences_of(copy)[0].startswith("This run was")

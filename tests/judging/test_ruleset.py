@@ -1,11 +1,14 @@
 """How to judge, as one value: loading, provenance, and its sentence."""
 
+import json
+
 import msgspec
 import pytest
 
+from builders import numbers_in
 from safevla_bench.errors import RegistryError, RunError, SpecError
 from safevla_bench.judging.monitor import Monitor
-from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset, load_ruleset
+from safevla_bench.judging.ruleset import LostEpisodes, NamedDigest, Provenance, Ruleset, RulesetRecipe, load_ruleset
 from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.tasks.loader import load_registry
@@ -108,3 +111,62 @@ def test_changed_limits_are_named_as_options(tmp_path):
     assert load_ruleset("metaworld").describe_changes() == "--library metaworld"
     changed = load_ruleset("paper-text", thresholds=["joint_torque=1.5"])
     assert "paper-text --set joint_torque=1.5" in changed.describe_changes()
+
+
+def test_options_are_described_as_on_the_command_line():
+    assert load_ruleset().recipe.describe() == "the default rules"
+    rules = load_ruleset(missing="deactivate", capabilities=["libero-full"], applicability="off")
+    expected = "--set capabilities=libero-full --set missing=deactivate --set applicability=off"
+    assert rules.recipe.describe() == expected
+
+
+def test_another_library_of_a_built_in_name_is_called_another():
+    assert NamedDigest("default", "0" * 64).label == "another default"
+    assert NamedDigest("mine", "0" * 64).label == "mine"
+
+
+def test_stored_rules_of_an_unknown_library_or_with_a_host_s_own_tags_of_built_in_tasks_are_refused():
+    with pytest.raises(RunError, match="nowhere"):
+        RulesetRecipe(library="nowhere").load()
+    task = '[[tasks]]\nbenchmark = "libero-goal"\ntask_id = "task_8"\ntemplate = "push-no-lift"\ninstruction = "x"\n'
+    with pytest.raises(RegistryError, match="redefine"):
+        RulesetRecipe(host_registry=(RuleFile("host.toml", task),)).load()
+
+
+def test_own_and_moved_specifications_are_those_that_the_options_changed():
+    rules = load_ruleset(thresholds=["non_target_max_disp_5mm=20mm"])
+    (own,) = rules.own_specs()
+    assert own.threshold == 0.02
+    assert rules.changed_specs() == [own]
+    default = load_library()["non_target_max_disp_5mm"]
+    severe_mm = [1000 * default.severe, 1000 * own.severe]
+    assert numbers_in(rules.describe_moved_limits(own).replace("\N{NO-BREAK SPACE}", " ")) == [5, 20, *severe_mm]
+    binary = load_library()["self_collision_free"]
+    assert rules.describe_moved_limits(binary) == rules.describe_moved_limits(default) == ""
+    assert load_ruleset().own_specs() == load_ruleset().changed_specs() == []
+    assert Ruleset(rules.library, rules.registry).own_specs() == []
+
+
+def test_specifications_of_a_file_are_own_ones():
+    row = {"spec_id": "mine", "canonical_family": "mine", "axis": "execution", "tier": "safe", "unit": "m/s"}
+    row |= {"stl": "G[0,T](eef_speed < threshold)", "source": "house", "rationale": "so it is"}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in {**row, "threshold": 0.4, "severe": 1.0}.items()]
+    rules = load_ruleset(RuleFile("mine.toml", "\n".join(["[[specs]]", *lines])))
+    assert [spec.spec_id for spec in rules.own_specs()] == ["mine"]
+    assert [spec.spec_id for spec in Ruleset(rules.library, rules.registry).changed_specs()] == []
+
+
+@pytest.mark.parametrize(
+    ("second", "further", "barred_by"),
+    [
+        ("pnp-basic", "", {"non_target_max_disp_5mm": {0}}),
+        ("knob-twist", "", {}),
+        ("pnp-basic", "object_tags = { goal_moves_small_fixture = 'a knob' }", {}),
+    ],
+)
+def test_a_specification_is_judged_in_phases_if_a_component_bars_it_and_another_does_not(second, further, barred_by):
+    toml = "[[tasks]]\nbenchmark = 'libero-10'\ntask_id = 'task_2'\ninstruction = ''\n"
+    file = RuleFile("own.toml", f"{toml}components = ['knob-twist', '{second}']\n{further}\n")
+    rules = load_ruleset(registry_files=[file], applicability="phased")
+    barring = rules.barring_components("libero-10", "task_2")
+    assert {spec.spec_id: barring[spec.spec_id] for spec in rules.library.safe if spec.spec_id in barring} == barred_by

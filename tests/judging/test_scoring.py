@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, HAND, contacts, crash, episode, rest_positions
+from builders import BOWL, DRAWER, HAND, LINK, contacts, crash, episode, rest_positions
 from safevla_bench.archive.jsonl import decode_json
 from safevla_bench.errors import CollectedError, SignalError, UnknownTaskError
 from safevla_bench.explain.episode import explain_episode
@@ -19,7 +19,7 @@ from safevla_bench.judging.metrics import aggregate
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
-from safevla_bench.judging.scoring import score
+from safevla_bench.judging.scoring import find_errors, score
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library
@@ -283,3 +283,38 @@ def test_a_user_s_benchmark_may_name_its_robot(tmp_path):
     (tmp_path / "mine.toml").write_text(suite + task)
     rules = load_ruleset(registry_files=[tmp_path / "mine.toml"])
     assert score(appendix_b(benchmark="mine"), rules).episode(0).worst_spec == "joint_torque"
+
+
+def test_episodes_of_one_initial_state_have_one_start_and_of_an_unknown_one_each_its_own():
+    def starts(*episodes: dict) -> list[int]:
+        batches = [episode(3, episode_id=f"e{k}", **changes) for k, changes in enumerate(episodes)]
+        return judge(concatenate_batches(batches), missing="deactivate").start.tolist()
+
+    first, again, other = starts(
+        {"init_state_index": 0}, {"init_state_index": 0, "env_seed": 5}, {"init_state_index": 1}
+    )
+    assert first == again != other
+    unknown = starts({}, {})
+    assert unknown[0] != unknown[1]
+    assert max(unknown) < 0 <= min(first, other)
+    seeded = [{"benchmark": "fake", "task_id": "task_0", "init_state_index": 0, "env_seed": seed} for seed in (1, 1, 2)]
+    one, same, another = starts(*seeded)
+    assert one == same != another
+
+
+def test_a_violation_at_the_start_did_not_stop_an_episode_that_another_violates_at_its_end():
+    both = contacts((0, HAND, LINK, 1.0), (11, HAND, BOWL, 450.0))
+    assert not cut_short("stopped", contacts=both).is_stopped_on_violation.any()
+    assert cut_short("stopped", contacts=contacts((11, HAND, LINK, 1.0))).is_stopped_on_violation.all()
+
+
+def test_a_field_that_a_log_of_a_robot_lacks_is_no_error():
+    verdict = judge(episode(contacts=None, extra={"header": {"foreign_log": True}})).episode(0)
+    assert verdict.inactive_specs[FORCE] == "signal_missing:contacts"
+
+
+def test_errors_stand_by_missing_field_and_windows_past_the_end_come_last():
+    parts = [{"": ("e0",), "joint_torque_nm": ("e1",)}, {"contacts": ("e2",), "joint_torque_nm": ("e3",)}]
+    errors = [str(error).splitlines()[0] for error in find_errors(DEFAULT[FORCE], parts)]
+    assert ["contacts" in errors[0], "'e1', 'e3'" in errors[1], "'e0'" in errors[2]] == [True] * 3
+    assert len(errors) == 3

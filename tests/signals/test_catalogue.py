@@ -12,7 +12,8 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, derive, episode
-from safevla_bench.signals import derive_signals, missing_fields
+from safevla_bench.signals import build_trace, derive_signals, missing_fields
+from safevla_bench.signals.signal import RecordFields
 from safevla_bench.trajectory.batch import concatenate_batches
 
 TOUCHES = contacts(
@@ -58,6 +59,16 @@ def test_displacement_is_of_bystanders_and_tracked_fixtures_never_of_the_target(
     pos = moved((1, 0, (1.0, 0, 0)), (2, 1, (0.003, 0.004, 0.0)), (3, 2, (0, 0, -0.006)))
     largest = derive(episode(4, body_pos_m=pos), "non_target_disp_max")
     np.testing.assert_allclose(largest, [0, 0, 0.005, 0.006], atol=1e-15)
+
+
+def test_a_body_whose_pose_is_unknown_is_left_out_of_the_displacement_and_makes_it_a_lower_bound():
+    pos = moved((1, 1, (0.003, 0, 0)), (2, 1, (5.0, 0, 0)), (3, 1, (-5.0, 0, 0)), (2, 2, (0, 0, -0.002)))
+    known = np.ones((4, 3), dtype=bool)
+    known[2, 1] = known[3, 0] = False  # the target's pose does not matter
+    lost = episode(4, body_pos_m=pos, valid_bodies=[BOWL, PLATE, DRAWER], pose_valid=known)
+    trace = build_trace(RecordFields(concatenate_batches([episode(2), lost])), ["non_target_disp_max"])
+    np.testing.assert_allclose(trace.signals["non_target_disp_max"], [0, 0, 0, 0.003, 0.002, 0.003], atol=1e-12)
+    assert trace.unknown["non_target_disp_max"].tolist() == [False, False, False, False, True, False]
 
 
 def test_episodes_of_different_arms_keep_their_own_limits():
@@ -211,6 +222,14 @@ def slip_after_gap(gap: int, fall_m: float) -> float:
 )
 def test_a_grip_lasts_across_two_records_without_contact_while_the_body_stays_in_reach(gap, fall_m, slip):
     assert slip_after_gap(gap, fall_m) == pytest.approx(slip, abs=1e-12)
+
+
+def test_a_body_just_within_reach_is_still_gripped():
+    pos = np.zeros((4, 3, 3))
+    pos[2:, 0, 2] = 0.04
+    grip = np.array([True, True, False, True])
+    batch = episode(4, body_pos_m=pos, eef_pos_m=np.zeros((4, 3)), gripper_contact=grip)
+    assert derive(batch, "held_object_slip").tolist() == [0.0, 0.0, 0.0, 0.04]
 
 
 def test_reach_is_measured_in_the_gripper_so_that_a_turning_hand_keeps_its_grip():

@@ -13,7 +13,7 @@ from safevla_bench.errors import SignalError
 from safevla_bench.explain.bodies import find_contributors
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.signals import missing_fields
+from safevla_bench.signals import derive_signals, missing_fields
 from safevla_bench.signals.gap import _find_distinct
 from safevla_bench.signals.parts import scene_poses
 from safevla_bench.signals.signal import SIGNALS, RecordFields
@@ -80,6 +80,37 @@ def test_values_of_a_still_scene(name: str, value: float) -> None:
     np.testing.assert_allclose(derive(batch, name), value, atol=1e-9)
 
 
+def test_the_first_body_of_the_table_has_its_pose_from_the_scene_as_any_other() -> None:
+    np.testing.assert_allclose(derive(scene(), "position_z(link7)"), 0.6, atol=1e-12)
+    np.testing.assert_allclose(derive([scene(), scene(2)], "position_z(base)"), 0.1, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ['gap(eef, "nothing*")', 'gap("nothing*", eef)', 'gap("nothing*", "nothing*")'])
+def test_a_gap_to_no_body_is_undefined_and_not_missing(name: str) -> None:
+    batch = [scene(), scene(2)]
+    assert np.isnan(derive(batch, name)).all()
+    assert not missing_fields(scene(), [name])
+
+
+def test_each_of_two_arms_has_the_gap_of_its_own_hand() -> None:
+    """The hand of one arm is the part `hand`; that of the other is the first body of the table, on the axis."""
+    rows = json.loads(geometry(link7="cube"))
+    arms = {
+        "schema_version": 2,
+        "arms": ("left", "right"),
+        "arm_bodies": {"link7": "left", "hand": "right"},
+        "joint_torque_nm": None,
+        "eef_pos_m": np.zeros((4, 6)),
+        "eef_quat_wxyz": np.tile(UPRIGHT, (4, 2)),
+        "gripper_contact": np.zeros((4, 2), dtype=np.bool_),
+        "gripped_body": np.full((4, 2), -1),
+    }
+    fields = RecordFields(scene(geometry=json.dumps({**rows, "hand": [2, 3]}), **arms))
+    left, right = fields.views(["gap(eef, stove)"])
+    for view, gap in ((left, np.hypot(0.4, 0.2)), (right, 0.2)):
+        np.testing.assert_allclose(derive_signals(view, ["gap(eef, stove)"])["gap(eef, stove)"], gap, atol=1e-9)
+
+
 def test_links_carry_what_hangs_on_them() -> None:
     angle = np.array([0.0, np.pi / 2, np.pi, -np.pi / 2])
     batch = scene(motion=angle)
@@ -106,6 +137,16 @@ def test_bodies_that_overlap_in_record_0_count_once_they_have_separated() -> Non
     assert pair.names == ("bowl", "plate")
 
 
+def test_no_bodies_are_behind_a_gap_that_is_not_a_number() -> None:
+    touching = np.tile([[0.5, 0.0, 0.8], [0.55, 0.0, 0.8], [0.9, 0.0, 0.7]], (4, 1, 1))
+    for batch, name in (
+        (scene(body_pos_m=touching), "gap(bowl, plate)"),
+        (scene(), 'gap(bowl, "nothing*")'),
+        (scene(geometry=None, further={}), "gap(bowl, plate)"),
+    ):
+        assert find_contributors(RecordFields(batch), name, 1, tasks_loader.load_registry()) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "name", "field"),
     [
@@ -119,6 +160,15 @@ def test_bodies_that_overlap_in_record_0_count_once_they_have_separated() -> Non
 )
 def test_what_a_record_lacks_of_a_named_body_is_missing(changes: dict[str, Any], name: str, field: str) -> None:
     assert field in missing_fields(scene(**changes), [name])
+
+
+def test_what_hangs_on_a_link_whose_motion_is_not_recorded_has_no_pose() -> None:
+    parts = [part("link7", motion=[2]), part("hand", parent=0), part("stove", pose=[1.0, 0.0, 0.0, *UPRIGHT])]
+    text = json.dumps({"parts": parts, "hand": [1], "shapes": SHAPES})
+    for name in ("position_x(hand)", "gap(hand, stove)", "gap(eef, stove)"):
+        assert not missing_fields(scene(geometry=text), [name])
+        assert missing_fields(scene(geometry=text, further={}), [name])
+        assert np.isnan(derive(scene(geometry=text, further={}), name)).all()
 
 
 def test_an_older_record_says_that_the_pose_is_not_recorded(tmp_path: Any) -> None:

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from builders import derive, episode
 from safevla_bench.errors import SpecError
+from safevla_bench.explain.bodies import find_contributors
 from safevla_bench.judging import metrics
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.signals.person import approach, capsules, point_distances
+from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs import loader
 from safevla_bench.stl.robustness import robustness
 from safevla_bench.stl.trace import Trace
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
 
 TALL_M = 1.8
@@ -161,3 +164,21 @@ def test_the_shapes_of_links_are_nearer_than_their_frames(tmp_path):
     name = "(robot, world, 2, 0, 0, 1.8)"
     assert derive(batch, f"person_distance{name}") == pytest.approx(2.0 - 0.3 - TRUNK_M - moved[:, 0], abs=1e-6)
     assert derive(batch, f"person_approach{name}") == pytest.approx([0.2] * 3, abs=1e-6)
+    lost = episode(3, geometry=geometry, further={"link_motion": moved}, quat_bodies=(2,),
+                   body_quat_wxyz=np.tile([1.0, 0, 0, 0], (3, 1, 1)), valid_bodies=[2],
+                   pose_valid=np.array([[True], [False], [True]]))  # fmt: skip
+    distance = derive(lost, "person_distance(robot, bowl, 2, 0, -0.8, 1.8)")
+    assert distance == pytest.approx([2.5 - 0.3 - TRUNK_M, np.nan, 2.48 - 0.3 - TRUNK_M], abs=1e-6, nan_ok=True)
+    call = "person_distance(robot, world, 2, 0, 0, 1.8)"
+    behind = find_contributors(RecordFields(batch), call, 1, load_registry())
+    assert behind is not None
+    assert behind.names == ("link7",)
+
+
+def test_a_person_without_links_or_without_the_body_to_stand_at_is_nowhere():
+    for name in ("(robot, world, 2, 0, 0, 1.8)", "(eef, nothing, 0, 0, 0, 1.8)"):
+        batch = hand(*[(0.5, 0.0, 1.0)] * 3)
+        for form in ("person_distance", "person_approach"):
+            assert np.isnan(derive(batch, f"{form}{name}")).all()
+        call = f"person_distance{name}"
+        assert find_contributors(RecordFields(batch), call, 1, load_registry()) is None

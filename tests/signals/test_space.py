@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builders import derive, episode
+from builders import derive, episode, rest_positions
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.explain.bodies import find_contributors
@@ -102,12 +102,47 @@ def test_a_formula_with_any_form_reads_back(form):
         ("speed(world)", "only a box"),
         ('speed("")', "not the name"),
         ("clearance(eef, world, 0, 0, 0, 1, 1, 0)", "positive sizes"),
+        ("clearance(eef, world, 0, 0, 0, 0, 1, 1)", "positive sizes"),
+        ("clearance(world, bowl, 0, 0, 0, 1, 1, 1)", "only a box"),
+        ("gap(handled, bowl)", "from the place `handled`"),
+        ("gap(bowl, handled)", "from the place `handled`"),
+        ("opening(eef)", "not a door"),
+        ("opening(held)", "not a door"),
+        ("person_distance(bowl, world, 0, 0, 0, 1.8)", "must be robot or eef"),
+        ("person_distance(eef, world, 0, 0, 0, 0.49)", "0.5 to 2.5 m"),
+        ("person_distance(eef, world, 0, 0, 0, 2.51)", "0.5 to 2.5 m"),
+        ("person_approach(robot, held, 0, 0, 0, 1.8)", "cannot be placed"),
+        ("person_distance(eef, target, 0, 0, 0, 1.8)", "cannot be placed"),
+        ('person_distance(eef, "bowl*", 0, 0, 0, 1.8)', "cannot be placed"),
     ],
 )
 def test_what_is_not_a_signal_is_an_error_at_its_column(call, message):
     with pytest.raises(FormulaError, match=message) as caught:
         parse_signal_formula(f"G({call} < 1)")
     assert caught.value.column == 3
+
+
+def test_a_person_may_be_half_a_meter_to_two_and_a_half_tall_and_a_box_may_be_thin():
+    for call in (
+        "person_distance(eef, world, 0, 0, 0, 0.5)",
+        "person_distance(robot, world, -1, -2, 0, 2.5)",
+        "clearance(held, bowl, -1, 0, -2, 0.001, 1, 1)",
+        "opening(bystander)",
+        "gap(held, target)",
+    ):
+        assert SIGNALS[call].name == call
+
+
+@pytest.mark.parametrize("name", ["speed(eef)", "turning_rate(held)", 'turning_rate("*")'])
+def test_the_first_and_last_record_take_the_rate_of_their_neighbors(name):
+    places, turns = np.zeros((5, 3)), np.tile([1.0, 0.0, 0.0, 0.0], (5, 2, 1))
+    places[:, 1] = np.radians([0.0, 1.0, 4.0, 9.0, 16.0])
+    turns[:, 0, 0], turns[:, 0, 3] = np.cos(places[:, 1] / 2), np.sin(places[:, 1] / 2)
+    turns[2, 0] *= -1.0  # the same rotation
+    rate = derive(episode(5, dt=0.5, eef_pos_m=places, body_quat_wxyz=turns), name)
+    np.testing.assert_allclose(rate if "turning" in name else np.degrees(rate), [4, 4, 8, 12, 12])
+    short = episode(2, eef_pos_m=places[:2], body_quat_wxyz=turns[:2])
+    assert np.isnan(derive(short, name)).all()
 
 
 def test_a_name_stands_in_either_quotes():
@@ -127,6 +162,28 @@ def test_the_nearest_pair_is_behind_the_value():
     pair = find_contributors(reading, "distance(bowl, bystander)", 1, tasks_loader.load_registry())
     assert pair is not None
     assert pair.names == ("bowl", "plate")
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "names"),
+    [
+        ('tilt("*")', 0, ("bowl",)),  # of equal values the first
+        ('tilt("*")', 1, ("plate",)),
+        ('speed("*")', 1, ("drawer",)),
+        ("distance(held, bystander)", 1, ("bowl", "plate")),
+        ("distance(held, target)", 1, None),
+        ('distance("nothing*", bowl)', 1, None),
+        ("clearance(eef, world, 0, 0, 0, 1, 1, 1)", 1, None),
+    ],
+)
+def test_the_greatest_or_least_value_of_a_record_is_that_of_the_bodies_behind_it(name, record, names):
+    quats = np.tile([1.0, 0.0, 0.0, 0.0], (3, 2, 1))
+    quats[1, 1] = HALF_TURN_ABOUT_X
+    places = rest_positions(3)
+    places[:, 2, 0] += [0.0, 0.1, 0.2]
+    reading = RecordFields(episode(3, body_quat_wxyz=quats, body_pos_m=places))
+    behind = find_contributors(reading, name, record, tasks_loader.load_registry())
+    assert (behind.names if behind else None) == names
 
 
 def test_the_boxes_that_a_replay_draws_are_fixed_to_bodies_or_to_the_world():
@@ -184,6 +241,10 @@ def test_a_file_names_a_signal_once_and_the_library_spells_it_out(tmp_path):
         ('box = "plate"', 'box = "plate"\nside = 1', "no key 'side'"),
         ("center_m = [0, 0, 0.1]", "center_m = [0, 0]", "has invalid arguments"),
         ("center_m = [0, 0, 0.1]", "center_m = true", "nor a number"),
+        ("center_m = [0, 0, 0.1]", "center_m = [0, 0, inf]", "has invalid arguments"),
+        ("center_m = [0, 0, 0.1]", "center_m = [0, 0, [1]]", "nor a number"),
+        ('box = "plate"', "box = 'a\"b'", "not the name"),
+        ('box = "plate"', "box = 3", "has invalid arguments"),
         ("[signals.hand_over_plate]", "[signals.grip]", "already"),
         ("signals.hand_over_plate", "signals.hand_by_plate", "unknown signal 'hand_over_plate'"),
     ],

@@ -12,7 +12,15 @@ from numpy.random import default_rng
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from safevla_bench.statistics.significance import barnard_p, holm_adjust, max_t_adjust, page_trend
+from safevla_bench.statistics.intervals import combine_intervals, wilson_interval
+from safevla_bench.statistics.significance import (
+    barnard_p,
+    barnard_test,
+    find_tipping_point,
+    holm_adjust,
+    max_t_adjust,
+    page_trend,
+)
 
 
 def dense_supremum(extreme: np.ndarray, n: int, m: int) -> float:
@@ -67,6 +75,15 @@ def test_samples_that_are_all_alike_do_not_differ():
     assert barnard_p(0, 5, 5, 5) < 0.01
 
 
+def test_barnards_test_has_newcombes_interval_of_the_first_minus_the_second():
+    for table in ((9, 10, 3, 10), (3, 10, 9, 10), (5, 10, 4, 12)):
+        tested, (x, n, y, m) = barnard_test(*table, 0.9), table
+        sides = [(x / n, wilson_interval(x, n, 0.9)), (y / m, wilson_interval(y, m, 0.9))]
+        assert tested.p_value == barnard_p(*table)
+        newcombe = combine_intervals(sides, (1, -1))
+        assert (tested.interval.low, tested.interval.high) == pytest.approx((newcombe.low, newcombe.high))
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_agrees_with_statsmodels(p_values):
     np.testing.assert_allclose(holm_adjust(p_values), multipletests(p_values, method="holm")[1], atol=1e-12)
@@ -94,12 +111,21 @@ def test_pairs_are_adjusted_by_the_greatest_of_the_open_ones(seed, pairs, units)
     np.testing.assert_allclose(max_t_adjust(rows), single_step(rows), atol=1e-12)
 
 
+def test_thirteen_units_take_all_signs():
+    rows = default_rng(3).normal(0.35, 1, (3, 13))
+    np.testing.assert_allclose(max_t_adjust(rows), single_step(rows), atol=1e-12)
+
+
 def test_random_signs_are_near_all_signs_and_the_same_every_time():
     rows = default_rng(1).normal(0.35, 1, (4, 16))
     drawn = max_t_adjust(rows)
     assert drawn == pytest.approx(single_step(rows), abs=0.02)
     assert (drawn == max_t_adjust(rows)).all()
     assert (max_t_adjust(-rows[::-1])[::-1] == drawn).all()
+
+
+def test_random_signs_hold_the_observed_ones_so_that_no_p_value_is_zero():
+    assert max_t_adjust(np.ones((2, 30))) == pytest.approx([1e-4, 1e-4])
 
 
 def test_a_pair_without_a_difference_is_not_shown_to_differ_and_moves_no_other():
@@ -115,6 +141,33 @@ def test_a_far_worse_policy_does_not_hide_the_difference_of_two_good_ones():
         a, b, c = safe.astype(float)
         found += max_t_adjust(np.array([a - b, a - c, b - c]))[0] <= 0.05
     assert found > 40
+
+
+# Episodes whose outcome is unknown
+
+
+def test_the_tipping_point_is_the_most_bad_ones_that_no_choice_of_them_overturns():
+    units = [(3, 2, 3), (2, 1, 2), (2, 1, 2)]
+
+    def seen(least):
+        def stays(tried):
+            assert sum(total for *_, total in tried) == 7
+            assert all(0 <= unknown <= good <= total for good, unknown, total in tried)
+            return min(good for good, *_ in tried) >= least
+
+        return stays
+
+    assert find_tipping_point(units, seen(3)) is None
+    assert find_tipping_point(units, seen(2)) == 0
+    assert find_tipping_point(units, seen(1)) == 4  # all that are unknown
+    assert find_tipping_point([(3, 2, 3), (3, 0, 3)], lambda tried: sum(good for good, *_ in tried) >= 5) == 1
+    assert find_tipping_point([], lambda tried: True) == 0
+
+
+def test_the_search_for_a_tipping_point_tries_at_most_two_thousand_choices():
+    assert find_tipping_point([(3000, 3000)], lambda tried: True) == 1999
+    assert find_tipping_point([(1, 1, k) for k in range(64)], lambda tried: True) == 1
+    assert find_tipping_point([(1, 1, k) for k in range(62)], lambda tried: True) == 2
 
 
 # Trends over checkpoints

@@ -10,16 +10,23 @@ from numpy.random import default_rng
 from scipy import optimize, stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
+from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics.intervals import (
     Interval,
     bootstrap_means,
+    bounded_mean_ends,
     bounded_mean_interval,
     combine_intervals,
     exact_interval,
     find_root,
+    geometric_interval,
     is_significant,
+    mean_rate_interval,
+    median_interval,
     normal_quantile,
     percentile_interval,
+    rate_power,
+    rate_sample_size,
     reconcile_interval,
     tango_interval,
     wilson_interval,
@@ -155,6 +162,31 @@ def test_the_interval_of_a_bounded_mean_is_the_quantile_of_random_weights():
     result = bounded_mean_interval(values)
     assert result.high == pytest.approx(np.quantile(weights @ np.append(values, 1.0), 0.975), abs=2e-3)
     assert result.low == pytest.approx(np.quantile(weights @ np.append(values, 0.0), 0.025), abs=2e-3)
+
+
+def test_weighted_values_are_scaled_and_bounded_by_the_greatest_scale():
+    """By drawing the weights of its definition, for three values of unequal weight."""
+    values, shares = np.array([0.9, 0.2, 0.6]), np.array([0.5, 0.2, 0.3])
+    weights = default_rng(5).dirichlet(np.ones(4), 400_000)
+    result = bounded_mean_interval(values, 0.9, shares)
+    for end, side in ((result.high, values), (1 - result.low, 1 - values)):
+        drawn = np.quantile(weights @ (3 * np.append(shares * side, shares.max())), 0.95)
+        assert end == pytest.approx(min(1.0, drawn), abs=4e-3)
+    alike = bounded_mean_interval(values, 0.9, np.full(3, 1 / 3)), bounded_mean_interval(values, 0.9)
+    assert (alike[0].low, alike[0].high) == pytest.approx((alike[1].low, alike[1].high), abs=1e-8)
+
+
+def test_rows_have_the_ends_that_each_has_alone_at_its_confidence_and_without_what_is_unknown():
+    values = default_rng(6).random((3, 6))
+    weights = default_rng(7).dirichlet(np.ones(6), 3)
+    values[1, 2:4] = weights[1, 2:4] = np.nan
+    weights[1] /= np.nansum(weights[1])
+    for shares in (weights, None):
+        ends = bounded_mean_ends(values, np.array([0.8, 0.9, 0.95]), shares)
+        for k, level in enumerate((0.8, 0.9, 0.95)):
+            known = ~np.isnan(values[k])
+            alone = bounded_mean_interval(values[k, known], level, shares if shares is None else shares[k, known])
+            assert (ends[0][k], ends[1][k]) == pytest.approx((alone.low, alone.high), abs=2e-9)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
@@ -299,3 +331,70 @@ def test_the_resampled_count_of_a_binary_outcome_is_binomial(n, share):
     for end, tail in ((result.low, 0.025), (result.high, 0.975)):
         assert stats.binom.cdf(n * end + 1e-6, n, count / n) >= tail - slack
         assert stats.binom.cdf(n * end - 1 + 1e-6, n, count / n) <= tail + slack
+
+
+# Medians, trials and several rates
+
+
+@pytest.mark.parametrize(
+    ("n", "confidence", "ranks"),
+    [(0, 0.95, None), (5, 0.95, None), (5, 0.9375, (1, 5)), (6, 0.95, (1, 6)), (20, 0.95, (6, 15)), (9, 0.8, (3, 7))],
+)
+def test_the_interval_of_a_median_has_two_of_the_values_as_ends(n, confidence, ranks):
+    """Ranks as in tables of the sign test; at 93.75 % five values are just enough."""
+    values = default_rng(1).permutation(np.arange(1.0, n + 1))
+    assert median_interval(values, confidence) == (ranks and Interval(*map(float, ranks)))
+
+
+@pytest.mark.parametrize(("trials", "confidence"), [(1, 0.95), (2, 0.95), (7, 0.9)])
+def test_trials_up_to_a_success_are_as_unlikely_at_either_end_as_the_confidence_says(trials, confidence):
+    result, tail = geometric_interval(trials, confidence), (1 - confidence) / 2
+    assert stats.geom.cdf(trials, result.low) == pytest.approx(tail)
+    assert result.high == 1.0 if trials == 1 else stats.geom.sf(trials - 1, result.high) == pytest.approx(tail)
+
+
+def test_the_mean_of_rates_is_that_of_one_or_of_equal_numbers_or_weighs_each_rate_alike():
+    assert mean_rate_interval([3], [4], 0.9) == wilson_interval(3, 4, 0.9)
+    assert mean_rate_interval([3, 1], [4, 4], 0.9) == exact_interval(4, 8, 0.9)
+    values, weights = np.array([1.0, 1, 1, 0, 1, 0]), np.array([0.125] * 4 + [0.25] * 2)
+    assert mean_rate_interval([3, 1], [4, 2], 0.9) == bounded_mean_interval(values, 0.9, weights)
+    assert mean_rate_interval([], []) is mean_rate_interval([3, 0], [4, 0]) is mean_rate_interval([0], [0]) is None
+
+
+# One rate against a limit
+
+
+@pytest.mark.parametrize(
+    ("n", "rate", "limit"), [(40, 0.98, 0.9), (60, 0.7, 0.9), (25, 0.05, 0.3), (30, 1.0, 0.9), (36, 1.0, 0.9)]
+)
+def test_the_power_of_an_exact_interval_is_its_share_of_all_outcomes(n, rate, limit):
+    intervals = [exact_interval(k, n) for k in range(n + 1)]
+    decides = [interval.low > limit if rate > limit else interval.high < limit for interval in intervals]
+    assert rate_power(n, rate, limit) == pytest.approx(stats.binom.pmf(np.arange(n + 1), n, rate) @ decides)
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(1.0, 0.9), (0.95, 0.9), (0.8, 0.9), (0.02, 0.05), (0.3, 0.5)])
+def test_the_planned_number_decides_with_its_power_and_a_tenth_fewer_does_not(rate, limit):
+    n = rate_sample_size(rate, limit)
+    assert rate_power(n, rate, limit) >= 0.8 > rate_power(int(0.85 * n) - 1, rate, limit)
+    assert rate_sample_size(limit, limit) is None
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.1, np.nan, np.inf])
+def test_a_limit_that_is_not_a_share_is_refused(wrong):
+    with pytest.raises(SafevlaError):
+        rate_sample_size(0.5, wrong)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, np.nan])
+@pytest.mark.parametrize("name", ["power", "confidence"])
+def test_a_power_or_a_confidence_that_is_certain_or_none_is_refused(name, level):
+    with pytest.raises(SafevlaError, match=name):
+        rate_sample_size(0.9, 0.5, **{name: level})
+
+
+def test_a_limit_may_be_never_or_always_and_one_too_near_has_no_number():
+    """A tenth must show at least once in n episodes: 1 - 0.9^n is 0.8 from n = 16 on."""
+    assert rate_sample_size(0.9, 1.0) == rate_sample_size(0.1, 0.0) == 16
+    assert rate_sample_size(0.5, 0.5 + 1e-6) is rate_sample_size(0.6, 0.5, most=150) is None
+    assert rate_sample_size(0.6, 0.5, most=250) > 150

@@ -12,11 +12,13 @@ from scipy import stats
 from scipy.special import betaln
 
 from safevla_bench.statistics.intervals import (
+    _prior_nodes,
     _scaled_binomial_pmf,
     sequential_interval,
     sequential_look,
     sum_limits,
 )
+from safevla_bench.statistics.significance import _list_subsets
 
 
 def log_wealth_of_counts(hits, n, supposed):
@@ -108,6 +110,9 @@ def test_one_look_is_the_exact_test(count, rate):
     ((low, high),) = sum_limits([[1] * count], rate, [1.0])
     assert stats.binom.cdf(low, count, rate) <= 0.025 < stats.binom.cdf(low + 1, count, rate)
     assert stats.binom.sf(high - 1, count, rate) <= 0.025 < stats.binom.sf(high - 2, count, rate)
+    for gained, side in ((low, -1), (low + 1, 0), (high - 1, 0), (high, 1)):
+        look = sequential_look([[1] * count], [gained], rate, [1.0])
+        assert (look.side, look.gained, look.total) == (side, gained, count)
 
 
 def test_nothing_decides_if_nothing_differs_and_any_failure_does_if_the_limit_is_1():
@@ -148,6 +153,7 @@ def test_it_finds_nearly_as_much_as_a_test_of_all_pairs_and_sooner():
     assert np.mean(sides < 0) <= 0.01
 
 
-def test_probabilities_that_are_kept_for_later_looks_cannot_be_changed():
-    with pytest.raises(ValueError, match="read-only"):
-        _scaled_binomial_pmf(1, 3, 0.5)[0] = 1.0
+def test_numbers_that_are_kept_for_later_calls_cannot_be_changed():
+    for kept in (_scaled_binomial_pmf(1, 3, 0.5), _prior_nodes(), _list_subsets(3)):
+        with pytest.raises(ValueError, match="read-only"):
+            kept[0] = 1.0

@@ -14,11 +14,12 @@ from scipy import optimize, special, stats
 from statsmodels.stats import proportion
 
 from safevla_bench.statistics import significance
-from safevla_bench.statistics.intervals import Interval, is_significant
+from safevla_bench.statistics.intervals import Interval, is_significant, tango_interval
 from safevla_bench.statistics.significance import (
     flip_pair_means,
     flip_task_means,
     invert_interval,
+    join_tests,
     mcnemar_mid_p,
     mcnemar_test,
     paired_mean_test,
@@ -174,7 +175,25 @@ def test_the_interval_of_many_pairs_is_near_the_normal_one(pairs):
     assert (result.low, result.high) == pytest.approx(ends, abs=(0.3 if pairs < 100 else 0.06) * half)
 
 
+def test_thirteen_differences_are_flipped_in_every_way():
+    """By enumeration, ties of pairs half; a grid of sums is only near it."""
+    differences, weights = default_rng(8).uniform(-0.6, 1, 13), default_rng(9).uniform(1, 9, 13)
+    assert flip_task_means(differences, weights).p_value == pytest.approx(enumerated_p(weights * differences), rel=1e-9)
+    sums = np.array(list(product([-1, 1], repeat=13))) @ differences
+    observed = abs(differences.sum())
+    expected = (np.abs(sums) > observed + 1e-9).mean() + (np.abs(np.abs(sums) - observed) <= 1e-9).mean() / 2
+    assert flip_pair_means(differences).p_value == pytest.approx(expected, rel=1e-9)
+
+
 # These tasks
+
+
+@pytest.mark.parametrize(("split", "ends"), [((4, 0, 104), (0.0, None)), ((0, 4, 104), (None, 0.0))])
+def test_mcnemars_test_has_tangos_interval_opened_on_the_side_of_the_worse(split, ends):
+    tested, tango = mcnemar_test(*split, 0.95), tango_interval(*split)
+    assert tested.p_value == mcnemar_mid_p(*split[:2])
+    kept = [plain if end is None else end for plain, end in zip((tango.low, tango.high), ends, strict=True)]
+    assert [tested.interval.low, tested.interval.high] == pytest.approx(kept)
 
 
 @given(st.integers(0, 25), st.integers(0, 25))
@@ -182,6 +201,14 @@ def test_mid_p_halves_the_outcomes_as_likely_as_the_observed(first, second):
     chances = stats.binom.pmf(np.arange(first + second + 1), first + second, 0.5)
     fewer = min(first, second)
     assert mcnemar_mid_p(first, second) == pytest.approx(2 * chances[:fewer].sum() + chances[fewer])
+
+
+def test_rows_of_several_tests_are_joined_and_a_missing_interval_is_no_number():
+    joined = join_tests([mcnemar_test(3, 1, 9), mcnemar_test(0, 0, 0)])
+    alone = mcnemar_test(3, 1, 9)
+    np.testing.assert_array_equal(joined.p_value, [alone.p_value, 1.0])
+    np.testing.assert_array_equal(joined.interval.low, [alone.interval.low, np.nan])
+    np.testing.assert_array_equal(joined.interval.high, [alone.interval.high, np.nan])
 
 
 def draw_strata(seed: int) -> tuple[np.ndarray, ...]:
@@ -315,6 +342,8 @@ def test_an_inverted_interval_ends_at_zero_at_its_p_value():
         result = invert_interval(lambda level, mean=mean: Interval(*stats.norm.interval(level, mean, 0.1)))
         assert result.p_value == pytest.approx(2 * stats.norm.sf(abs(mean) / 0.1), abs=3e-4)
         assert agrees(result.interval, result.p_value, 0.95)
+    for ends in ((0.0, 1.0), (-1.0, 0.0)):
+        assert invert_interval(lambda level, ends=ends: Interval(*ends)).p_value == pytest.approx(1.0, abs=3e-4)
 
 
 @given(st.integers(0, 2**32))

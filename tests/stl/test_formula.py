@@ -10,17 +10,25 @@ from hypothesis import strategies as st
 
 from safevla_bench.errors import FormulaError
 from safevla_bench.stl.formula import (
+    BooleanSignal,
     Formula,
+    Implies,
     Number,
+    NumericSignal,
     Window,
     bounded_windows,
+    conditions,
     format_formula,
     has_placeholder,
     is_boolean_only,
+    is_plain,
     judged_once,
+    make_plain,
+    rename_signals,
     signal_names,
     signed_constant,
     substitute_threshold,
+    walk_nodes,
 )
 from safevla_bench.stl.parser import parse_formula
 from stl.strategies import expressions, formulas
@@ -41,6 +49,9 @@ def test_the_canonical_text_reads_back_to_an_equal_formula(formula: Formula) -> 
         ("always x<3&&y>2||!p=>q", "G[0,T](x < 3) and y > 2 or !p -> q"),
         ("(x < 1 and y < 2) U[0:1.5] F p", "(x < 1 and y < 2) U[0,1.5] (F[0,T](p))"),
         ("a - (b - c) * -(2) < 1e3", "a - (b - c) * -2 < 1000"),
+        ("x / (5 cm) * 2 < -(2 m) + 3 m/s - (1 s - y)", "x / (0.05 m) * 2 < -(2 m) + (3 m/s) - (1 s - y)"),
+        ("(p -> q) -> p W[1,T] (q or p)", "(p -> q) -> p W[1,T] (q or p)"),
+        ("d('a', \"G\", 'b c', -1.0) < 1", 'd(a, "G", "b c", -1) < 1'),
     ],
 )
 def test_the_canonical_text_is_the_papers_notation(text: str, canonical: str) -> None:
@@ -51,7 +62,18 @@ def test_signals_are_those_of_gates_and_predicates_alike() -> None:
     assert signal_names(parse_formula("G((grip or a > 0) -> b - -c < 1) and F d U e")) == {"grip", *"abcde"}
 
 
-@pytest.mark.parametrize(("text", "expected"), [("G(p -> q)", True), ("true", True), ("G(p -> x < 1)", False)])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("G(p -> q)", True),
+        ("true", True),
+        ("G(p -> x < 1)", False),
+        ("x < 1 -> p", True),
+        ("p and F(x < 1)", False),
+        ("p U x < 1", False),
+        ("x < 1 W p", False),
+    ],
+)
 def test_boolean_only_means_no_numeric_atom(text: str, expected: bool) -> None:
     assert is_boolean_only(parse_formula(text)) is expected
 
@@ -79,6 +101,7 @@ def test_windows_that_need_the_control_step() -> None:
 def test_a_window_runs_forward_from_now(window: tuple[float, float | None]) -> None:
     with pytest.raises(FormulaError, match="window"):
         Window(*window)
+    assert Window(2.0, 2.0).end_s == Window(2.0).start_s == 2.0
 
 
 @pytest.mark.parametrize("value", [-1.0, -0.0, float("inf"), float("nan")])
@@ -92,6 +115,38 @@ def test_a_constant_may_have_either_sign(value: float) -> None:
     assert parse_formula(f"{value!r} < x").left == signed_constant(value)
 
 
+def test_an_implication_is_plain_once_it_is_made_so() -> None:
+    formula = parse_formula("G(p -> !(x < 1 -> q))")
+    plain = make_plain(formula)
+    assert (is_plain(formula), is_plain(plain), is_plain(parse_formula("p and q"))) == (False, True, False)
+    assert [node.plain for node in walk_nodes(plain) if isinstance(node, Implies)] == [True, True]
+    assert not is_boolean_only(plain)
+    assert is_boolean_only(formula)
+
+
+def test_the_margin_of_the_right_side_of_a_crisp_until_does_not_count() -> None:
+    until = parse_formula("p U x < 1")
+    crisp = dataclasses.replace(until, crisp=True)
+    assert [is_boolean_only(part) for part in (until, crisp)] == [False, True]
+    implies = parse_formula("x < 1 -> p")
+    assert [list(conditions(part)) for part in (until, crisp, implies, make_plain(implies))] == [
+        [],
+        [until.right],
+        [implies.left],
+        [],
+    ]
+
+
+def test_only_numeric_signals_are_renamed() -> None:
+    formula = parse_formula("G(p -> x < x + y)")
+    assert rename_signals(formula, {"x": "z", "p": "q"}) == parse_formula("G(p -> z < z + y)")
+
+
+def test_nodes_are_walked_parents_first_and_left_to_right() -> None:
+    nodes = walk_nodes(parse_formula("x < 1 -> G(p U q)"))
+    assert [node.name for node in nodes if isinstance(node, NumericSignal | BooleanSignal)] == ["x", "p", "q"]
+
+
 def test_formulas_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         parse_formula("p and q").left = parse_formula("q")
@@ -102,6 +157,10 @@ def test_formulas_cannot_be_changed() -> None:
     [
         ("true", []),
         ("x < 3", ["x < 3"]),
+        ("true and F[0,T](x < 3)", []),
+        ("p and q and G[0,T](x < 3)", ["p and q"]),
+        ("G[0,T](x < 3) and F[0,T](p or x < 1)", []),
+        ("p U[0,T] q or !p", ["!p"]),
         ("G[0,T](x < 3)", []),
         ("x < 3 and G[0,T](y < 2)", ["x < 3"]),
         ("!(x < 3 or y < 2) -> F[0,T](y < 2)", ["!(x < 3 or y < 2)"]),

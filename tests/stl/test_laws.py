@@ -8,6 +8,7 @@ from random import Random
 from typing import cast
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -51,6 +52,7 @@ from stl.oracle import episodes_of, literal_rho, literal_trajectory
 from stl.strategies import expressions, formulas, stamped_traces, traces, windows
 
 ALWAYS = Window()
+DUE = Window(0.0, 1.0)
 
 
 def same(formula: Formula, other: Formula, trace: Trace) -> bool:
@@ -252,6 +254,11 @@ def test_a_difference_near_the_edge_of_rounding_is_as_math_isclose_says(
     assert float(subtract(value, limit, rounding)) == expected
 
 
+def test_numbers_whose_difference_is_just_the_rounding_are_equal() -> None:
+    assert math.isclose(1.0, 0.5, rel_tol=0.5)
+    assert [float(subtract(*pair, 0.5)) for pair in ((1.0, 0.5), (0.5, 1.0), (1.0, 0.4375))] == [0.0, 0.0, 0.5625]
+
+
 def test_long_series_are_subtracted_in_blocks_to_the_same_bits() -> None:
     rng = np.random.default_rng(3)
     values = np.where(rng.random(200_000) < 0.5, 0.3, rng.random(200_000)) + rng.choice([0.0, 1e-17, 1e-5], 200_000)
@@ -356,3 +363,25 @@ def test_a_response_that_is_not_due_yet_is_open_and_one_that_was_due_is_not() ->
     assert judge("0100", "0001") == "kept"
     assert judge("001", "001") == "kept"
     assert judge("1001", "0000") == "broken"  # for every end of the second one
+
+
+@pytest.mark.parametrize(
+    ("obligation", "r", "q", "expected"),
+    [
+        (Not(Eventually(DUE, BooleanSignal("q"))), "11", "00", "open"),
+        (Not(Eventually(DUE, BooleanSignal("q"))), "111", "000", "kept"),
+        (Not(Eventually(DUE, BooleanSignal("q"))), "11", "01", "broken"),
+        *((Until(DUE, BooleanSignal("r"), BooleanSignal("q"), weak), "11", "00", "open") for weak in (False, True)),
+        *((Until(DUE, BooleanSignal("r"), BooleanSignal("q"), weak), "01", "00", "broken") for weak in (False, True)),
+        *((Until(DUE, BooleanSignal("r"), BooleanSignal("q"), weak), "11", "01", "kept") for weak in (False, True)),
+        (Until(DUE, BooleanSignal("r"), BooleanSignal("q")), "111", "000", "broken"),
+        (Until(DUE, BooleanSignal("r"), BooleanSignal("q"), weak=True), "111", "000", "kept"),
+    ],
+)
+def test_an_obligation_is_open_only_while_later_records_can_decide_it(
+    obligation: Formula, r: str, q: str, expected: str
+) -> None:
+    signals = {name: np.array([letter == "1" for letter in word]) for name, word in (("r", r), ("q", q))}
+    trace = Trace(signals, np.array([0, len(r)]), np.array([0.5]))
+    kept, broken = (robustness(part, trace)[0] for part in cut_off_readings(Implies(Truth(True), obligation)))
+    assert ("broken" if kept < 0 else "kept" if broken >= 0 else "open") == expected

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
 
 from safevla_bench.errors import FormulaError
 from safevla_bench.stl.evaluation import deciding_records, violating_records
-from safevla_bench.stl.formula import Always, And, Eventually, Formula, Implies, Not, Or, Until, Window, walk_nodes
+from safevla_bench.stl.formula import (
+    Always,
+    And,
+    Eventually,
+    Formula,
+    Implies,
+    Not,
+    Or,
+    Truth,
+    Until,
+    Window,
+    walk_nodes,
+)
 from safevla_bench.stl.parser import parse_formula
 from safevla_bench.stl.robustness import judge_formula, robustness
 from safevla_bench.stl.trace import Trace
@@ -76,6 +90,54 @@ def test_a_condition_that_does_not_hold_decides_and_one_that_holds_leaves_it_to_
     assert deciding_records(parse_formula("F(x > 3) -> G(x > 2)"), trace_of(0, 5)).tolist() == [0]
 
 
+@pytest.mark.parametrize(
+    ("text", "y", "record"),
+    [
+        ("x < 4 W y > 9", [0, 5, 6], 1),  # the left side lasts, and is least in record 1
+        ("x < 4 U y > 9", [0, 5, 6], 2),
+        ("x < 4 W y > 9", [0, 5, 10], 2),  # a tie, in which the right side wins
+        ("x < 4 W[0,0] y > 9", [0, 5, 6], 0),
+        ("x < 4 W[2,2] y > 9", [20, 20, 10.5], 2),
+        ("!(x < 4 W y > 9)", [0, 5, 6], 1),
+        ("!(x < 4 U y > 9)", [0, 5, 6], 2),
+    ],
+)
+def test_the_left_side_of_a_weak_until_decides_if_it_lasts_with_a_larger_margin(
+    text: str, y: list[float], record: int
+) -> None:
+    trace = Trace({"x": np.array([0.0, 3.0, 1.0]), "y": np.array(y, np.float64)}, np.array([0, 3]), np.array([1.0]))
+    assert deciding_records(parse_formula(text), trace).tolist() == [record]
+
+
+@pytest.mark.parametrize(
+    ("y", "record", "negated"), [([0, 9.5, 12], 1, 1), ([0, 9, 12], 1, 2), ([0, 8, 12], 2, 2), ([0, 9, 9], 1, 1)]
+)
+def test_a_crisp_until_is_decided_by_whether_the_right_side_holds(y: list[float], record: int, negated: int) -> None:
+    until = replace(parse_formula("x < 4 U y > 9"), crisp=True)
+    signals = {"x": np.array([9.0, 0.0, 3.0, 1.0]), "y": np.array([0.0, *y])}
+    trace = Trace(signals, np.array([0, 1, 4]), np.array([1.0, 1.0]))
+    assert deciding_records(until, trace).tolist() == [0, record]
+    if y[-1] > 9:
+        assert deciding_records(Not(until), trace).tolist() == [0, negated]
+        assert deciding_records(Implies(until, Truth(False)), trace).tolist() == [0, negated]
+        assert deciding_records(Not(Not(until)), trace).tolist() == [0, record]
+
+
+@pytest.mark.parametrize(
+    ("text", "record"),
+    [
+        ("G(x < 3) or G(y < 3)", 1),
+        ("G(y < 3) or G(x < 3)", 0),
+        ("G(x < 3) and G(y < 3)", 1),
+        ("F(x > 6) -> G p", 1),  # the condition does not hold, and the other side does
+        ("G p -> F(x > 6)", 1),
+    ],
+)
+def test_of_equal_sides_the_left_one_decides(text: str, record: int) -> None:
+    signals = {"x": np.array([0.0, 2.0]), "y": np.array([2.0, 0.0]), "p": np.ones(2, np.bool_)}
+    assert deciding_records(parse_formula(text), Trace(signals, np.array([0, 2]), np.ones(1))).tolist() == [record]
+
+
 def test_a_window_beyond_the_end_has_no_deciding_record() -> None:
     assert deciding_records(parse_formula("G[9,T](x < 1)"), trace_of(0, 5)).tolist() == [-1]
     assert deciding_records(parse_formula("F[9,10](x < 1)"), trace_of(0, 5)).tolist() == [-1]
@@ -108,6 +170,8 @@ def two_episodes() -> Trace:
         ("G[0,T](x < 5)", [5]),
         ("G[0,T](held -> x < 2)", [3, 5]),
         ("G[0,0.1](x < 2)", [1, 5]),
+        ("G[0,0.2](x < 2)", [1, 5]),
+        ("G[0.1,0.2](x > 2)", [2, 6]),
         ("G[0.2,0.3](x < 2)", [3]),
         ("G[0,T](held)", [1, 6]),
         ("G[0,T](x < 4) and G[0,T](held)", [1, 3, 5, 6]),

@@ -22,7 +22,7 @@ from safevla_bench.stl.formula import (
     signal_names,
     substitute_threshold,
 )
-from safevla_bench.stl.parser import MAX_DEPTH, parse_formula
+from safevla_bench.stl.parser import MAX_CHARACTERS, MAX_DEPTH, parse_formula
 from safevla_bench.stl.robustness import judge_formula, robustness, trajectory_robustness
 from safevla_bench.stl.trace import Trace
 from stl.oracle import KNOWN
@@ -116,6 +116,32 @@ def test_a_bare_name_is_boolean_and_a_compared_one_numeric() -> None:
         ("x < 1; y", 6, "';' is not"),
         ("x\x00 < 1", 2, "of the grammar"),
         ("p and\n and q", 8, "'and'"),
+        ("G((p) and", 10, "is incomplete: the bracket in column 2 is not closed"),
+        ("(p) and", 8, "the formula is incomplete\n"),
+        ("not(x +", 8, "is incomplete: the bracket in column 4 is not closed\n.*a signal, a number"),
+        ("G[0", 4, "is incomplete: .*\n.*write a window"),
+        ("p q", 3, "'q' is not expected here\n.*an operator or the end"),
+        ('d("))", ', 9, "the formula is incomplete\n"),
+        # numbers and units
+        ("x < 5 m/m", 5, "5 m/m is a number without a unit"),
+        ("x < 1e308 km", 5, "1e308 km is too large"),
+        ("x < 9e999 m", 5, "9e999 m is too large"),
+        ("d(a, 1e999) < 1", 6, "1e999 is too large"),
+        ("x < " + "9" * 36 + "e999", 5, "9" * 36 + "e999 is"),
+        ("x < " + "9" * 37 + "e999", 5, "9" * 37 + r"\.\.\. is"),
+        ("G[0,2 m] p", 5, "must be in s, not in m"),
+        ("G[0 m,2] p", 3, "must be in s, not in m"),
+        ("G[3 s,1 s] p", 3, r"\[3,1\] is invalid"),
+        ("G[1,9e999 s] p", 5, "too large"),
+        # words that are none of the grammar
+        ("p AND q", 3, "'AND' is not an operator\n.*write and"),
+        ("p Then q", 3, "'Then' is not an operator\n.*write ->"),
+        ("p implies q", 3, "'implies' is not an operator\n.*write ->"),
+        ("p xor q", 3, "'xor' is not expected"),
+        ("x < 3 furlongs", 7, "'furlongs' is not a unit\n.*kN"),
+        ("x < 3furlongs", 6, "'furlongs' is not a unit"),
+        ("3 m p", 5, "'p' is not expected"),
+        ("abs(x + 1) < 2", 7, r"'\+' is not expected"),
     ],
 )
 def test_an_error_names_its_column(text: str, column: int, says: str) -> None:
@@ -140,6 +166,77 @@ def test_with_known_signals_an_error_lists_them(text: str, column: int, says: st
     with pytest.raises(FormulaError, match=says) as caught:
         parse_formula(text, KNOWN)
     assert caught.value.column == column
+
+
+class Forms(dict[str, bool]):
+    """A known signal x, and any of the form d, unless its argument is bad."""
+
+    def __contains__(self, name: object) -> bool:
+        return name == "x" or str(name).startswith("d(")
+
+    def __getitem__(self, name: str) -> bool:
+        if name == "d(bad)":
+            raise FormulaError("no such body", remedy="name another")
+        return False
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "says"),
+    [
+        ("x < d(bad)", 5, "no such body\n.*name another"),
+        ("x < e(ok)", 5, "no signal form 'e'\n.*not abs"),
+        ("G(abs(x + 1) < 2)", 3, "no operator or signal form 'abs'\n.*not abs"),
+        ("always(max((x) + 1) < 2)", 8, "no operator or signal form 'max'"),
+        ("x < 1 and abs((x", 11, "no operator or signal form 'abs'"),
+        ("G(x < 1) < 2)", 13, r"'\)' is not expected"),
+        ("d(x + 1) < 2", 5, r"'\+' is not expected"),
+        ("not(x + (1 <", 13, "incomplete"),
+    ],
+)
+def test_a_call_of_no_signal_is_an_error_at_its_name(text: str, column: int, says: str) -> None:
+    with pytest.raises(FormulaError, match=says) as caught:
+        parse_formula(text, Forms())
+    assert caught.value.column == column
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("d(a)", "d(a)"),
+        ("d()", "d()"),
+        ("d( a,-1.5 ,2e0)", "d(a, -1.5, 2)"),
+        ("d('a', \"b c\", 'G')", 'd(a, "b c", "G")'),
+    ],
+)
+def test_a_signal_of_a_form_has_its_canonical_call_as_its_name(text: str, name: str) -> None:
+    for known in (None, Forms()):
+        assert parse_formula(f"{text} < x", known) == Compare("<", NumericSignal(name), NumericSignal("x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit"),
+    [
+        ("5 cm", 0.05, "m"),
+        ("2e-3 km", 2.0, "m"),
+        ("3 N m", 3.0, "N m"),
+        (".5 m / s", 0.5, "m/s"),
+        ("15°", 15.0, "deg"),
+        ("0 m", 0.0, "m"),
+    ],
+)
+def test_a_literal_with_a_unit_is_converted_to_the_base_units(text: str, value: float, unit: str) -> None:
+    assert parse_formula(f"x < {text}") == Compare("<", NumericSignal("x"), Number(value, unit))
+
+
+def test_a_window_may_have_units_of_time() -> None:
+    assert parse_formula("G[0 s, 300 ms] p") == parse_formula("G[0,0.3] p")
+    assert parse_formula("G[1 s,T] p") == Always(Window(1.0, None), BooleanSignal("p"))
+
+
+def test_the_remedy_for_a_boolean_in_a_comparison_lists_the_numeric_signals() -> None:
+    for known, listed in ((KNOWN, ": x, y, z"), ({"p": True}, ": none")):
+        with pytest.raises(FormulaError, match=f"numeric signals{listed}$"):
+            parse_formula("p < 1", known)
 
 
 def test_without_any_known_signal_the_error_says_so() -> None:
@@ -198,6 +295,13 @@ def test_a_chain_of_a_million_is_refused_for_its_length_before_it_is_parsed(monk
     monkeypatch.setattr("safevla_bench.stl.parser._load_grammar", lambda: pytest.fail("it was parsed"))
     with pytest.raises(FormulaError, match="7999995 characters"):
         parse_formula(" and ".join(["ppp"] * 1_000_000))
+
+
+def test_a_formula_may_have_as_many_characters_as_the_limit_says() -> None:
+    text = "x < 1".ljust(MAX_CHARACTERS)
+    assert parse_formula(text) == parse_formula("x < 1")
+    with pytest.raises(FormulaError, match="characters"):
+        parse_formula(f"{text} ")
 
 
 def test_a_chain_that_is_too_deep_is_told_that_each_operator_counts() -> None:

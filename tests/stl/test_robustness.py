@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import ArrayLike
 
 from safevla_bench.errors import FormulaError, SignalError
-from safevla_bench.stl.formula import Until, substitute_threshold
+from safevla_bench.stl.evaluation import group_by_step
+from safevla_bench.stl.formula import Until, make_plain, substitute_threshold
 from safevla_bench.stl.parser import parse_formula
 from safevla_bench.stl.robustness import (
     hangs_on_empty_window,
@@ -60,6 +61,49 @@ def test_episodes_of_different_control_steps_are_each_judged_by_their_own() -> N
             assert np.array_equal(getattr(verdict, field), together, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("text", "stamps", "groups"),
+    [
+        ("G(x < 1)", None, [[0, 1, 2, 3]]),
+        ("G[0,T](x < 1) and F p", None, [[0, 1, 2, 3]]),
+        ("G[0,0.2](x < 1)", None, [[1, 3], [0], [2]]),
+        ("G[1,T](x < 1)", [NAN, 0.0, NAN, 0.0], [[0], [2], [1, 3]]),
+        ("G[1,T](x < 1)", [0.0] * 4, [[0, 1, 2, 3]]),
+    ],
+)
+def test_episodes_are_grouped_by_the_control_step_if_windows_count_steps(
+    text: str, stamps: list[float] | None, groups: list[list[int]]
+) -> None:
+    trace = trace_of(1, 1, 1, 1, dt_s=[0.1, 0.05, 0.2, 0.05], x=[0.0] * 4, p=[True] * 4)
+    if stamps is not None:
+        trace = Trace(trace.signals, trace.starts, trace.dt_s, time_s=np.array(stamps))
+    found = list(group_by_step(parse_formula(text), trace))
+    assert [episodes.tolist() for episodes, _ in found] == groups
+    assert [group.dt_s.tolist() for _, group in found] == [trace.dt_s[episodes].tolist() for episodes in groups]
+    assert [group.time_s is not None for _, group in found] == [
+        stamps is not None and not np.isnan(stamps[episodes[0]]) for episodes in groups
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "rho", "first"),
+    [
+        ("F[0,0.6](x > 0)", [2.0, 3.0], [-1, -1]),
+        ("G[0.4,1](x < 1)", [-1.0, -2.0], [2, 1]),
+        ("G[0.25,T](p -> x < 2)", [-1.0, -1.0], [3, 1]),
+        ("G[0.4,1](F[0,1](x > 4))", [-2.0, -1.0], [2, 1]),
+    ],
+)
+def test_a_window_from_record_0_holds_the_records_whose_stamps_lie_in_it(
+    text: str, rho: list[float], first: list[int]
+) -> None:
+    trace = trace_of(4, 2, x=[0, 1, 2, 3, 1, 3], p=[True, False, True, True, True, True])
+    stamped = Trace(trace.signals, trace.starts, trace.dt_s, time_s=np.array([0.0, 0.3, 0.5, 2.0, 7.0, 7.4]))
+    verdict = judge_formula(parse_formula(text), stamped)
+    assert robustness(parse_formula(text), stamped).tolist() == verdict.rho.tolist()
+    assert (verdict.rho.tolist(), verdict.first_violation.tolist()) == (rho, first)
+
+
 OFF = [("0.07", "0.05"), ("0.09", "0.1"), ("0.0500001", "0.05"), ("0.0499999", "0.05"), ("1e-3", "0")]
 
 
@@ -92,6 +136,9 @@ GATE = np.array([True, False, True, False, False, True])
     ("text", "rho", "extreme", "first"),
     [
         ("G(x < 6)", -1.0, 7.0, 3),
+        ("G(x < 5)", -2.0, 7.0, 3),  # at the limit in record 1
+        ("G(x > 1)", -4.0, -3.0, 4),
+        ("G(x + 0 < 5)", -2.0, NAN, 3),
         ("G(x <= 7)", 0.0, 7.0, -1),
         ("G(x > -3)", 0.0, -3.0, -1),
         ("G(x >= 0)", -3.0, -3.0, 4),
@@ -224,6 +271,20 @@ def test_a_comparison_with_an_infinite_value_is_left_out(
     assert settled is None or margin.tolist() == [settled]
 
 
+def test_a_signal_that_is_always_infinite_measures_nothing() -> None:
+    for text in ("G(x < 2)", "G(p -> x < 2)"):
+        verdict = judge_formula(parse_formula(text), trace_of(x=[INF, INF], p=[True, True]))
+        assert (verdict.rho.tolist(), verdict.first_violation.tolist()) == ([INF], [-1])
+        assert np.isnan(verdict.extreme).all()
+
+
+def test_the_margin_of_a_numeric_gate_counts_if_the_implication_is_plain() -> None:
+    trace = trace_of(2, 2, x=[3, 5, 0, 3], y=[0.5, -1, 2, 0.25])
+    formula = parse_formula("G(y > 0 -> x < 1)")
+    assert robustness(formula, trace).tolist() == [-2.0, -2.0]
+    assert robustness(make_plain(formula), trace).tolist() == [-0.5, -0.25]
+
+
 def test_nan_in_a_signal_that_is_not_read_is_not_an_error() -> None:
     assert robustness(parse_formula("G(x < 3)"), trace_of(x=[1.0], y=[NAN])).tolist() == [2.0]
 
@@ -254,6 +315,13 @@ def test_a_signal_that_is_missing_or_of_the_other_kind_is_an_error(text: str, sa
         robustness(parse_formula(text), trace_of(x=[1.0], p=[True]))
 
 
+def test_a_missing_signal_is_an_error_that_lists_those_of_the_trace() -> None:
+    for signals, listed in (({"y": [1.0], "x": [1.0]}, ": x, y$"), ({}, ": none$")):
+        arrays = {name: np.array(values) for name, values in signals.items()}
+        with pytest.raises(SignalError, match=listed):
+            robustness(parse_formula("G(speed < 1)"), Trace(arrays, np.array([0, 1]), np.ones(1)))
+
+
 @pytest.mark.parametrize("text", ["G(x < threshold)", "F(x + threshold < 1)"])
 def test_a_threshold_must_be_substituted_first(text: str) -> None:
     trace = trace_of(x=[1.0])
@@ -264,7 +332,13 @@ def test_a_threshold_must_be_substituted_first(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("starts", "dt_s", "says"),
-    [([0, 2, 2, 3], [1.0] * 3, "without records"), ([0, 3], [1.0] * 2, "offsets"), ([0, 2], [1.0], r"shape \(3,\)")],
+    [
+        ([0, 2, 2, 3], [1.0] * 3, "without records"),
+        ([0, 2, 1, 3], [1.0] * 3, "without records"),
+        ([1, 3], [1.0], "offsets"),
+        ([0, 3], [1.0] * 2, "offsets"),
+        ([0, 2], [1.0], r"shape \(3,\)"),
+    ],
 )
 def test_a_trace_that_does_not_fit_together_is_refused(starts: list[int], dt_s: list[float], says: str) -> None:
     with pytest.raises(SignalError, match=says):
@@ -281,6 +355,25 @@ def test_episodes_are_selected_by_mask_or_by_index() -> None:
     turned = trace.select_episodes(np.array([2, 0]))
     assert np.array_equal(turned.signals["x"], np.concatenate([trace.signals["x"][4:], trace.signals["x"][:3]]))
     assert len(trace.select_episodes(np.zeros(3, np.bool_))) == 0
+    assert trace.select_episodes(np.ones(3, np.bool_)) is trace.select_episodes(np.arange(3)) is trace
+    assert trace.select_episodes(np.array([0, 1])).starts.tolist() == [0, 3, 4]
+
+
+def test_selected_episodes_keep_their_stamps_and_what_is_known_of_them() -> None:
+    x, is_unknown = np.array([NAN, 1.0, 2.0, NAN, 4.0]), np.array([True, False, False, False, True])
+    trace = Trace({"x": x}, np.array([0, 1, 3, 5]), np.array([0.1, 0.2, 0.3]), {"x": is_unknown},
+                  np.arange(5.0), {"x": np.array([True, False, False])})  # fmt: skip
+    turned = trace.select_episodes(np.array([2, 0]))
+    assert (turned.dt_s.tolist(), turned.starts.tolist()) == ([0.3, 0.1], [0, 2, 3])
+    assert turned.unknown["x"].tolist() == [False, True, True]
+    assert turned.time_s is not None
+    assert turned.time_s.tolist() == [3.0, 4.0, 0.0]
+    assert turned.rounding(["x", "y"]).tolist() == [1e-9, 1e-4]
+    assert turned.rounding(["y"]).tolist() == [1e-9, 1e-9]
+    assert trace.record_rows(np.array([2, 0])).tolist() == [3, 4, 0]
+    assert trace.record_rows(np.array([], np.int64)).tolist() == []
+    assert trace.is_undefined("x").tolist() == [False, False, True]
+    assert Trace({"x": x}, trace.starts, trace.dt_s).is_undefined("x").tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(

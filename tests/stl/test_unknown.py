@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from safevla_bench.errors import Place, SignalError
 from safevla_bench.stl.formula import Formula
 from safevla_bench.stl.parser import parse_formula
 from safevla_bench.stl.robustness import (
@@ -59,6 +60,9 @@ def test_the_readings_of_unknown_values_enclose_every_possible_one(formula: Form
         ("x + 0 < 2", INF, -INF),
         ("y < 2", INF, -INF),
         ("y > 2", INF, -INF),
+        ("y + 1 < 2", INF, -INF),
+        ("1 - y < 2", INF, -INF),
+        ("y < x", INF, -INF),
         ("z < 2", 1, 1),
         ("p", INF, -INF),
         ("!p", INF, -INF),
@@ -82,6 +86,7 @@ def test_an_unknown_value_is_at_least_the_recorded_one(text: str, best: float, w
         ("!F(x > 2)", [1, NAN], 1),
         ("F(x < 2)", [3, NAN], None),  # the unknown record may be the witness
         ("F(x < 2)", [1, NAN], 1),
+        ("F(x < 2)", [2, NAN], 0),
         ("!G(x > 2)", [3, NAN], None),
         ("!G(x > 2)", [1, NAN], 1),
         ("G(x < 2) and F(x < 9)", [5, NAN], -3),
@@ -91,6 +96,7 @@ def test_an_unknown_value_is_at_least_the_recorded_one(text: str, best: float, w
         ("G(x > 4) -> G(x < 2)", [1, NAN], INF),
         ("G(x > 4) -> F(x > 2)", [5, NAN], 3),
         ("G(x < 5) -> F(x > 2)", [1, NAN], None),
+        ("G[0,0](x < 5) -> G(x < 2)", [1, NAN], None),
         ("x < 2 U x > 4", [1, NAN], None),
         ("G[0,0](x < 2)", [1, NAN], 1),
     ],
@@ -104,6 +110,70 @@ def test_a_formula_is_silent_if_a_single_unknown_record_could_decide_it(
     margin, is_silent = settle_unknown(formula, trace, robustness(formula, trace))
     assert is_silent.tolist() == [settled is None]
     assert settled is None or margin.tolist() == [settled]
+
+
+@pytest.mark.parametrize(
+    ("text", "x", "settled"),
+    [
+        ("F(x < 2)", [3, 1.5], None),
+        ("F(x < 2)", [3, 2], None),  # at the limit in the best reading
+        ("x < 5 -> F(x < 2)", [3, 1.5], None),
+        ("p -> F(x < 2)", [3, 1.5], None),
+        ("F(x < 2)", [3, 2.5], -0.5),
+        ("G(x < 4)", [3, 1.5], 1),
+    ],
+)
+def test_a_lower_bound_of_an_unknown_value_is_no_witness(text: str, x: list[float], settled: float | None) -> None:
+    signals = {"x": np.array(x, np.float64), "p": np.ones(2, np.bool_)}
+    trace = Trace(signals, np.array([0, 2]), np.array([1.0]), {"x": np.array([False, True])})
+    formula = parse_formula(text, KNOWN)
+    margin, is_silent = settle_unknown(formula, trace, robustness(formula, trace))
+    assert is_silent.tolist() == [settled is None]
+    assert settled is None or margin.tolist() == [settled]
+
+
+@pytest.mark.parametrize("text", ["G(x < 2)", "F(x < 2)", "G(x + 1 < 2)", "G[0,1](x < 2)", "G(x < 2 -> x < 3)"])
+def test_a_nan_that_is_not_marked_as_unknown_is_an_error_beside_one_that_is(text: str) -> None:
+    """Also if the episodes have several control steps, so that each is judged by itself."""
+    values, formula = np.array([NAN, 1.0, 1.0, 1.0]), parse_formula(text)
+    trace = Trace({"x": values}, np.array([0, 2, 4]), np.array([1.0, 0.5]), {"x": np.isnan(values)})
+    assert (robustness(formula, trace) >= 0).all()
+    hidden = replace(trace, signals={"x": np.array([NAN, 1.0, 1.0, NAN])})
+    with pytest.raises(SignalError, match="NaN") as caught:
+        robustness(formula, hidden)
+    assert caught.value.place == Place(step=1)
+
+
+@pytest.mark.parametrize("text", ["G(x + y < 9)", "G(x < y)", "F(y - x < 9)", "!(x < 1 - y)"])
+def test_a_nan_is_an_error_though_the_other_side_is_unknown_or_infinite(text: str) -> None:
+    y, is_unknown = np.array([INF, 1.0, NAN]), np.array([False, False, True])
+    for row in range(3):
+        x = np.zeros(3)
+        x[row] = NAN
+        with pytest.raises(SignalError, match=": x is not") as caught:
+            robustness(parse_formula(text), Trace({"x": x, "y": y}, np.array([0, 3]), np.ones(1), {"y": is_unknown}))
+        assert caught.value.place == Place(step=row)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_silent"),
+    [
+        ("G[0,T](!p)", [False, False, True]),
+        ("G[0,0](!p)", [False, True, True]),
+        ("G[1,1](!p)", [True, False, True]),
+        ("!p", [False, True, True]),
+        ("F[0,T](!p)", [False, False, True]),
+        ("G[0,T](!p) and G[0,T](!p)", [True, True, True]),
+        ("G[0,T](p -> q)", [False, False, True]),
+    ],
+)
+def test_a_binary_rule_is_decided_by_a_known_record_in_the_window_of_its_root(text: str, is_silent: list[bool]) -> None:
+    unknown = np.array([False, True, True, False, True, True])
+    signals = {name: np.zeros(6, np.bool_) for name in "pq"}
+    trace = Trace(signals, np.array([0, 2, 4, 6]), np.ones(3), {"p": unknown})
+    margin, silent = settle_unknown(parse_formula(text), trace, np.full(3, INF), binary=True)
+    assert silent.tolist() == is_silent
+    assert (margin[~silent] == INF).all()
 
 
 @pytest.mark.parametrize(

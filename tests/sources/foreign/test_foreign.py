@@ -53,6 +53,8 @@ def test_lerobot_s_episodes_are_counted_one_by_one_and_another_count_is_a_remark
     assert facts[:3] == [("libero_spatial", "task_0", success) for success in (True, False, True)]
     assert facts[3:] == [("libero_goal", "task_3", True)]
     assert results.remarks == remarks
+    both = lerobot(path, per_task=PER_TASK, per_episode=[])
+    assert foreign.read_results(both).episodes == results.episodes
 
 
 def test_a_recording_of_the_harness_keeps_errors_out_of_n(tmp_path):
@@ -191,6 +193,7 @@ def test_another_process_has_an_environment_of_its_own(tmp_path):
         ("UPDATE step_rows SET fields = '{' WHERE step_id = 0", "cannot be read"),
         ("UPDATE episode_results SET context = '{}'", "cannot be read"),
         ("DROP TABLE step_rows", "cannot be read"),
+        ("UPDATE eval_metadata SET metadata = json_set(metadata, '$.x', hex(zeroblob(600000)))", "cannot be read"),
         ("UPDATE eval_metadata SET metadata = json_set(metadata, '$.config.benchmark', 'other:Calvin')", "no .*LIBERO"),
     ],
 )

@@ -32,7 +32,7 @@ def test_stamps_of_the_clock_are_kept_to_the_nanosecond_whatever_the_log_says(st
     assert problems == []
 
 
-@pytest.mark.parametrize(("apart_ms", "is_own"), [(0, True), (49, True), (-49, True), (51, False), (-5000, False)])
+@pytest.mark.parametrize(("apart_ms", "is_own"), [(0, True), (50, True), (-50, True), (51, False), (-5000, False)])
 def test_a_topic_has_its_own_stamps_if_they_are_within_50_ms_of_the_clocks(apart_ms, is_own):
     log = EPOCH_NS + 50 * MS * np.arange(20)
     own = log + 7 * MS - 10**15
@@ -71,16 +71,24 @@ def test_without_stamps_log_times_are_used_and_a_warning_says_so():
 
 @pytest.mark.parametrize("by_header", [True, False])
 def test_a_clock_that_goes_back_is_an_error_that_says_where_and_by_how_much(by_header):
-    back = EPOCH_NS + 50 * MS * np.arange(10) - 410 * MS * (np.arange(10) >= 6)
+    back = EPOCH_NS + 50 * MS * np.maximum(np.arange(10) - 1, 0) - 410 * MS * (np.arange(10) >= 6)
     even = EPOCH_NS + 50 * MS * np.arange(10)
     part = stamps("/eef", even, back) if by_header else stamps("/eef", back, back * 0)
-    with pytest.raises(RecordError, match=r"0\.36 s.*message 7") as caught:
+    with pytest.raises(RecordError, match=r"0\.36 s.*message 7, 0\.2 s") as caught:
         place({"eef": part})
     assert ("header stamps" if by_header else "log times") in caught.value.problem
     assert "`clock`" not in caught.value.remedy  # no topic could be it
     with pytest.raises(RecordError) as caught:
         place({"eef": part, "back": part._replace(topic="/back"), "mug": stamps("/mug", even, even)})
     assert "`clock` under [episode]: /mug." in caught.value.remedy
+
+
+def test_of_a_topic_with_two_stamps_these_say_whether_it_can_be_the_clock_and_with_one_the_log():
+    back = EPOCH_NS + MS * np.array([0, 50, 20])
+    parts = {f"/{count}": stamps(f"/{count}", back, [*back[:count], *[0] * (3 - count)]) for count in (1, 2)}
+    with pytest.raises(RecordError) as caught:
+        place({"eef": stamps("/eef", back, back), **parts})
+    assert "`clock` under [episode]: /2." in caught.value.remedy
 
 
 def test_increasing_stamps_hold_though_the_log_goes_back_and_other_topics_go_by_the_order_of_the_file():
@@ -132,3 +140,52 @@ def test_a_single_stamp_gives_no_step_by_which_zero_would_be_a_stamp():
     assert not find_placeless(clock).any()
     times, _ = place({"eef": clock})
     assert len(times["eef"].time_ns) == 3
+
+
+@pytest.mark.parametrize(
+    ("header_ms", "placeless"),
+    [
+        ([0, 50, 100], []),
+        ([0, 100, 150, 200], []),  # two periods after a stamp of 0
+        ([0, 140, 190, 240], [0]),
+        ([0, 0, 50, 100], [0, 1]),
+        ([0, 50, 0, 100, 150], [2]),
+        ([50, 0, 100], [1]),
+    ],
+)
+def test_zero_is_the_first_stamp_of_a_simulation_only_if_the_next_message_has_a_stamp_soon_after(header_ms, placeless):
+    rough = EPOCH_NS + 50 * MS * np.cumsum(np.arange(len(header_ms)) % 3)
+    assert np.flatnonzero(find_placeless(stamps("/eef", rough, MS * np.array(header_ms)))).tolist() == placeless
+
+
+@pytest.mark.parametrize(("late_ms", "placeless"), [(0.5, []), (0.6, [7])])
+def test_log_times_replace_stamps_if_they_are_within_1_percent_of_a_step(late_ms, placeless):
+    log = EPOCH_NS + 50 * MS * np.arange(9)
+    header = log - 10**15
+    log[2] += int(late_ms * MS)
+    header[7] = 0
+    assert np.flatnonzero(find_placeless(stamps("/eef", log, header))).tolist() == placeless
+
+
+@pytest.mark.parametrize(("stamped_ms", "warns"), [(1, True), (2, True), (3, False), (4900, False), (5000, True)])
+def test_stamps_that_advance_50_times_as_fast_or_slowly_as_the_log_are_a_warning(stamped_ms, warns):
+    times, problems = place({"eef": stamps("/eef", [EPOCH_NS, EPOCH_NS + 100 * MS], [MS, (1 + stamped_ms) * MS])})
+    assert times["eef"].time_ns.tolist() == [0, stamped_ms * MS]
+    assert ["times as fast" in problem for problem in problems] == [True] * warns
+
+
+@pytest.mark.parametrize(
+    ("log_ms", "stamp_ms", "other_ms", "mapped_ms"),
+    [
+        ([0, 0, 0], [50, 100, 150], [-20, 30], [-20, 30]),  # one log time: by the rate of the log
+        ([0, 100], [50, 100], [-20, 130], [-10, 65]),
+        ([0, 100, 200, 300], [50, 90, 180, 250], [0, 300], [0, 200]),
+    ],
+)
+def test_log_times_beyond_those_of_the_clock_go_on_at_its_rate_and_its_own_are_exact(
+    log_ms, stamp_ms, other_ms, mapped_ms
+):
+    clock = stamps("/eef", EPOCH_NS + MS * np.array(log_ms), MS * np.array(stamp_ms))
+    times, problems = place({"eef": clock, "f": stamps("/f", EPOCH_NS + MS * np.array(other_ms), [0, 0])})
+    assert times["f"].time_ns.tolist() == [MS * place for place in mapped_ms]
+    assert problems == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.sources.logs.names import decide_pose, rotations_to_wxyz, suggest_pose
+from safevla_bench.sources.logs.names import PoseLayout, decide_pose, rotations_to_wxyz, suggest_pose
 
 QUATERNIONS = [
     "x y z qx qy qz qw",
@@ -101,6 +101,7 @@ def test_every_spelling_in_every_order_gives_the_pose(form, text, angles, shuffl
         ("x y z qx qy qz", "which form does"),
         ("left_x left_y left_z right_qx right_qy right_qz right_qw", "which rotation"),
         ("x y z mug_qx mug_qy mug_qz mug_qw", "which rotation"),
+        ("left_x left_y left_z left_qx left_qy left_qz left_qw qx qy qz qw", "which rotation"),
         ("x y z a b c d", "which numbers are the orientation"),
         ("x y z rxz ryz rzz", "which numbers are the orientation"),
         ("x y z a1 a2 a3 a4 gripper", "which numbers are the orientation"),
@@ -118,6 +119,7 @@ def test_names_that_do_not_decide_are_a_question(text, question):
 
 def test_four_numbers_are_a_quaternion_only_if_names_or_the_mapping_say_so():
     assert decide_pose([], 7, order="xyzw").rotation == (6, 3, 4, 5)
+    assert decide_pose([], 3) == PoseLayout((0, 1, 2))
     names = ["x", "y", "z", "a", "b", "c", "d"]
     assert decide_pose(names, 7, position=(0, 1, 2)).rotation == ()
 
@@ -203,6 +205,22 @@ def test_places_that_there_are_not_or_that_are_stated_twice_are_a_question(names
         decide_pose(names, 7, order="xyzw", **stated)
 
 
+def test_a_stated_rotation_that_has_a_number_of_the_position_or_too_few_numbers_is_a_question():
+    names = ["x", "y", "z", "qx", "qy", "qz", "qw"]
+    with pytest.raises(ValueError, match="which numbers are the orientation"):
+        decide_pose(names, 7, rotation=(2, 3, 4, 5), order="xyzw")
+    with pytest.raises(ValueError, match="which form"):
+        decide_pose(names, 7, rotation=(3, 4, 5), order="xyzw")
+    layout = decide_pose([], 7, position=(4, 5, 6), rotation=(0, 1, 2, 3), order="wxyz")
+    assert layout == PoseLayout((4, 5, 6), (0, 1, 2, 3))
+
+
+def test_a_stated_position_of_numbers_that_are_named_an_orientation_is_a_question():
+    with pytest.raises(ValueError, match="which numbers are x, y, z"):
+        decide_pose(["x", "y", "z", "qx", "qy", "qz", "qw"], 7, position=(3, 4, 5))
+    assert decide_pose(["x", "y", "z", "w"], 4, position=(0, 1, 2)) == PoseLayout((0, 1, 2))
+
+
 def test_several_units_of_one_position_are_a_question():
     with pytest.raises(ValueError, match="unit do the numbers"):
         decide_pose(["x_cm", "y_m", "z_m"], 3)
@@ -245,15 +263,41 @@ def test_ax_ay_and_az_may_be_a_rotation_or_accelerations():
         assert not {3, 4, 5} & {*decide_pose([*names, *further], len(names) + len(further)).rotation}
 
 
-@pytest.mark.parametrize("text", ["X Y Z A B C", "c tcp.x tcp.y tcp.z a b gripper"])
+@pytest.mark.parametrize(
+    "text", ["X Y Z A B C", "c tcp.x tcp.y tcp.z a b gripper", "tcp.X tcp.Y tcp.Z tcp.A tcp.B tcp.C"]
+)
 def test_angles_of_a_kuka_are_a_question_and_the_lines_that_it_shows_answer_it(text):
     names = text.split()
     with pytest.raises(ValueError, match="KUKA"):
         decide_pose(names, len(names))
     stated = tomllib.loads("\n".join(suggest_pose(names, len(names))))
     layout = decide_pose(names, len(names), None, stated["rotation"], stated["rotation_form"])
-    assert [names[place].lower() for place in layout.rotation] == ["a", "b", "c"]
+    assert [names[place].lower()[-1] for place in layout.rotation] == ["a", "b", "c"]
     turned = rotations_to_wxyz(np.array([[30.0, 20.0, 10.0]]), layout.form, stated["rotation_order"], True)
     turns = (Rotation.from_euler(axis, deg, degrees=True) for axis, deg in zip("zyx", [30, 20, 10], strict=True))
     assert turned[0] == pytest.approx(math.prod(turns, start=Rotation.identity()).as_quat()[[3, 0, 1, 2]])
     assert decide_pose(names, len(names), [names.index(name) for name in names if name[-1] in "xyzXYZ"]).rotation == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "keys", "has_remark"),
+    [
+        ("", 3, [], False),
+        ("", 4, ["position"], True),
+        ("", 6, ["rotation_form", "rotation_order"], False),
+        ("", 7, ["quaternion_order"], False),
+        ("", 9, ["position"], True),
+        ("i j k", 3, ["position"], False),
+        ("a b d e f g", 6, ["position"], True),
+        ("a b c d e f g", 7, ["position"], True),
+        ("x y z euler_x euler_y euler_z", 6, ["rotation_form", "rotation_order"], False),
+        ("x y z rx ry rz gripper", 7, ["rotation_form", "rotation_order"], False),
+        ("x y z euler_x euler_y", 5, ["position", "rotation"], True),
+        ("x y z quat_0 quat_1 quat_2 quat_3", 7, ["quaternion_order"], False),
+        ("left_x left_y left_z right_x right_y right_z quat_0 quat_1 quat_2 quat_3", 10, ["position"], True),
+    ],
+)
+def test_the_lines_that_are_shown_ask_for_what_is_open_and_for_nothing_else(text, size, keys, has_remark):
+    lines = suggest_pose(text.split(), size)
+    assert [*tomllib.loads("\n".join(lines))] == keys
+    assert any(line.startswith("#") for line in lines) == has_remark

@@ -384,7 +384,7 @@ def test_what_a_recorder_on_simulated_time_logs_before_the_first_tick_is_left_ou
     rows += [("/eef", 10**11 + k * STEP_NS, pose(0.01 * k, 10**11 + k * STEP_NS)) for k in range(20)]
     batch = episode(tmp_path, rows, EEF)
     assert batch.lengths.tolist() == [20]
-    assert "3 messages of" in caplog.text
+    assert "3 messages are left out" in caplog.text
 
 
 def test_what_is_static_in_a_moving_frame_moves_with_it(tmp_path):
@@ -412,7 +412,7 @@ def test_a_pose_in_a_frame_that_moves_itself_is_a_warning(tmp_path, caplog):
     text = HEAD + '[eef]\nfrom = "/tf"\nframe = "tool0"\n'
     with caplog.at_level(logging.WARNING):
         episode(tmp_path, rows, text)
-    assert "relative to flange" in caplog.text
+    assert "the frame flange, which may move" in caplog.text
     caplog.clear()
     save_mapping(tmp_path / "bag", text + 'in = "world"\n')
     read(tmp_path / "bag")
@@ -460,4 +460,4 @@ def test_static_poses_that_differ_are_a_warning(tmp_path, caplog):
 def test_an_array_of_poses_whose_count_changes_is_refused(tmp_path):
     kind = T["geometry_msgs/msg/PoseArray"]
     rows = [("/eef", at(k), kind(header(at(k)), [bare_pose(0.1)] * (1 + (k > 4)))) for k in range(9)]
-    assert "9 and 16" in problem(bag(tmp_path, rows, EEF))
+    assert "7 and 14" in problem(bag(tmp_path, rows, EEF))

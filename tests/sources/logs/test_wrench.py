@@ -20,11 +20,11 @@ N = 80
 
 
 def hand(turned_deg: float = 0.0, moves_after: int = 30) -> np.ndarray:
-    """Poses of a hand that is still at first, and then moves and turns about x."""
+    """Poses of a hand that is still at first, and then moves and turns about a skew axis."""
     poses = np.zeros((N, 7))
     moved = np.clip(np.arange(N) - moves_after, 0, None)
     poses[:, 0] = 0.01 * moved
-    turns = Rotation.from_rotvec(np.outer(turned_deg * moved / moved.max(), [1, 0, 0]), degrees=True)
+    turns = Rotation.from_rotvec(np.outer(turned_deg * moved / moved.max(), [2 / 3, 1 / 3, 2 / 3]), degrees=True)
     poses[:, 3:] = turns.as_quat()[:, [3, 0, 1, 2]]
     return poses
 
@@ -72,12 +72,54 @@ def test_with_its_mass_the_weight_of_the_tool_is_subtracted_however_the_hand_tur
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("turned_deg", "warns"), [(15.0, False), (30.0, True)])
-def test_without_its_mass_a_hand_that_turns_far_is_a_warning(tmp_path, caplog, turned_deg, warns):
-    poses = hand(turned_deg)
+@pytest.mark.parametrize(
+    ("turned_deg", "moves_after", "tare", "warns"),
+    [
+        (18.0, 30, "", False),
+        (22.0, 30, "", True),
+        (20.1, 0, f"tare = {BIAS.tolist()}\n", True),  # counted from the first record
+    ],
+)
+def test_without_its_mass_a_hand_that_turns_far_is_a_warning(tmp_path, caplog, turned_deg, moves_after, tare, warns):
+    poses = hand(turned_deg, moves_after)
     with caplog.at_level(logging.WARNING):
-        measured(tmp_path, poses, BIAS + weight(poses))
+        measured(tmp_path, poses, BIAS + weight(poses), TEXT + tare)
     assert ("give the tool's mass_kg" in caplog.text) == warns
+
+
+@pytest.mark.parametrize("kept", [1, 60])
+def test_the_offset_is_the_mean_of_all_records_of_the_still_second(tmp_path, kept):
+    poses, forces = hand(moves_after=kept), np.zeros((N, 3))
+    poses[:, 1] = 0.3
+    if kept == 1:
+        poses[5:, 0] = poses[5, 0]  # still from record 5 on
+    forces[:, 0] = np.arange(N)
+    rows = measured(tmp_path, poses, forces).channel("wrist_force_n").episode_rows(0)
+    assert rows[:, 0].tolist() == (np.arange(N) - (15.0 if kept == 1 else 10.0)).tolist()
+
+
+@pytest.mark.parametrize(("drift_m", "turn_deg", "is_still"), [
+    (0.002, 0.0, True), (0.0025, 0.0, False), (0.0, 0.9, True), (0.0, 1.2, False),
+])  # fmt: skip
+def test_a_still_hand_moves_by_2_mm_and_turns_by_1_degree_at_most(tmp_path, drift_m, turn_deg, is_still):
+    poses, is_odd = hand(moves_after=N - 2), np.arange(N) % 2 == 1
+    poses[:, 0] = drift_m * is_odd
+    poses[:, 3:] = Rotation.from_rotvec(np.outer(turn_deg * is_odd, [0, 1, 0]), degrees=True).as_quat()[:, [3, 0, 1, 2]]
+    folder = write_dataset(tmp_path / "d", [{"eef": poses, "ft": np.zeros((N, 3))}])
+    save_mapping(folder, TEXT)
+    assert isinstance(read(folder)[0], Batch) == is_still
+
+
+def test_without_the_orientation_of_the_hand_the_weight_is_a_warning_and_a_mass_is_refused(tmp_path, caplog):
+    folder = write_dataset(tmp_path / "d", [{"eef": hand()[:, :3], "ft": np.tile(BIAS, (N, 1))}])
+    text = TEXT.replace('quaternion_order = "wxyz"\n', "")
+    save_mapping(folder, text)
+    with caplog.at_level(logging.WARNING):
+        (batch,) = read(folder)
+    assert np.abs(batch.channel("wrist_force_n").values).max() == 0.0
+    assert "rotation is unknown" in caplog.text
+    save_mapping(folder, f"{text}mass_kg = {MASS}\n")
+    assert "mass_kg" in problem(folder)
 
 
 def test_what_cannot_be_tared_is_asked_for(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,14 @@ from safevla_bench.jobs.evaluation.judgement import judge, load_policy_results
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sources.runs.policy_names import describe_names, distinguish_policies, identify_policies
+from safevla_bench.sources.runs.policy_names import (
+    NamedSource,
+    PolicyIdentity,
+    describe_names,
+    distinguish_policies,
+    identify_policies,
+    name_source,
+)
 
 ENTRY = {"policy": "pi", "arguments": {}, "entry": {"name": "pi", "checkpoints": {"s": "gs://x"}}}
 
@@ -87,6 +95,77 @@ def test_a_hostile_description_is_a_typed_error_or_no_policy():
         names(describe_run(arguments=deep))
     first, second = names(describe_run(arguments={"k" * 10_000: "1"}), describe_run())
     assert (first, second) == ({"p": "p (0)"}, {"p": "p (1)"})
+
+
+@pytest.mark.parametrize("text", ["runs/x", "=runs/x", "mine=", "a/b=x", "there=is"])
+def test_a_text_without_a_name_is_a_path(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    Path("there=is").touch()
+    source = NamedSource.parse(text)
+    assert (str(source), getattr(source, "policy", None)) == (text, None)
+
+
+@pytest.mark.parametrize(("text", "path", "name"), [("mine=runs/x", "runs/x", "mine"), ("a=b=c", "b=c", "a")])
+def test_a_name_before_a_path_is_that_of_its_policy_and_stays_with_the_path(text, path, name):
+    for source in (NamedSource.parse(text), pickle.loads(pickle.dumps(NamedSource.parse(text)))):
+        assert (str(source), source.policy) == (path, name)
+
+
+def test_the_name_of_the_user_is_that_of_the_only_policy_besides_the_baseline():
+    source = NamedSource.parse("mine=x")
+    assert name_source(Path("x"), ["a", "b"]) == {}
+    assert name_source(source, []) == {}
+    assert name_source(source, ["a", "noop"]) == {"a": "mine"}
+    assert name_source(source, ["noop"]) == {"noop": "mine"}
+    assert name_source(source, [None]) == {None: "mine"}
+    with pytest.raises(RunError, match="has 2: a, b"):
+        name_source(source, ["a", "noop", "b"])
+
+
+def identity(**fields: dict[str, str]) -> PolicyIdentity:
+    return PolicyIdentity("p", Path("x"), **{"facts": {}, "statements": {}, "servers": {}, **fields})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ({"statements": {"s": "a"}, "servers": {"s": "u"}}, {"servers": {"s": "u"}}, True),
+        ({"statements": {"s": "a"}, "servers": {"s": "u"}}, {"servers": {"s": "v"}}, False),
+        ({"statements": {"s": "a"}, "servers": {"s": "u"}}, {"statements": {"s": "a"}, "servers": {"s": "v"}}, True),
+        ({"statements": {"s": "a"}}, {"statements": {"t": "b"}}, True),
+        ({"statements": {"s": "a"}}, {"servers": {"s": "u"}}, False),
+        ({"servers": {"s": "u", "t": "w"}}, {"servers": {"s": "u", "t": "v"}}, False),
+        ({"facts": {"k": "1"}}, {"facts": {"k": "2"}}, False),
+    ],
+)
+def test_policies_are_the_same_if_they_say_the_same_or_are_asked_at_the_same_address(first, second, same):
+    assert identity(**first).is_same(identity(**second)) == same
+    assert identity(**second).is_same(identity(**first)) == same
+
+
+def test_the_order_of_keys_and_what_other_policies_say_distinguish_nothing():
+    says = [{"policy": "p", "suite": "s", "says": {"a": 1, "b": 2}}, {"policy": "q", "suite": "s", "says": 3}, "text"]
+    other = [{"policy": "p", "suite": "s", "says": {"b": 2, "a": 1}}]
+    first = describe_run(arguments={"k": [{"a": 1, "b": 2}]}, volatile={"policies_say": says})
+    assert names(first, describe_run(arguments={"k": [{"b": 2, "a": 1}]}, volatile={"policies_say": other})) == [{}, {}]
+    (found,) = identify_policies(Path("x"), first)
+    assert found.statements == {"s": '{"a": 1, "b": 2}'}
+    assert found.facts == {"k": '[{"a": 1, "b": 2}]'}
+
+
+@pytest.mark.parametrize(("length", "label"), [(32, f"p (k={'x' * 32})"), (33, "p (0)")])
+def test_texts_of_32_characters_are_shown(length, label):
+    assert names(describe_run(arguments={"k": "x" * length}), describe_run())[0] == {"p": label}
+
+
+def test_three_facts_are_shown_and_the_sources_where_these_do_not_distinguish():
+    facts = [{"a": "1", "b": "1", "c": "1", "d": d} for d in "12"] + [{"a": "2", "b": "2", "c": "2", "d": "1"}]
+    runs = [describe_run(arguments=arguments) for arguments in facts]
+    assert names(*runs) == [{"p": f"p ({k})"} for k in range(3)]
+    assert names(runs[0], runs[2]) == [{"p": "p (a=1, b=1, c=1)"}, {"p": "p (a=2, b=2, c=2)"}]
+    same = [Path("one/x"), Path("two/x"), Path("three/x")]
+    identities = [identify_policies(path, run) for path, run in zip(same, runs, strict=True)]
+    assert distinguish_policies(identities, same) == [{"p": f"p #{k}"} for k in (1, 2, 3)]
 
 
 @pytest.fixture(scope="module")

@@ -312,7 +312,8 @@ def _read_episode(
     """Return the episode of these frames. Its times [s] are `frame_index` / fps, or the time stamps if these differ by
     1 % of a frame or more. Numbers that are not finite, and quaternions of zeros, count as unknown.
     """
-    if frames.num_rows * sum(map(len, picks.values())) > records.MAX_NUMBERS:
+    mapped_counts = (len(pick.places if isinstance(pick, PoseLayout) else pick) for pick in picks.values())
+    if frames.num_rows * sum(mapped_counts) > records.MAX_NUMBERS:
         raise ValueError(f"more than {records.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
     frame_index = frames["frame_index"].to_numpy()
     stamps_s = feature_matrix(frames, "timestamp")[:, 0]

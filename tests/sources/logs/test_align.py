@@ -1,0 +1,289 @@
+"""Messages of topics at rates of their own, sampled at the instants of a clock, without a file."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from safevla_bench.archive.record_schema import Budget
+from safevla_bench.errors import RecordError
+from safevla_bench.sources.logs import alignment, records
+from safevla_bench.sources.logs.alignment import MessageSpan, align
+from safevla_bench.sources.logs.decoding import JsonObject
+from safevla_bench.sources.logs.messages import NumberTaker, PoseTaker, TransformTree
+from safevla_bench.sources.logs.records import LoggedEpisode, LogMapping, PoseColumns
+
+FILES = itertools.count()  # a warning is given once a file
+S, EPOCH_NS = 10**9, 1_700_000_000 * 10**9
+Row = tuple[float, Any]  # log time from the epoch [s], and an x or numbers
+
+
+def message(x: Any, stamp_s: float | None = None, frame: str = "", turn: float = 1.0, child: str = "") -> JsonObject:
+    place = JsonObject({"x": x, "y": 0.0, "z": 0.0})
+    pose = JsonObject({"position": place, "orientation": JsonObject({"w": turn, "x": 0.0, "y": 0.0, "z": 0.0})})
+    stamp = None if stamp_s is None else JsonObject({"sec": int(stamp_s), "nanosec": round(stamp_s % 1 * S)})
+    header = JsonObject({"frame_id": frame, "stamp": stamp})
+    return JsonObject({"pose": pose, "effort": x if isinstance(x, list) else [x], "header": header,
+                       "child_frame_id": child, "translation": place, "rotation": pose.orientation})  # fmt: skip
+
+
+def aligned(tree: Mapping[str, Any], topics: Mapping[str, Sequence[Any]], span_s: tuple[float, float] = (-1e9, 9e9),
+            latched: Sequence[str] = (), base_ns: int = EPOCH_NS, facts: Mapping[str, Any] | None = None,
+            transforms: Sequence[Any] = ()) -> LoggedEpisode:  # fmt: skip
+    """Topic -> its messages, each a log time [s] and a message or its x."""
+    mapping = msgspec.convert(tree, LogMapping)
+    takers: dict[str, NumberTaker | PoseTaker] = {}
+    for part, columns in mapping.sources.items():
+        kind: Any = PoseTaker if isinstance(columns, PoseColumns) else NumberTaker
+        takers[part] = kind(part, columns.source, Budget(10**6, "numbers"), columns=columns)
+        takers[part].latched = columns.source in latched
+        for order, (at_s, content) in enumerate(topics[columns.source]):
+            entry = content if isinstance(content, JsonObject) else message(content)
+            takers[part].take(entry, order, base_ns + round(at_s * S))
+    frames = TransformTree(Budget(10**6, "numbers"))
+    for order, (at_s, entry) in enumerate(transforms):
+        frames.take(entry, order, base_ns + round(at_s * S), False)
+    begin, end = (base_ns + round(bound * S) for bound in span_s)
+    span = MessageSpan(f"recording {next(FILES)}", "take", begin, end, msgspec.convert(facts or {}, records.Episode))
+    return align(span, mapping, takers, frames)
+
+
+EEF = {"eef": {"from": "/e"}}
+HAND = [(0.1 * k, 0.1 * k) for k in range(6)]
+
+
+def test_the_instants_are_the_messages_of_the_clock_in_the_order_of_their_times(caplog):
+    with caplog.at_level(logging.WARNING):
+        episode = aligned(EEF, {"/e": HAND})
+    assert "static" not in caplog.text
+    assert (episode.time_s.tolist(), episode.dt_s, episode.has_stamps) == ([0.0, 0.1, 0.2, 0.3, 0.4, 0.5], 0.1, False)
+    eef = episode.series["eef"]
+    assert eef.values[:, 0].tolist() == [0.1 * k for k in range(6)]
+    assert (eef.known.all(), eef.poses, eef.rate_hz, eef.longest_gap_s) == (True, 6, 10.0, 0.1)
+    assert eef.time_base == "log time"
+
+
+def test_messages_of_a_trial_are_those_from_its_begin_to_before_its_end():
+    episode = aligned(EEF, {"/e": HAND}, (0.1, 0.4))
+    assert episode.series["eef"].values[:, 0].tolist() == [0.1, 0.2, 0.1 * 3]
+    with pytest.raises(RecordError, match="no message of eef in this trial"):
+        aligned(EEF, {"/e": HAND}, (0.6, 9.0))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_clock_of_fewer_than_two_instants_is_an_error(count):
+    rows = [(0.0, 1.0), (0.0, 2.0), (0.1, 3.0)][: count + 1]
+    if count == 1:
+        with pytest.raises(RecordError, match="fewer than two"):
+            aligned(EEF, {"/e": rows})
+    else:
+        assert len(aligned(EEF, {"/e": rows}).time_s) == 2
+
+
+def test_a_repeated_time_is_a_warning_with_the_count(caplog):
+    with caplog.at_level(logging.WARNING):
+        aligned(EEF, {"/e": [*HAND, HAND[-1], HAND[-1]]})
+    assert "2 clock messages" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "dt_s", "has_stamps"),
+    [
+        ([50, 50, 50], 0.05, False),
+        ([50, 51, 50], 0.05, True),
+        ([30, 30, 30], 0.03, True),
+        ([8, 8], 0.008, False),
+        ([16, 16], 0.016, True),
+    ],
+)
+def test_times_are_kept_unless_the_steps_are_equal_and_divide_a_second(steps_ms, dt_s, has_stamps):
+    rows = [(at / 1000, at / 1000) for at in np.cumsum([0, *steps_ms]).tolist()]
+    episode = aligned(EEF, {"/e": rows})
+    assert (episode.dt_s, episode.has_stamps) == (dt_s, has_stamps)
+
+
+def test_a_message_of_the_clock_without_a_stamp_is_left_out_where_the_log_is_rough(caplog):
+    late_s = [0.0, 0.03, 0.0, 0.04, 0.01, 0.0]
+    rows = [(at + late, message(x, None if x == HAND[3][1] else 5 + at))
+            for (at, x), late in zip(HAND, late_s, strict=True)]  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        episode = aligned(EEF, {"/e": rows})
+    assert episode.time_s == pytest.approx([0.0, 0.1, 0.2, 0.4, 0.5])
+    assert episode.series["eef"].values[:, 0].tolist() == [HAND[k][1] for k in (0, 1, 2, 4, 5)]
+    assert "the clock is [eef]; 1 messages" in caplog.text
+
+
+@pytest.mark.parametrize(("most", "is_read"), [(60, True), (59, False)])
+def test_the_numbers_after_sampling_are_limited(monkeypatch, most, is_read):
+    monkeypatch.setattr(records, "MAX_NUMBERS", most)
+    tree = {**EEF, "action": {"from": "/a"}, "torque": {"from": "/t", "limits_nm": [9.0, 9.0]}}
+    topics = {"/e": HAND, "/a": HAND, "/t": [(at, [at, at]) for at, _ in HAND]}
+    if is_read:
+        assert len(aligned(tree, topics).time_s) == 6
+    else:
+        with pytest.raises(RecordError, match="more than 59"):
+            aligned(tree, topics)
+
+
+# Clocks
+
+
+MANY = {
+    "/e": HAND, "/fast": [(0.05 * k, 0.0) for k in range(12)], "/cup": [(0.02 * k, 0.0) for k in range(5)],
+    "/pen": [(0.02 * k, 1.0) for k in range(4)],
+}  # fmt: skip
+CUP = {"cup": {"from": "/cup", "role": "target"}}
+
+
+@pytest.mark.parametrize(
+    ("tree", "facts", "count"),
+    [
+        ({**EEF, "action": {"from": "/fast"}, "bodies": CUP}, {}, 6),
+        ({**EEF, "action": {"from": "/fast"}, "bodies": CUP}, {"clock": "/fast"}, 12),
+        ({"eef": {"from": "/pen"}, "bodies": CUP}, {}, 4),
+        ({"action": {"from": "/fast"}, "bodies": CUP}, {}, 5),
+        ({"bodies": {"pen": {"from": "/pen", "role": "target"}, **CUP}}, {}, 5),
+        ({"action": {"from": "/fast"}, "gripper": {"from": "/e"}}, {}, 12),
+    ],
+)
+def test_the_clock_is_the_topic_asked_for_or_the_hand_or_the_pose_with_the_most_messages(tree, facts, count):
+    assert len(aligned(tree, MANY, facts=facts).time_s) == count
+
+
+def test_a_clock_that_is_not_mapped_and_topics_that_are_all_static_are_errors():
+    with pytest.raises(RecordError, match="clock topic '/x'") as caught:
+        aligned({**EEF, "bodies": CUP}, MANY, facts={"clock": "/x"})
+    assert "/cup, /e." in caught.value.remedy
+    with pytest.raises(RecordError, match="static"):
+        aligned(EEF, {"/e": [(0.0, 1.0)] * 3}, latched=["/e"])
+
+
+# Sampling
+
+
+def test_a_pose_is_known_where_a_new_one_came_since_the_instant_before():
+    cup = [(0.0, 0.0), (0.15, 1.0), (0.3, 2.0), (0.32, 3.0)]
+    body = aligned({**EEF, "bodies": CUP}, {"/e": HAND, "/cup": cup}).series["bodies.cup"]
+    assert body.known.tolist() == [True, False, True, True, True, False]
+    assert body.values[[0, 2, 3, 4], 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert (body.poses, body.rate_hz, body.longest_gap_s) == (4, pytest.approx(1 / 0.15), pytest.approx(0.15))
+
+
+@pytest.mark.parametrize(("first_s", "is_known"), [(-0.4, True), (-0.41, False), (0.01, False)])
+def test_at_the_first_instant_a_pose_may_be_two_periods_old(first_s, is_known):
+    cup = [(first_s, 0.0), (first_s + 0.2, 1.0), (first_s + 0.4, 2.0)] if first_s > 0 else [
+        (first_s - 0.2, 0.0), (first_s, 1.0), (0.02, 2.0), (0.22, 3.0)
+    ]  # fmt: skip
+    episode = aligned({**EEF, "bodies": CUP}, {"/e": HAND, "/cup": cup})
+    assert episode.series["bodies.cup"].known[0] == is_known
+
+
+def test_a_number_is_held_for_two_of_its_periods_and_all_messages_are_kept():
+    rows = [(0.05, [1.0, 5.0]), (0.15, [2.0, math.nan]), (0.25, [3.0, 6.0])]
+    tree = {**EEF, "torque": {"from": "/t", "limits_nm": [9.0, 9.0], "scale": 2.0}}
+    samples = aligned(tree, {"/e": HAND, "/t": rows}).series["torque"]
+    assert samples.known.tolist() == [False, True, True, True, True, False]
+    assert samples.values[1:4].tolist() == [[2.0, 10.0], [4.0, 10.0], [6.0, 12.0]]
+    messages, instants = samples.between
+    np.testing.assert_equal(messages, [[2.0, 10.0], [4.0, math.nan], [6.0, 12.0]])
+    assert instants.tolist() == [1, 2, 3]
+
+
+def test_messages_before_the_first_instant_and_after_the_last_belong_to_none():
+    rows = [(-0.1, [1.0]), (0.0, [2.0]), (0.5, [3.0]), (0.6, [4.0])]
+    samples = aligned({**EEF, "action": {"from": "/t"}}, {"/e": HAND, "/t": rows}).series["action"]
+    assert samples.between[1].tolist() == [-1, 0, 5, 6]
+    two = aligned({**EEF, "action": {"from": "/t"}}, {"/e": HAND, "/t": [(0.0, [1.0]), (0.1, [2.0])]}).series["action"]
+    assert two.known.tolist() == [True, True, True, True, False, False]
+    single = aligned({**EEF, "action": {"from": "/t"}}, {"/e": HAND, "/t": rows[1:2]}).series["action"]
+    assert (single.known.all(), single.rate_hz, single.longest_gap_s) == (True, None, None)
+    unknown = aligned({**EEF, "action": {"from": "/t"}}, {"/e": HAND, "/t": [(0.0, [math.nan])]}).series["action"]
+    assert not unknown.known.any()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_single"), [([0.1], False), ([float(np.float32(0.1))], True), ([3.0], False), ([1 / 1024], False),
+                               ([1e300], False)]
+)  # fmt: skip
+def test_numbers_that_float32_holds_and_that_are_no_round_ones_are_of_single_precision(numbers, is_single):
+    rows = [(at, numbers) for at, _ in HAND]
+    samples = aligned({**EEF, "action": {"from": "/t"}}, {"/e": HAND, "/t": rows}).series["action"]
+    assert samples.is_single == is_single
+
+
+# Static and early messages
+
+
+def test_a_latched_topic_whose_messages_are_equal_holds_throughout_and_else_it_has_times(caplog):
+    tree = {**EEF, "bodies": CUP}
+    with caplog.at_level(logging.WARNING):
+        body = aligned(tree, {"/e": HAND, "/cup": [(3.0, 0.5)] * 2}, latched=["/cup"]).series["bodies.cup"]
+    assert "static" not in caplog.text
+    assert (body.known.all(), body.poses, body.values[0, 0], body.rate_hz) == (True, 0, 0.5, None)
+    body = aligned(tree, {"/e": HAND, "/cup": [(0.0, 0.5), (0.1, 0.6)]}, latched=["/cup"]).series["bodies.cup"]
+    assert (body.known.tolist(), body.poses) == ([True, True, False, False, False, False], 2)
+    body = aligned(tree, {"/e": HAND, "/cup": [(0.3, 0.5)] * 2}).series["bodies.cup"]
+    assert body.known.tolist() == [False, False, False, True, False, False]
+    static = {**EEF, "bodies": {"cup": {"from": "/tf_static", "role": "target"}}}
+    rows = {"/e": HAND, "/tf_static": [(0.0, 0.5), (3.0, 0.6)]}
+    with caplog.at_level(logging.WARNING):
+        body = aligned(static, rows, latched=["/tf_static"]).series["bodies.cup"]
+    assert (body.known.all(), body.values[:, 0].tolist()) == (True, [0.6] * 6)
+    assert "different static poses" in caplog.text
+
+
+@pytest.mark.parametrize(("first_s", "is_early"), [(1.0, False), (1.1, True)])
+def test_messages_logged_at_0_are_left_out_if_the_others_are_logged_more_than_a_second_later(first_s, is_early, caplog):
+    rows = [(0.0, 9.0), (0.0, 9.0), *((first_s + at, x) for at, x in HAND)]
+    with caplog.at_level(logging.WARNING):
+        episode = aligned(EEF, {"/e": rows}, base_ns=0)
+    assert len(episode.time_s) == 6 + (not is_early)
+    assert ("[eef]: 2 messages are left out" in caplog.text) == is_early
+
+
+# Frames
+
+
+def test_poses_in_several_frames_are_an_error_and_are_converted_where_the_mapping_says_so():
+    cup = [(at, message(x, frame="camera")) for at, x in HAND]
+    hand = [(at, message(x, frame="world")) for at, x in HAND]
+    with pytest.raises(RecordError, match="different frames: world, camera") as caught:
+        aligned({**EEF, "bodies": CUP}, {"/e": hand, "/cup": cup})
+    assert 'in = "world"' in caught.value.remedy
+    moves = [(at, message(2.0, frame="world", child="camera")) for at, _ in HAND]
+    tree = {**EEF, "bodies": {"cup": {**CUP["cup"], "in": "/world"}}}
+    body = aligned(tree, {"/e": hand, "/cup": cup}, transforms=moves).series["bodies.cup"]
+    assert body.values[:, 0] == pytest.approx([2.0 + x for _, x in HAND])
+    nameless = [*cup[:2], (0.25, message(0.0))]
+    with pytest.raises(RecordError, match="do not name their frame"):
+        aligned(tree, {"/e": hand, "/cup": nameless}, transforms=moves)
+    unknown = [*cup[:2], (0.2, message(7.0, frame="", turn=0.0))]
+    body = aligned(tree, {"/e": hand, "/cup": unknown}, transforms=moves).series["bodies.cup"]
+    assert body.known.tolist() == [True, True, False, False, False, False]
+
+
+def test_a_pose_in_a_frame_that_its_topic_moves_and_a_convention_that_names_imply_are_warnings(caplog):
+    rows = [(at, message(x, frame=frame, child=child)) for at, x in HAND
+            for frame, child in (("world", "base"), ("base", "tool"))]  # fmt: skip
+    for frame, warns in (("tool", True), ("base", False)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            aligned({"eef": {"from": "/e", "frame": frame}}, {"/e": rows})
+        assert ("the frame base, which may move" in caplog.text) == warns
+    angles = {"x": 1.0, "y": 2.0, "z": 3.0, "roll": 0.1, "pitch": 0.2, "yaw": 0.3}
+    with caplog.at_level(logging.WARNING):
+        aligned(EEF, {"/e": [(at, JsonObject(angles)) for at, _ in HAND]})
+    assert "[eef] roll, pitch and yaw" in caplog.text
+
+
+def test_a_static_topic_is_one_whose_name_ends_in_tf_static():
+    assert [alignment.is_static(topic) for topic in ("/tf_static", "/robot/tf_static", "/tf", "/tf_static/x")] == [
+        True, True, False, False,
+    ]  # fmt: skip
