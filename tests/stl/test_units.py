@@ -177,10 +177,21 @@ def test_a_mixture_is_refused_with_formulas_that_have_one_unit(text: str, rewrit
     assert all(str(check_units(parse_formula(part), UNIT_OF)[1]) == unit for part, unit in (decided, of_unit))
 
 
-def test_a_mixture_with_a_limit_of_zero_is_not_divided_by_it() -> None:
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("x < 0 and v < 1", "x / (1 m) < 0 and v / (1 m/s) < 1"),
+        ("0.5 < x and v < 1", "0.5 < x / (1 m) and v / (1 m/s) < 1"),
+        ("5 cm < x and v < 1", "0.05 < x / (1 m) and v / (1 m/s) < 1"),
+        ("x < 2 * threshold and v < 1", "x / (1 m) < 2 * threshold and v / (1 m/s) < 1"),
+    ],
+)
+def test_a_limit_that_is_zero_on_the_left_or_a_multiple_of_the_threshold_is_normalized(text, normalized) -> None:
     with pytest.raises(FormulaError) as refused:
-        check_units(parse_formula("x < 0 and v < 1"), UNIT_OF)
-    assert "x / (1 m) <" in (refused.value.remedy or "")
+        check_units(parse_formula(text), UNIT_OF)
+    written = re.findall("`([^`]*)`", refused.value.remedy or "")[-1]
+    assert parse_formula(written) == parse_formula(normalized)
+    check_units(parse_formula(written), UNIT_OF)
 
 
 def test_the_parts_that_a_refusal_names_are_those_of_the_two_units() -> None:

@@ -395,6 +395,7 @@ def _measure_pairs(
     return values
 
 
+@np.errstate(invalid="ignore")  # poses may be unknown
 def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]], record: int) -> tuple[int, ...]:
     """Return the bodies that determine a signal of space in one record of the only episode, by index in the body table.
 

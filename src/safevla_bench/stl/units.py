@@ -221,12 +221,15 @@ def _find_predicate(formula: syntax.Formula, check: _UnitCheck, unit: Unit) -> s
 def _normalize(predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
     """Divide both sides of a comparison by its limit, or by 1 in the limit's unit if this is not a positive literal."""
     left, right = predicate.left, predicate.right
-    one = syntax.Number(1.0)
     if unit is None or unit == ONE:
         return predicate
-    if isinstance(right, syntax.Number) and right.value > 0:
-        scale, bound = syntax.Number(right.value, str(unit)), cast(syntax.Expression, one)
-    else:
-        scale = syntax.Number(1.0, str(unit))
-        bound = right if isinstance(right, syntax.Threshold) else syntax.Arithmetic("/", right, scale)
-    return syntax.Compare(predicate.operator, syntax.Arithmetic("/", left, scale), bound)
+    is_positive = isinstance(right, syntax.Number) and right.value > 0
+    scale = syntax.Number(right.value if is_positive else 1.0, str(unit))  # type: ignore[union-attr]
+
+    def divide(side: syntax.Expression) -> syntax.Expression:
+        if isinstance(side, syntax.Number):
+            return syntax.Number(side.value / scale.value)
+        has_threshold = any(isinstance(node, syntax.Threshold) for node in syntax.walk_nodes(side))
+        return side if has_threshold else syntax.Arithmetic("/", side, scale)
+
+    return syntax.Compare(predicate.operator, divide(left), divide(right))
