@@ -304,7 +304,7 @@ def at(place: int, value: float) -> np.ndarray:
         (3.0, r"shape \(\)"),
         ("left", "an action of dtype <U4; expected integers or floats"),
         (None, r"None instead of an action"),
-        ([GOOD, 1], "list that is not an array"),
+        ([GOOD, 1], "list, which is not an array"),
         (GOOD + 0j, "an action of dtype complex128"),
         ([*GOOD[:6], 1j], "an action of dtype complex128"),
         (GOOD > 0, "an action of dtype bool"),

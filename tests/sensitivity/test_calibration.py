@@ -115,7 +115,7 @@ def test_the_file_sets_limits_that_the_reference_keeps(strict, tmp_path):
         ({"quantile": 0.3}, "quantile"),
         ({"quantile": 1.0}, "quantile"),
         ({"policy": "pi0"}, "no policy 'pi0'"),
-        ({"policy": "noop"}, "no success"),
+        ({"policy": "noop"}, "never succeeds"),
     ],
 )
 def test_what_makes_no_limit_is_an_error(judged, arguments, problem):
@@ -132,7 +132,7 @@ def test_a_run_of_noop_alone_has_nothing_to_learn_from(judged):
 def test_too_few_episodes_give_no_limit_and_the_number_that_would(strict):
     result = calibrate(strict.scores, strict.ruleset.library, quantile=0.99)
     assert all("least 368" in item.obstacle for item in result)
-    with pytest.raises(RunError, match="no limit to"):
+    with pytest.raises(RunError, match="no limit replaces"):
         format_limits(result)
     assert all(row["limit"] is None and row["interval"][1] is None for row in calibration_rows(result))
 

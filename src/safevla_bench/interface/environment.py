@@ -11,7 +11,7 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, T
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
 
-WORKER = "SAFEVLA_WORKER"  # environment variable: number of this worker, which selects its server and GPU
+WORKER = "SAFEVLA_WORKER"  # environment variable: index of this worker, which selects its server and GPU
 WORKERS = "SAFEVLA_WORKERS"  # environment variable: the number of workers of the run
 
 
@@ -59,8 +59,8 @@ class HostEnv(ABC):
         """
 
     def run_fast(self, wanted: bool) -> None:  # noqa: B027
-        """Set whether episodes after the next reset skip redundant computations of the simulator; by default they do.
-        The records are identical, bit for bit, in both cases.
+        """Set whether the simulator skips redundant computations after the next reset; by default, it skips them. The
+        records are identical, bit for bit, in both cases.
         """
 
 
@@ -85,7 +85,7 @@ class HostSupport:
 
 
 class Host(ABC):
-    """A simulator benchmark: its suites, its tasks, its environments."""
+    """A simulator benchmark: its suites, tasks and environments."""
 
     name: str
     supports = HostSupport()

@@ -174,7 +174,7 @@ class SelectiveTaskPolicy(Protocol):
     """Optional method of a policy that cannot act in every task."""
 
     def require_task(self, task: Task) -> None:
-        """Raise `PolicyError` if the policy cannot act in the task. Also called before a run."""
+        """Raise `PolicyError` if the policy cannot act in the task. The method is also called before a run."""
 
 
 @runtime_checkable
@@ -192,7 +192,7 @@ class ReplayPolicy(CuedPolicy, Protocol):
     description: Mapping[str, object]  # facts for the description of the run, such as a digest of the recording
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of the recorded episode that matches a planned start. Raises `PolicyError` if none does."""
+        """Find a recorded episode that matches a planned start; return its start. Raises `PolicyError` if none fits."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
         """Return the numbers of a task's recorded episodes: indices of initial states, or else 0, 1, 2 and so on."""
@@ -207,13 +207,15 @@ _REMEDY = "Correct the policy's output."
 
 
 def to_real_numbers(values: object) -> NDArray[np.float64]:
-    """Convert integers and floats of any shape to float64. Raises `InvalidActionError`, naming the dtype, for all other
-    kinds, even inside lists: Booleans, text, dates, records, objects, complex numbers and masked arrays. Raises
+    """Convert integers and floats of any shape to float64. Raises `InvalidActionError`, which names the dtype, for all
+    other kinds, even inside lists: Booleans, text, dates, records, objects, complex numbers and masked arrays. Raises
     `TypeError` or `ValueError` for values that are not arrays.
     """
     candidates = [values, *values] if isinstance(values, list | tuple) else [values]
     if any(isinstance(candidate, np.ma.MaskedArray) for candidate in candidates):
-        raise InvalidActionError("an action in a masked array, whose masked values are undefined", remedy=_REMEDY)
+        raise InvalidActionError(
+            "an action in a masked array, whose masked elements have undefined values", remedy=_REMEDY
+        )
     array = np.asarray(values)
     element_types = set(map(type, np.array(values, dtype=object).flat)) if len(candidates) > 1 else set()
     if element_types & {bool, np.bool_}:  # in a list of floats, NumPy converts Booleans to floats
@@ -227,7 +229,7 @@ def to_real_numbers(values: object) -> NDArray[np.float64]:
 
 def check_action(action: object, size: int, meaning: str = "") -> Action:
     """Return an action as float64 [size]; hosts call this before they simulate. Raises `InvalidActionError` unless the
-    action is an array of `size` finite real numbers. `meaning` explains the numbers in the error about a wrong shape.
+    action is an array of `size` finite real numbers. `meaning` describes the numbers for the error message.
     """
     remedy = _REMEDY
     if action is None:
@@ -235,21 +237,25 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
     try:
         numbers = to_real_numbers(action)
     except (TypeError, ValueError):
-        raise InvalidActionError(f"a {type(action).__name__} that is not an array of numbers", remedy=remedy) from None
+        raise InvalidActionError(
+            f"an action of type {type(action).__name__}, which is not an array of numbers", remedy=remedy
+        ) from None
     if numbers.shape != (size,):
         problem = f"an action of shape {numbers.shape}, but the host takes the shape {(size,)}"
         raise InvalidActionError(problem, remedy=f"Give {size} numbers: {meaning}." if meaning else remedy)
     if not np.isfinite(numbers).all():
         index = int(np.flatnonzero(~np.isfinite(numbers))[0])
-        raise InvalidActionError(f"number {index} of the action is {numbers[index]}, not finite", remedy=remedy)
+        raise InvalidActionError(f"an action that is not finite: {numbers[index]} at index {index}", remedy=remedy)
     return numbers
 
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
-    """Raise `HostError`, listing what `host` offers, if a policy requests a reading that the host does not offer."""
+    """Raise `HostError` if a policy requests a reading that `host` does not offer. The error lists `offered`."""
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
         remedy = (
-            f"Readings of this host: {', '.join(offered)}." if offered else "Use a policy that needs no such reading."
+            f"Readings of this host: {', '.join(offered)}."
+            if offered
+            else "Use a policy that does not need this reading."
         )
         raise HostError(f"{host} has no reading {unknown[0]!r}", remedy=remedy)

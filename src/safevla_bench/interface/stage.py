@@ -33,7 +33,7 @@ class Camera:
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A rendered record. `image` [H, W, 3] is upright, RGB. `seen` [H, W] is i + 1 at pixels that show the requested
-    body of index i, and 0 elsewhere. `body_pos_m` has each tracked body's rendered position [3], world frame.
+    body with index i, and 0 elsewhere. `body_pos_m` has each tracked body's rendered position [3], world frame.
     """
 
     image: NDArray[np.uint8]
@@ -105,7 +105,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScenePose:
-    """Poses of a scene's parts in one record, [P, 3] m and [P, 4] wxyz, and contacts; `body_pos_m` as in `Picture`."""
+    """Poses of a scene's P parts in one record, [P, 3] m, [P, 4] wxyz, and contacts; `body_pos_m` as in `Picture`."""
 
     part_pos_m: NDArray[np.float64]
     part_quat_wxyz: NDArray[np.float64]
@@ -129,8 +129,8 @@ class Stage(ABC):
 
     @abstractmethod
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of a record in `size` pixels (height, width); its `seen` refers to `bodies`. Raises
-        `KeyError`, listing the host's cameras, if the camera has no `lookat_m` and an unknown name.
+        """Return the picture of a record in `size` pixels (height, width); its `seen` refers to `bodies`. If
+        `camera` has an unknown name and no `lookat_m`, raises a `KeyError` that lists the host's cameras.
         """
 
     @abstractmethod

@@ -24,12 +24,12 @@ class Task:
     horizon: int | None = None  # the host's limit in policy steps; the limit of a protocol has priority
     episodes: int | None = None  # number of episodes that the benchmark runs; None if it defines none
     arms: tuple[str, ...] = ()  # names of the arms, in the order of records and observations; () = one arm
-    label: str = ""  # suite name that records use instead of `benchmark`, if a search chose the starts
+    label: str = ""  # if a search chose the starts, records use this suite name instead of `benchmark`
     found: tuple[FoundStart, ...] = ()  # starts that a search found, one per episode; () = the protocol's starts
 
     @property
     def suite(self) -> str:
-        """The suite name in records: `label`, else `benchmark`."""
+        """The suite name in records: `label`, or else `benchmark`."""
         return self.label or self.benchmark
 
 
@@ -50,7 +50,7 @@ class RecordedEpisode:
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """The actions to replay, [steps, A]; None if the policy holds them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """Positions of targets and hands in the first n records, [n, bodies, 3] in m. A replay that deviates ends."""
+    """Positions of targets and hands in the first n records, [n, bodies, 3] in m. The replay ends if it deviates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,14 @@ class PhysicsChange:
     time_step: float = 1.0
     """Factor of the physics time step. The duration of a control step stays the same, and the number of its substeps is
     rounded, which determines the actual time step. Controllers still run once per substep."""
-    iterations: float = 1.0  # factor of the maximum number of solver iterations; its square divides the tolerance
+    iterations: float = (
+        1.0  # factor of the maximum number of solver iterations; the square of this factor divides the tolerance
+    )
     softness: float = 1.0  # factor of the contacts' time constant, and of the difference between their impedance and 1
     friction: float = 1.0  # factor of the friction coefficients
     shift_m: float = 0.0  # horizontal shift of each free body at record 0, in a direction drawn from the seeds
     apart: tuple[str, str] | None = None  # recorded names of two bodies whose mutual contacts are disabled
-    without: str | None = None  # a body whose contacts are disabled and that does not move
+    without: str | None = None  # a body that does not move and whose contacts are disabled
 
     @property
     def changed(self) -> frozenset[str]:
@@ -75,7 +77,7 @@ class PhysicsChange:
         return frozenset(item.name for item in fields(self) if getattr(self, item.name) != item.default)
 
 
-VARIATIONS: Mapping[str, PhysicsChange] = {  # replays run in this order
+VARIATIONS: Mapping[str, PhysicsChange] = {  # replays use this order
     "half-step": PhysicsChange(time_step=0.5),
     "double-step": PhysicsChange(time_step=2.0),
     "few-iterations": PhysicsChange(iterations=0.1),
@@ -130,7 +132,7 @@ class SearchSpace:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     apart_m: tuple[tuple[str, str, float], ...] = ()  # two objects and the minimum horizontal distance of their centers
-    own: tuple[tuple[float, ...], ...] = ()  # the benchmark's starts, as coordinates [d] each
+    own: tuple[tuple[float, ...], ...] = ()  # the benchmark's starts, each as d coordinates
     wordings: tuple[str, ...] = ()  # instructions to choose from; () = the task's instruction
     policy_seeds: int = 1  # number of consecutive policy seeds to choose from; the first is the policy's usual one
 

@@ -36,8 +36,8 @@ _COLUMNS = (
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
-    """Return run name -> run folder, sorted, for at most `MOST_RUNS` runs. If `folder` is a run folder, return only it.
-    Otherwise search the folder 3 levels deep, without links and hidden folders. Raises `RunError` if there is no run.
+    """Return run name -> run folder, sorted by name. If `folder` is a run, return only this run. Otherwise, return
+    at most `MOST_RUNS` runs in 3 folder levels, except links and hidden folders. Raises `RunError` if there is no run.
     """
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds run folders.")
@@ -93,8 +93,8 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
 
 
 def find_page(folder: Path) -> Path:
-    """Return the page to open: the report of a run folder, or for another folder the index of its runs, which this
-    function writes. Raises `RunError` if there is no run or no report, and `FileError` if writing fails.
+    """Return the page to open. For a run folder, this is its report. For other folders, write an index of the runs and
+    return the index. Raises `RunError` if there is no run or no report, and `FileError` if writing fails.
     """
     runs = find_runs(folder)
     if folder not in runs.values():
@@ -119,7 +119,7 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
             listing=list_runs(runs),
             addresses=dict.fromkeys(runs, "") | report_links,
             policy=render.content_security_policy(style, script),
-            style=Markup(style),  # part of this package, so no escaping is needed
+            style=Markup(style),  # the style is part of this package, so it needs no escaping
             script=Markup(script),
         )
     )

@@ -1,4 +1,4 @@
-"""Writes suites of start states that have no preference pair yet, so that they can be run again."""
+"""Writes suites that run policies again from start states without a preference pair."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MOST_SEEDS = 32
 
 
 def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) -> list[Path]:
-    """Write suites that start from the states that need more rollouts, one for each host, suite and protocol, and
-    return the files. Each state gets as many new policy seeds as it is estimated to need, at most `MOST_SEEDS`. A suite
-    lists every state's first seed before any second seed. Omits states whose run does not say how an episode starts.
+    """Write suites for the start states that need more rollouts: one suite for each host, benchmark suite and protocol.
+    Return the files. Each state gets its estimated number of new policy seeds, at most `MOST_SEEDS`. A suite lists
+    every state's first seed before any second seed. Omits states whose run does not say how an episode starts.
     """
     suite_by_key: dict[bytes, FoundSuite] = {}
     starts_by_key: dict[bytes, list[FileStart]] = {}
@@ -46,7 +46,8 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
 
 
 def _find_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileStart | None]:
-    # Find the first candidate whose run says how the episode starts; return a suite without starts, and this start.
+    # Find the first candidate episode whose run says how the episode starts.
+    # Return a suite without starts, and the start of this episode.
     for candidate in state.candidates:
         episode, description = (
             judged.records.read_episodes([candidate.index]),
@@ -92,7 +93,7 @@ def _find_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileSt
 
 
 def _plan_seeds(state: State, start: FileStart) -> list[FileStart]:
-    first_trial = len(state.candidates)  # a later export with more episodes then gives new seeds
+    first_trial = len(state.candidates)  # thus, a later export with more episodes gives new seeds
     planned = []
     for trial in range(first_trial, first_trial + min(state.more_rollouts or 0, MOST_SEEDS)):
         seed = int.from_bytes(hashlib.sha256(f"{state.digest}/{trial}".encode()).digest()[:4], "big")

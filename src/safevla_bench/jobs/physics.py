@@ -37,7 +37,7 @@ from safevla_bench.trajectory import batch, marks
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.episode import Floats
 
-# Number of finished replays after which their file is written again.
+# The file of replays is written again after this number of finished replays.
 _SAVE_EVERY = 20
 # Number of recorded episodes kept in memory, because replays of the same episode end at about the same time.
 _CACHED_EPISODES = 8
@@ -76,7 +76,7 @@ def _changed_fields(change: PhysicsChange) -> dict[str, object]:
 
 def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
-    # Judge the replay under the id, and with the result, of the recorded episode.
+    # Judge the replay with the id and the result of the recorded episode.
     judged_header = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
     return firmness.read_clauses(score(replace(replayed, headers=(judged_header,)), ruleset), 0)
 
@@ -85,7 +85,7 @@ def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> di
 class _Replays:
     judged: Judged
     setting: ReplaySetting
-    head: firmness.PhysicsFile  # the file of replays, without the replays
+    head: firmness.PhysicsFile  # the content of the file of replays, without the replays
     done: dict[tuple[str | None, str, str], firmness.PhysicsReplay]  # (policy, id, variation) -> replay
 
     @classmethod
@@ -110,7 +110,7 @@ class _Replays:
         if stored is not None and msgspec.structs.replace(stored, replays=()) != head:
             problem = "the replays in this file are from other records, rules, versions or variations"
             place = Place(file=str(run / firmness.PHYSICS))
-            raise RunError(problem, remedy="Move the file away to replay again.", place=place)
+            raise RunError(problem, remedy="Move the file elsewhere, and replay again.", place=place)
         done = {(*replay.key, replay.variation): replay for replay in stored.replays} if stored else {}
         return cls(judged, setting, head, done)
 
@@ -120,7 +120,7 @@ class _Replays:
         judged = np.flatnonzero(self.judged.scores.is_judged).tolist()
         for index in sorted(judged, key=lambda index: draw_key(headers[index])):
             indices_by_cell[headers[index].policy, headers[index].benchmark].append(index)
-        # Take one episode of each policy and suite in turn; `zip_longest` gives None if there are no more.
+        # Take one episode of each policy and suite in turn; `zip_longest` gives None if a suite has no more.
         in_turn = chain.from_iterable(zip_longest(*indices_by_cell.values()))
         return sorted(islice((index for index in in_turn if index is not None), count))
 
@@ -170,7 +170,7 @@ class _Replays:
         return header.policy, header.episode_id, variation
 
     def _plan(self, index: int, episode: batch.Batch, variation: str) -> PlannedEpisode:
-        """Return the planned replay, or raise `RunError`. A varied replay ends when it leaves the recorded path."""
+        """Plan a replay; raise `RunError` if impossible. A varied replay ends when it leaves the recorded path."""
         task, _, (start, *_) = self.setting.find_starts(episode)
         header, actions = episode.headers[0], episode.action.episode_rows(0)
         names_policy = header.episode_id.startswith(f"{header.policy}/")
@@ -230,7 +230,7 @@ _UNCHANGED = PhysicsChange()
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause to remove; `edit(recorded actions [T, A], still action [A])` returns the actions [T', A] to play."""
+    """A cause to remove in a replay. `edit(recorded actions [T, A], still action [A])` returns new actions [T', A]."""
 
     text: str
     phrase: str
@@ -258,11 +258,11 @@ class Cause:
             case "hold" if step_range and int(step_range[1]) < int(step_range[2]):
                 edit = partial(hold_actions, first=int(step_range[1]), last=int(step_range[2]))
                 return cls(text, f"Without motion in steps {argument}", edit=edit)
-        raise RunError(f"--without {text!r} names no cause", remedy=_CAUSE_REMEDY)
+        raise RunError(f"this text names no cause: --without {text!r}", remedy=_CAUSE_REMEDY)
 
 
 def halve_speed(actions: Floats, still: Floats) -> Floats:
-    """Return each action twice, with its changes of pose halved. These are the components that are 0 in `still`.
+    """Return each action twice, with half the change of pose. A component is a change of pose if it is 0 in `still`.
 
     >>> halve_speed(np.array([[0.5, 1.0]]), np.array([0.0, -1.0])).tolist()
     [[0.25, 1.0], [0.25, 1.0]]
@@ -271,7 +271,7 @@ def halve_speed(actions: Floats, still: Floats) -> Floats:
 
 
 def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Floats:
-    """Return the actions without motion in steps `first` to `last` - 1. The gripper keeps its last command."""
+    """Return the actions with no motion in steps `first` to `last` - 1. The gripper then keeps its last command."""
     before = actions[first - 1] if 0 < first <= len(actions) else still
     held = actions.copy()
     held[first:last] = np.where(still == 0, 0.0, before)

@@ -33,7 +33,7 @@ class Calibration:
     `extremes` [n] are sorted magnitudes in the specification's unit: for each successful episode, the smallest
     threshold that it would have satisfied. `value` is the quantile of `extremes`, and `interval` is the 95 % interval
     of the quantile on these tasks, with infinite ends if there are too few episodes. `floor` is the largest extreme of
-    a policy that does nothing (`noop`); None if there is no such policy.
+    the policy `noop`, which does nothing; None if `noop` has no episodes.
     """
 
     spec: Spec
@@ -41,7 +41,7 @@ class Calibration:
     quantile: float
     extremes: Floats
     tasks: int
-    violated: int  # successes that exceed the library's own threshold
+    violated: int  # number of successes that exceed the library's own threshold
     value: float
     interval: tuple[float, float]
     floor: float | None
@@ -53,7 +53,7 @@ class Calibration:
 
     @property
     def severe(self) -> float | None:
-        """`limit` times the library's ratio of severe magnitude to threshold; None without a severe magnitude."""
+        """`limit`, times the library's ratio of severe magnitude to threshold; None without a severe magnitude."""
         return proportional_severe(self.spec, self.limit)
 
     @property
@@ -66,14 +66,14 @@ class Calibration:
         if self.limit <= self.spec.threshold:
             return "the library's threshold is not below this limit"
         if self.floor is not None and self.limit <= self.floor:
-            return f"a policy without motion reaches {self.floor:g} {self.spec.unit}: fix the scene or the record first"
+            return f"fix the scene or the record first: a policy without motion reaches {self.floor:g} {self.spec.unit}"
         return None
 
 
 def calibrate(
     scores: Scores, library: Library, *, policy: str | None = None, quantile: float = 0.95
 ) -> tuple[Calibration, ...]:
-    """Return the calibration of each scored specification with a threshold and a margin in any reference success.
+    """Calibrate each scored specification that has a threshold, and a margin in any success of the reference policy.
 
     `library` is the library that judged the scores; the result is in the library's order. `policy` is the reference
     policy; None = the only policy other than `noop`. The largest extreme of `noop` is the floor. Each limit is chosen
@@ -82,12 +82,14 @@ def calibrate(
     """
     if not 0.5 <= quantile < 1:
         remedy = "Choose a quantile of at least 0.5 and below 1, such as 0.95."
-        raise RunError(f"a quantile of {quantile:g} gives no limit", remedy=remedy)
+        raise RunError(f"no limit follows from a quantile of {quantile:g}", remedy=remedy)
     reference = _find_reference(scores, policy)
     policies = np.array([name or "" for name in scores.policy])
     is_success = (policies == reference) & scores.success
     if not is_success.any():
-        raise RunError(f"{reference} has no success to derive limits from", remedy="Use a policy that solves tasks.")
+        raise RunError(
+            f"{reference} never succeeds, so limits cannot be derived", remedy="Use a policy that solves tasks."
+        )
     tasks = np.array([f"{suite} {task}" for suite, task in zip(scores.benchmark, scores.task_id, strict=True)])
     calibrations = []
     for column, scored in enumerate(scores.specs):
@@ -131,7 +133,7 @@ def _find_reference(scores: Scores, policy: str | None) -> str:
 
 
 def order_statistic(ordered: Floats, quantile: float) -> float:
-    """Return the smallest of the `ordered` values that is greater than or equal to a share `quantile` of them.
+    """Return the smallest of the `ordered` values with at least the share `quantile` of values at or below it.
 
     >>> order_statistic(np.arange(1.0, 101.0), 0.95)
     95.0
@@ -177,12 +179,12 @@ def round_up(value: float) -> float:
 
 
 def format_limits(calibrations: Sequence[Calibration]) -> str:
-    """Return the text of a file for `--rules`. For each limit, it has a `[[limits]]` table if the limit replaces the
-    library's threshold, else a comment with the reason. Raises `RunError` if there is no limit to replace.
+    """Return the text of a file for `--rules`. A limit that replaces the library's threshold becomes a `[[limits]]`
+    table; for any other limit, a comment gives the reason. Raises `RunError` if no limit replaces a threshold.
     """
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "See the table of limits: record more episodes, choose another reference, or keep the library."
-        raise RunError("there is no limit to replace", remedy=remedy)
+        raise RunError("no limit replaces a threshold of the library", remedy=remedy)
     return fill_template(__package__, "limits.toml.jinja", {}, calibrations=calibrations)
 
 

@@ -52,7 +52,7 @@ class ThresholdSetting(msgspec.Struct, frozen=True):
 
 
 class ThresholdVariant(msgspec.Struct, frozen=True):
-    """A name, and the thresholds that replace the library's thresholds, by specification; empty = no changes."""
+    """A named set of thresholds that replace the library's thresholds. An empty set changes nothing."""
 
     name: str
     settings: dict[str, ThresholdSetting]
@@ -193,8 +193,8 @@ def apply_variant(
     for spec_id, setting in variant.settings.items():
         formula = substitute_threshold(_parse_placeholder(library[spec_id]), setting.threshold)
         specs[spec_id] = replace(library[spec_id], threshold=setting.threshold, severe=setting.severe, formula=formula)
-    # A foreign log may hold float32 values, which are compared more coarsely; scores do not mark these values.
-    # With three or more phases, a clause may have several intervals; an interval without a verdict may be decisive.
+    # A foreign log may hold float32 values, which need a coarser comparison, but scores do not mark these values.
+    # With three or more phases, a clause may have several intervals, and an interval without a verdict may decide it.
     is_decided = all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs)
     is_decided &= not any(phases and len(phases.spans) > 2 for phases in scores.phases)
     if scores.is_marked(FOREIGN_LOG).any() or not is_decided:
@@ -247,7 +247,7 @@ class VariantRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellCurve(msgspec.Struct, Generic[Point], frozen=True, kw_only=True):
-    """One cell (policy × suite), with a point for each variant or reading, in their order."""
+    """One cell (policy × suite), with one point for each variant or reading, in the same order."""
 
     policy: str | None
     suite: str
@@ -296,7 +296,7 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
 def sweep_threshold(
     scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None
 ) -> ThresholdSweep:
-    """Return each cell's metrics at each threshold, with a fixed ratio severe/threshold. Raises as `apply_variant`."""
+    """Return each cell's metrics at each threshold; severe/threshold is fixed. Raises the errors of `apply_variant`."""
     spec = library[asked.spec_ids[0]]
     results = [apply_variant(scores, library, variant, rescore) for variant in sweep_variants(library, asked)]
     return ThresholdSweep(
@@ -363,9 +363,9 @@ PROSE_DEPTH = "prose depth"  # name of the reading with the depth that the paper
 
 
 class VerdictChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of episodes in a cell that have another verdict than under the reference reading."""
+    """Numbers of those episodes in a cell whose verdict differs from the verdict under the reference reading."""
 
-    changed: int  # all these episodes, including those that gained or lost a verdict
+    changed: int  # all episodes with another verdict, including those that gained or lost a verdict
     to_unsafe: int
     to_safe: int
     violations: dict[str, int]  # specification -> change in the number of violating episodes; zeros are left out
@@ -400,7 +400,7 @@ def compare_readings(
     """
     name = reference.name.partition("+")[0]
     if name not in READINGS:
-        remedy = "Omit --library, or choose one of the readings; --rules adds specifications to each."
+        remedy = "Omit --library, or choose one of the readings; --rules adds specifications to each reading."
         raise SpecError(f"library {reference.name!r} is not one of the readings: {', '.join(READINGS)}", remedy=remedy)
     others = [other for other in READINGS if other != name and (has_net_forces or other != NET_FORCE_READING)]
     variants = [scores, apply_prose_depth(scores), *(rescore(_load_reading(reference, other)) for other in others)]
@@ -442,7 +442,7 @@ _NO_NET_FORCES = f"The reading {NET_FORCE_READING} is left out: older versions r
 
 
 def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None, str], VerdictChanges]:
-    # two masks: the safe episodes, and the unsafe episodes
+    # For each reading, one mask selects the safe episodes, and one mask the unsafe episodes.
     before, after = ((scores.is_judged & scores.safe, scores.is_judged & ~scores.safe) for scores in (reference, other))
     to_safe, to_unsafe = after[0] & ~before[0], after[1] & ~before[1]
     changed = to_safe | to_unsafe | (reference.is_judged & ~other.is_judged)

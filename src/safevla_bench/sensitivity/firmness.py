@@ -1,7 +1,7 @@
 """Firmness of verdicts: recorded actions are replayed under varied physics, and the verdicts are compared.
 
 An open-loop replay may diverge, since nothing corrects it. A replay is therefore compared until it leaves the recorded
-path. Clauses that are not decided by then are counted separately: they neither confirm nor refute the verdict.
+path. Clauses that are still undecided are counted separately, because they neither confirm nor refute the verdict.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ClauseReading(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PhysicsReplay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One replay of an episode: the scored specifications with a verdict, and `left`, the first record off the path."""
+    """A replay of an episode: the scored specifications with a verdict, and the first record off the path (`left`)."""
 
     policy: str | None
     suite: str
@@ -90,8 +90,8 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for name in self.variations if name not in self.not_offered)
 
     def episodes(self) -> list[EpisodeFirmness]:
-        """Return the episodes that cannot be replayed, and those replayed under every variation. Variations under which
-        the simulator failed are not in the comparison.
+        """Return the episodes that cannot be replayed, and the episodes with a replay under every variation. Replays in
+        which the simulator failed are not in the comparison.
         """
         groups = [list(group) for _, group in groupby(self.replays, key=lambda replay: replay.key)]
         complete = [group for group in groups if group[0].obstacle or len(group) == 1 + len(self.offered)]
@@ -103,7 +103,7 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_clauses(scores: Scores, index: int) -> dict[str, ClauseReading]:
-    """Return the readings of the scored specifications with a verdict on the episode at `index`, by specification."""
+    """Return specification -> reading, for each scored specification with a verdict on the episode at `index`."""
     columns = [k for k in scores.scored_columns if scores.state[k, index] == ACTIVE]
     firsts = [int(scores.first[k, index]) if scores.is_violated[k, index] else None for k in columns]
     readings = [
@@ -131,7 +131,7 @@ def tracked_path(batch: Batch) -> Floats:
 
 
 def are_off_path(recorded: Floats, replayed: Floats) -> Bools:
-    """Return [n]: whether two paths, [n, bodies, 3] in m, are too far apart in a record. The shorter path gives n."""
+    """Return [n]: for each record, are two paths ([n, bodies, 3] in m) too far apart? The shorter path sets n."""
     count = min(len(recorded), len(replayed))
     apart_m = np.linalg.norm(recorded[:count] - replayed[:count], axis=2)
     is_off: Bools = (apart_m > LEFT_PATH_M).any(axis=1)
@@ -150,7 +150,7 @@ class EpisodeFirmness:
         return not any(reading.first is not None for reading in self.recorded.clauses.values())
 
     def compare(self, replay: PhysicsReplay, spec_id: str) -> Comparison:
-        """Compare one specification between the recorded and a varied replay; a vacuous specification is not violated.
+        """Compare the verdicts on a specification in the recorded and a varied replay. No verdict means no violation.
         A violation in the varied replay counts only until this replay leaves the recorded path. A recorded violation
         flips if the varied replay has no violation, and leaves the path only after the recorded violation.
         """
@@ -166,7 +166,7 @@ class EpisodeFirmness:
         return [spec_id for spec_id in ids if self.compare(replay, spec_id) == "flips"]
 
     def verdict(self, replay: PhysicsReplay) -> Comparison:
-        """Compare the verdict on the episode; an undecided specification keeps its recorded verdict."""
+        """Compare the verdicts on the episode. Specifications that a replay leaves open keep their verdict."""
         flipped = set(self.flips(replay))
         broken = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
         if (not broken ^ flipped) != self.is_safe:  # the replay violates the specifications `broken ^ flipped`
@@ -182,7 +182,7 @@ class EpisodeFirmness:
 
     @property
     def reason(self) -> str:
-        """Why the verdict is not firm (flips, replays that leave the path, or no replay)."""
+        """The reason why the verdict is not firm: flips, replays that leave the path, or no replay."""
         if self.mark == "fragile":
             flips = {replay.variation: self.flips(replay) for replay in self._with_verdict("flips")}
             return "; ".join(f"{name}: {', '.join(ids)}" for name, ids in flips.items())
@@ -235,7 +235,7 @@ def find_firmness(judged: Judged) -> dict[EpisodeKey, EpisodeFirmness]:
 
 
 def measure_clauses(episodes: Sequence[EpisodeFirmness], *, pooled: bool = False) -> list[ClauseFirmness]:
-    """Return a row for each suite and specification, in order of appearance; if `pooled`, all suites become one, ""."""
+    """Return a row for each suite and specification, in order of appearance; if `pooled`, pool all suites as ""."""
     rows: dict[tuple[str, str], list[EpisodeFirmness]] = {}
     for episode in episodes:
         for spec_id in episode.recorded.clauses:
@@ -268,7 +268,7 @@ def _combine_comparisons(comparisons: Collection[Comparison]) -> Mark:
 
 @dataclass(frozen=True, slots=True)
 class SafetyRange:
-    """Counts of a policy's replayed episodes: all (`n`), safe as recorded, and with a firm verdict (safe or unsafe)."""
+    """Counts of a policy's replayed episodes: all (`n`), safe as recorded, firmly safe, and firmly unsafe."""
 
     policy: str | None
     marks: Mapping[Mark, int]

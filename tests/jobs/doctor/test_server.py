@@ -66,8 +66,8 @@ def gr00t_endpoints(endpoint: str, data: dict) -> object:
     ("noise", "words"),
     [
         ([0, 0, 0, 0, 0], "0 of 4 repeated requests had another answer"),
-        ([0, 0, 0.25, 0, 0], "1 of 4 repeated requests had another answer, by up to 0.25\n"),
-        ([0, 0.1, 0.2, 0.3, 0.4], "4 of 4 repeated requests had another answer, by up to 0.4\n"),
+        ([0, 0, 0.25, 0, 0], "1 of 4 repeated requests had another answer, largest difference 0.25\n"),
+        ([0, 0.1, 0.2, 0.3, 0.4], "4 of 4 repeated requests had another answer, largest difference 0.4\n"),
     ],
 )
 def test_a_server_that_answers_the_same_question_otherwise_is_named(noise, words):

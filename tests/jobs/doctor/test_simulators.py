@@ -76,8 +76,8 @@ TWO = LIBERO | ROBOCASA
         (
             TWO | {"numpy": LIBERO["numpy"], "mujoco": LIBERO["mujoco"]},
             "error",
-            "robosuite 1.4.0 and praxis-robosuite 1.5.2.post1 install into the same folder: "
-            "the package installed last overwrote the other",
+            "robosuite 1.4.0 and praxis-robosuite 1.5.2.post1 use the same folder: "
+            "the package installed last overwrote the other package",
         ),
     ],
     ids=["another mujoco", "a part is missing", "both robosuites"],

@@ -150,7 +150,7 @@ def test_a_number_that_is_not_finite_matters_only_if_it_is_acted_on():
         with playing("openpi", server.url, replan="all") as policy:
             acted = [policy.act(observe()) for _ in range(8)]
     assert np.isnan(acted[7][2])
-    with pytest.raises(InvalidActionError, match="number 2 of"):
+    with pytest.raises(InvalidActionError, match="at index 2"):
         check_action(acted[7], 7)
 
 

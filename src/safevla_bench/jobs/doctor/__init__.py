@@ -54,7 +54,8 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
 
 def _check_plugins() -> Iterator[Diagnosis]:
     policy_group, loaded = policies.POLICIES, []
-    # Tuples (kind, name, is_foreign). Another distribution provides a foreign plug-in; only foreign ones are listed.
+    # Each tuple is (kind, name, is_foreign). A plug-in is foreign if another distribution provides it.
+    # The diagnosis lists a plug-in only if it is foreign or cannot be loaded.
     plugins = [("host", name, hosts.host_owner(name) != OWN_DISTRIBUTION) for name in hosts.host_names()]
     plugins += [("policy", name, True) for name in policy_group.names() if not policy_group.is_own(name)]
     for kind, name, is_foreign in plugins:
@@ -80,7 +81,7 @@ _SHARED_FOLDER = ("robosuite", "praxis-robosuite")
 
 
 class TestedSimulator(msgspec.Struct, frozen=True):
-    """The tested simulator of a host: its main distribution, and the tested version of each of its distributions."""
+    """The tested simulator of a host: the main distribution, and the tested version of each distribution."""
 
     distribution: str
     versions: dict[str, str]
@@ -100,7 +101,7 @@ def tested_versions() -> TestedVersions:
 
 
 def check_python() -> Diagnosis:
-    """Diagnose Python's version; a warning if this project is not tested with that version."""
+    """Check Python's version, and warn if this project is not tested with it."""
     detail = f"{platform.python_version()} ({sys.executable}); tested versions: {', '.join(tested_versions().python)}"
     if f"{sys.version_info.major}.{sys.version_info.minor}" in tested_versions().python:
         return passed_check("Python", detail)
@@ -127,7 +128,7 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
     present_hosts = installed_hosts(versions)
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
-        problem = f"{conflicting} install into the same folder: the package installed last overwrote the other"
+        problem = f"{conflicting} use the same folder: the package installed last overwrote the other package"
         remedy = "Make a separate environment for each package: python -m venv, then install one of the extras."
         yield failed_check("robosuite", problem, remedy)
     for name in present_hosts:
@@ -136,8 +137,10 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
         simulator = tested_versions().hosts[host]
         yield failed_check(host, f"{simulator.distribution} is not installed", install_command(host))
     elif not present_hosts and all(hosts.host_owner(name) == OWN_DISTRIBUTION for name in hosts.host_names()):
-        remedies = " or, in another environment, ".join(map(install_command, tested_versions().hosts))
-        detail = "`safevla eval` has no simulator here; judging episodes and recording from your own scripts work"
+        remedies = "; or in another environment: ".join(map(install_command, tested_versions().hosts))
+        detail = (
+            "`safevla eval` has no simulator here; you can still judge episodes, and record them in your own scripts"
+        )
         yield warned_check("simulator", detail, remedies)
 
 
@@ -151,7 +154,7 @@ def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosi
         effects = [difference.describe(versions[name]) for difference in find_differences(host, {name: versions[name]})]
         effect = "\n    ".join(["", *effects]) if effects else " records may differ"
         problem = f"{name} {versions[name]} is installed, but the tested version is {tested}:{effect}"
-        remedy = f"For comparable results: {install_command(host)}, with each simulator in a separate environment"
+        remedy = f"For comparable results, use a separate environment for each simulator: {install_command(host)}"
         yield warned_check(host, problem, remedy)
     if not absent and not untested:
         yield passed_check(host, ", ".join(f"{name} {versions[name]}" for name in simulator.versions) + ", as tested")

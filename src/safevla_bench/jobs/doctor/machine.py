@@ -57,7 +57,7 @@ def passed_check(check: str, detail: str) -> Diagnosis:
 
 
 def warned_check(check: str, detail: str, remedy: str) -> Diagnosis:
-    """Return the diagnosis of something that works with limits, or may fail."""
+    """Return the diagnosis of something that works only partly, or may fail."""
     return Diagnosis(check, "warning", detail, remedy)
 
 
@@ -74,7 +74,7 @@ _OFF_WORDS = ("disable", "disabled", "off", "false", "0")
 
 
 def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
-    """Check the variable MUJOCO_GL and, unless `quick` or rendering is disabled, that a frame can be rendered."""
+    """Check the variable MUJOCO_GL. Also render a frame, unless `quick` is true or MUJOCO_GL disables rendering."""
     backend = os.environ.get("MUJOCO_GL", "").lower()
     if backend in _OFF_WORDS:
         remedy = "For policies that want images: unset MUJOCO_GL"
@@ -95,7 +95,7 @@ def check_vulkan() -> Diagnosis:
 
 
 def check_downloads() -> Diagnosis:
-    """Diagnose the files of SimplerEnv's tasks. A missing file is only a warning, because other tasks need no files."""
+    """Check the files of SimplerEnv's tasks. A missing file is only a warning, because other tasks need no files."""
     if missing := missing_downloads():
         remedy = f"For the suite {SIMPLER}: {DOWNLOAD}"
         return warned_check("SimplerEnv's files", f"missing: {', '.join(missing)}", remedy)
@@ -103,7 +103,7 @@ def check_downloads() -> Diagnosis:
 
 
 def check_plus() -> Diagnosis:
-    """Check the files of LIBERO-plus, which only one suite needs; a warning if the user's folder lacks any file."""
+    """Check LIBERO-plus's files, which only one suite needs. Warn of missing files only if the user set the folder."""
     check = "LIBERO-plus's files"
     try:
         folder, runnable_n, task_n = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())
@@ -140,7 +140,7 @@ TIMEOUT_S = 300
 def _run_probe(
     check: str, remedy: str, *arguments: str, environment: Mapping[str, str] = NO_ARGUMENTS
 ) -> dict[str, str] | Diagnosis:
-    """Run a module in a separate process and return its JSON output, or a failed check if it crashes or hangs."""
+    """Run a module in a separate process. Return its JSON output, or a failed check if the process crashes or hangs."""
     command = [sys.executable, "-m", *arguments]
     try:
         env = {**os.environ, **environment}
@@ -163,7 +163,7 @@ _DISK_GIB = 2.0
 
 
 def check_machine(out: Path | None) -> Iterator[Diagnosis]:
-    """Diagnose the package's version, the current folder, and `out`, the folder of a future run."""
+    """Check the package's version, the current folder, and `out`, the folder of a future run."""
     yield passed_check(OWN_DISTRIBUTION, version.__version__)
     yield _check_folder("current folder", Path.cwd())
     if out is not None:
@@ -178,13 +178,13 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
 def _check_memory_limit() -> Iterator[Diagnosis]:
     check = "memory limit"
     try:
-        limit = f"{read_budget() / _GIB:g} GiB while untrusted files are read ({SETTING})"
+        limit = f"{read_budget() / _GIB:g} GiB of memory for reading untrusted files (variable {SETTING})"
     except SafevlaError as error:
         yield failed_check(check, error.problem, str(error.remedy))
         return
     if not is_enforced():
         remedy = "Read untrusted files on Linux, or in a container or virtual machine with limited memory."
-        yield warned_check(check, f"this system does not enforce the limit; on Linux the limit is {limit}", remedy)
+        yield warned_check(check, f"this system does not enforce the memory limit; on Linux it is {limit}", remedy)
     elif SETTING in os.environ:
         yield passed_check(check, limit)
 
@@ -210,7 +210,7 @@ STEPS = 30
 
 
 def check_judging(host: str) -> Diagnosis:
-    """Diagnose judging: roll out, record and judge an episode of the host in this process."""
+    """Check that judging works: roll out, record and judge an episode of the host in this process."""
     try:
         summary = run_test_episode(host)
     except SafevlaError as error:
@@ -219,7 +219,7 @@ def check_judging(host: str) -> Diagnosis:
 
 
 def check_episode(host: str) -> Diagnosis:
-    """Diagnose the host: roll out and judge an episode of its first task in a separate process."""
+    """Check that the host works: roll out and judge an episode of its first task in a separate process."""
     check, module = f"{host} episode", "safevla_bench.jobs.doctor.machine"
     output = _run_probe(check, f"For the full output: python -m {module} {host}", module, host)
     if isinstance(output, Diagnosis):
@@ -259,13 +259,13 @@ def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
     if full_record is None or fast_record is None or compare_records(full_record, fast_record)[0]:
         problem = "fast mode, which skips the simulator's repeated computations, changes an episode"
         raise HostError(problem, remedy=f"Report the versions above to us, and set {FAST}=no.")
-    return ", and fast mode gives the same bits"
+    return ", and fast mode records the same bits"
 
 
 def _describe_scores(batch: Batch, host: str) -> str:
     try:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
-    except RegistryError:  # the user may provide the tags of a plug-in's tasks by --rules
+    except RegistryError:  # a plug-in may lack task tags, which the user may provide by --rules
         return "not judged: no registry has the task's tags"
     standin_note = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{standin_note}"

@@ -2,8 +2,8 @@
 
 A model that gets a mirrored scene moves the hand to the mirrored place. No simulator is needed: for each task of the
 demo archive, `scenes.npz` holds a recorded observation and the next recorded actions (docs/tools/record_scenes.py).
-Each scene is from a successful episode of `scripted:careful`, while the hand approaches the object. The check compares
-only the hand's horizontal direction with the recorded direction, because lengths and heights differ between policies.
+In each scene, the hand approaches the object in a successful episode of `scripted:careful`. The check compares only the
+hand's horizontal direction with the recorded direction, because policies differ in the length and height of motions.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ CHECK = "pictures"
 HOST, CAMERAS = "libero", ("agentview", "robot0_eye_in_hand")
 SCENES = resources.files(__package__).joinpath("scenes.npz")
 ALIKE_DEG, CLEAR_DEG = 40.0, 20.0
-"""Limits of angles [degrees]. Replies agree with recorded actions up to `ALIKE_DEG`. Another orientation fits better
-only if its angle is smaller by `CLEAR_DEG`. Random replies cause the warning with a probability of 4 %."""
+"""Limits [degrees]. Replies agree with recorded actions if their mean angle is at most `ALIKE_DEG`. Another orientation
+clearly fits better if its angle is `CLEAR_DEG` smaller. Random replies cause this finding with a probability of 4 %."""
 _BACK = slice(None, None, -1)
 TURNS: Mapping[str, tuple[slice, ...]] = {
-    "as the dialect sends them": (),
+    "as sent by the dialect": (),
     "turned by 180 degrees": (_BACK, _BACK),
     "mirrored left to right": (slice(None), _BACK),
     "upside down": (_BACK,),
 }
 AS_SENT = next(iter(TURNS))
-_REMEDY = "Use the dialect of the model's project, or turn pictures on one side only: docs/howto/symptoms.md."
+_REMEDY = "Use the dialect of the model's project, or do not turn the pictures in the server: docs/howto/symptoms.md."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def fit_images(scene: Scene, wants: Wants, turn: tuple[slice, ...]) -> Observati
 
 
 def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[Scene]) -> dict[str, float] | None:
-    """Return orientation (from `TURNS`) -> mean angle between replies and recorded actions [degrees]; None if no reply
+    """Return orientation (in `TURNS`) -> mean angle between replies and recorded actions [degrees]; None if no reply
     depends on the orientation. A reply that does not move the hand counts as 90 degrees. Each request begins an
     episode. Raises the errors of `ChunkModel.begin` and `infer`.
     """
@@ -113,7 +113,7 @@ def _angle_deg(first: Floats, second: Floats) -> float:
 
 
 def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of the orientation of a connected model's pictures, or nothing if it wants no pictures."""
+    """Check whether a connected model gets pictures in the right orientation. Yield nothing if it wants no pictures."""
     cameras = model.wants.cameras
     if not cameras:
         return
@@ -132,7 +132,7 @@ def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnos
 
 
 def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
-    """Return the diagnosis of the angles from `measure_turns`: a warning if another orientation fits clearly better."""
+    """Return a diagnosis of the angles from `measure_turns`: a warning if another orientation clearly fits better."""
     if angles is None:
         return passed_check(CHECK, "orientation unknown: replies do not depend on how the pictures are turned")
     best = min(angles, key=lambda turn: angles[turn])
@@ -141,6 +141,6 @@ def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
     if angles[best] > ALIKE_DEG or (best != AS_SENT and angles[AS_SENT] - angles[best] < CLEAR_DEG):
         return passed_check(CHECK, f"orientation undecided; {measured}")
     if best != AS_SENT:
-        problem = f"compared with the dialect's pictures, the model seems to expect pictures {best}\n{measured}"
+        problem = f"the model seems to expect pictures {best}, compared with the dialect's pictures\n{measured}"
         return warned_check(CHECK, problem, _REMEDY)
     return passed_check(CHECK, f"the pictures are turned as the model expects; {measured}")

@@ -1,6 +1,6 @@
 """Diagnosis of a policy server by a few requests with an artificial scene: connection, dialect, actions and pictures.
 
-Wrong normalization shows in the actions: they are saturated, far out of range, or almost without motion.
+Wrong normalization is visible in the actions: they are saturated, far out of range, or almost without motion.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
 from safevla_recorder.episode import Floats
 
 Numbers = Floats
-_LETTERS = 300  # number of characters that are shown of a server's greeting
+_LETTERS = 300  # a diagnosis shows at most this number of characters of a server's greeting
 _COMPONENT_NAMES = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 _EXAMPLE_TASKS = {
@@ -40,7 +40,7 @@ _EXAMPLE_TASKS = {
     "maniskill": Task("maniskill", "PickCube-v1", 0, "PickCube-v1", "pick up the cube", _STILL),
 }
 _WIDOWX = Task("simpler-widowx", "PutCarrotOnPlateInScene-v1", 1, "carrot", "put carrot on plate", _STILL)
-_SCALING_REMEDY = "Check the statistics by which the server scales its actions, and the dialect: safevla protocols."
+_SCALING_REMEDY = "Check the dialect (safevla protocols) and the statistics by which the server scales its actions."
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def examine_server(
     server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None
 ) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each property of the server KIND:ADDRESS, and finally the command that evaluates the
-    server. A failed request is a failed check. `host` limits the dialects that are tried; None = all, LIBERO's first.
+    server. A failed request is a failed check. `host` limits the dialects to try; None = all, KIND's default first.
     """
     kind = servers.KINDS.get(server.partition(":")[0])
     if kind is None:
@@ -77,7 +77,7 @@ def examine_server(
         remedy = f"Name one of: {', '.join(_EXAMPLE_TASKS)}."
         yield failed_check("server", f"there is no example task for the host {host!r}", remedy)
         return
-    yield passed_check("wire", f"{kind.name} ({kind.wire}), asked as {server}")
+    yield passed_check("wire", f"asked as {server} ({kind.name}, {kind.wire})")
     refusals: dict[str, PolicyError] = {}
     for dialect in _candidate_dialects(kind, arguments, host):
         policy_arguments = {**arguments, **({} if dialect == kind.dialect else {"dialect": dialect})}
@@ -164,11 +164,11 @@ def _describe_answer(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) 
 
 
 def describe_repeats(replies: Sequence[Numbers]) -> str:
-    """Return a text on how many replies [H, A] to one observation differ from the first reply, and by how much."""
+    """Describe how many replies [H, A] to the same observation differ from the first reply, and by how much."""
     others = servers.find_others(replies)
     summary = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
-    extent = f"by up to {max(gaps):.2g}" if gaps else "in number"
+    extent = f"largest difference {max(gaps):.2g}" if gaps else "in number"
     return f"{summary}, {extent}\n{BY_CHANCE}" if others else summary
 
 
@@ -186,19 +186,21 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
         detail = f"component {column} of action {row} is {actions[row, column]}"
-        yield failed_check("actions", detail, "Such an action ends its episode. Fix the model's output.")
+        yield failed_check("actions", detail, "Fix the model's output: an action that is not finite ends its episode.")
         return
     yield passed_check("actions", _format_statistics(actions))
     if dialect.wants.absolute or _first_host(dialect.name) not in WIDTHS:
         return
     for oddity in find_oddities(measure_actions(actions, grips=dialect.switches.get(GRIPPER) == "raw")):
-        if oddity.about in ("range", "gripper"):  # repeated actions or a still gripper are normal in a single chunk
+        if oddity.about in ("range", "gripper"):  # in a single chunk, repeated actions and a still gripper are normal
             yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_SCALING_REMEDY}")
 
 
 def _format_statistics(actions: Numbers) -> str:
     count, width = actions.shape
-    lines = [f"{count} actions of {width} numbers, as the simulator gets them; minimum, mean, maximum of each number"]
+    lines = [
+        f"minimum, mean and maximum of each number in {count} actions of {width} numbers, as the simulator gets them"
+    ]
     component_stats = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
     for column, (lowest, mean, highest) in enumerate(component_stats):
         name = _COMPONENT_NAMES[column] if width in (7, len(_COMPONENT_NAMES)) else str(column)
@@ -220,12 +222,13 @@ def _format_eval_command(server: str, answer: ServerAnswer, host: str) -> str:
 def _describe_refusals(
     kind: servers.ClientKind, refusals: Mapping[str, PolicyError], host: str | None
 ) -> Iterator[Diagnosis]:
-    # Report only the most useful errors: unreadable replies, or else all errors except refusals, or else refusals.
+    # If any reply is unreadable, report only unreadable replies.
+    # Otherwise, report all errors except refusals. If all errors are refusals, report the refusals.
     errors = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
     refusals = {name: error for name, error in errors.items() if isinstance(error, ReplyError)} or errors or refusals
     if not refusals:
-        remedy = "Leave --host out, or name a dialect: safevla protocols lists all dialects."
-        yield failed_check("dialect", f"no dialect of {kind.name} is for the host {host!r}", remedy)
+        remedy = "Omit --host, or name a dialect: safevla protocols lists all dialects."
+        yield failed_check("dialect", f"the host {host!r} has no dialect for servers of the kind {kind.name}", remedy)
     for problem in dict.fromkeys(error.problem for error in refusals.values()):
         names = [name for name, error in refusals.items() if error.problem == problem]
         advice = refusals[names[0]].remedy or "Try another --policy-arg."

@@ -63,8 +63,12 @@ class _ScoresOrigin:
                 schema.remove_metadata(),
             )
         if origin.judged_by.as_written:
-            remedy = "Instead, name all the folders whose scores were combined."
-            raise RunError("the folder's scores are combined already", remedy=remedy, place=Place(file=str(folder)))
+            remedy = "Name the folders whose scores were combined."
+            raise RunError(
+                "this folder's scores were combined already from other folders",
+                remedy=remedy,
+                place=Place(file=str(folder)),
+            )
         return origin
 
     @property
@@ -72,7 +76,7 @@ class _ScoresOrigin:
         return [code for source in self.sources for code in run_folder.recorded_code(source)]
 
     def require_same_rules(self, other: _ScoresOrigin) -> None:
-        """Raise `RunError` unless both folders were judged by the same rules and version."""
+        """Raise `RunError` if the two folders were judged by different rules or versions."""
         rules_and_versions = [
             (origin.judged_by.rules, origin.judged_by.intervals, origin.judged_by.version) for origin in (self, other)
         ]
@@ -86,12 +90,12 @@ class _ScoresOrigin:
         """Raise `RunError` if the episodes of the two folders were recorded by different code."""
         if any(is_other_code(code, other_code) for code in self.codes for other_code in other.codes):
             code_lines = f"  {' and '.join(self.codes)}\n  {' and '.join(other.codes)}"
-            problem = f"the episodes here were recorded by other code than the episodes in {self.folder}:\n{code_lines}"
+            problem = f"this folder's episodes were recorded by other code than those in {self.folder}:\n{code_lines}"
             place = Place(file=str(other.folder))
             raise RunError(problem, remedy="Roll out all episodes with the same version of the code.", place=place)
 
     def identify_policies(self) -> Iterator[tuple[Path, list[PolicyIdentity]]]:
-        """Yield (folder, policies) for each judged run, with the names under which the policies were judged."""
+        """Yield (folder, policies) for each judged run. Each policy has the name under which it was judged."""
         is_run = (self.folder / run_folder.RUN).exists()
         for source in [run_folder.read_description(self.folder)] if is_run else self.sources:
             stored_names: Any = source.get("policy_names")
@@ -127,7 +131,7 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
         )
     for other in origins[1:]:
         origins[0].require_same_rules(other)
-    # Compare one folder for each distinct list of codes.
+    # Folders that list the same code versions need only one comparison.
     for first, other in combinations({tuple(origin.codes): origin for origin in origins}.values(), 2):
         first.require_same_code(other)
     _require_distinct_policies(origins)
@@ -247,8 +251,8 @@ def _build_table(
     table = headline_table(cells, total, privileged=privileged)
     remarks = [
         *([judged.INTERRUPTED] if any(source.get("complete") is False for source in sources) else []),
-        *([f"{len(provenance.skipped)} invalid episodes left out."] if provenance.skipped else []),
-        *([f"{provenance.lost} in damaged files."] if provenance.lost else []),
+        *([f"{len(provenance.skipped)} invalid episodes were omitted."] if provenance.skipped else []),
+        *([f"{provenance.lost} because of damaged files."] if provenance.lost else []),
         *provenance_marks.warn_of_records(scores),
         *notices.baseline_warnings(measure_baseline(scores)),
         provenance.to_sentence(),
@@ -262,7 +266,7 @@ def _join_tables(origins: Sequence[_ScoresOrigin], metadata: dict[str, object]) 
     buffer = io.BytesIO()
     with pq.ParquetWriter(buffer, schema, compression="zstd", write_page_checksum=True) as writer:
         for batch in chain.from_iterable(map(_read_rows, origins)):
-            columns = [  # a column that the folder lacks becomes null
+            columns = [  # if the folder lacks a column, its values are null
                 batch[field.name] if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
                 for field in schema
             ]

@@ -47,17 +47,17 @@ def judge(
     elsewhere: ParallelJudge | None = None,
     survey: Survey | None = None,
 ) -> Judged:
-    """Judge every episode of run folders and archives. `skip_invalid` omits and counts invalid and lost episodes.
-    `mixes_starts` permits starts chosen by a search together with a benchmark's starts; the caller must not combine the
-    two kinds in a rate. `elsewhere`, if given, judges the row groups of Parquet archives in other processes, with the
-    same results. `survey`, if given, collects the parts of the records that the report needs.
+    """Judge every episode of run folders and archives. If `skip_invalid`, invalid and lost episodes are omitted and
+    counted. If `mixes_starts`, a search may have chosen the starts of some suites; the caller must not combine these
+    suites and benchmark suites in one rate. `elsewhere`, if given, judges the row groups of Parquet archives in other
+    processes, with the same results. `survey`, if given, collects the parts of the records that the report needs.
 
     Raises:
         CollectedError: lists every invalid or lost episode of the sources.
         SignalError: a record lacks a field that an active specification reads.
         RegistryError: a task has no entry (`UnknownTaskError`), or its entry contradicts itself.
         RunError: a path is not a source, or an episode is in two sources.
-        RecordError: a log's mapping cannot be read.
+        RecordError: the mapping file for a foreign log cannot be read.
     """
     sources = [NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
     try:
@@ -103,7 +103,7 @@ def require_unmixed(suites: Collection[str]) -> None:
 
 def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) -> Iterator[str]:
     for source, indices in records.by_source():
-        if describe_maker(source.path, ruleset):  # only remarks need a summary of the scores
+        if describe_maker(source.path, ruleset):  # only a remark needs the summary of the scores
             safety = metrics.aggregate(scores.select_episodes(np.arange(indices.start, indices.stop))).safety
             yield from describe_maker(source.path, ruleset, safety)
 
@@ -111,13 +111,13 @@ def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) ->
 def _mention_run_tags(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
     if not any(_read_run_tags(path) for path in paths):
         return error
-    tags = "run.json has the tags of the run's host: install this host, or use these tags with --rules as-judged"
+    tags = "run.json has the host's task tags: install the host, or use the stored tags with --rules as-judged"
     remedy = f"{tags}; or {error.remedy}"
     return UnknownTaskError(error.problem, remedy=remedy, place=error.place)
 
 
 RULES = "judged_with.json"
-"""File in a run folder that stores the rules of the judgement for --rules as-judged. Default rules need no file."""
+"""File in a run folder with the rules that judged the run, for --rules as-judged. Default rules need no file."""
 
 
 def format_rescore_command(run: Path) -> str:
@@ -126,7 +126,7 @@ def format_rescore_command(run: Path) -> str:
     return f"safevla score {shlex.quote(str(run))}{'' if is_by_default else ' --rules as-judged'}"
 
 
-HOST_REGISTRY = "host_registry"  # field of run.json with the name and text of each tag file of the run's host
+HOST_REGISTRY = "host_registry"  # field of run.json: name and text of each file of task tags from the run's host
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
@@ -142,7 +142,7 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     for path, recipe in recipes.items():
         if recipe != recipes[first_path]:
             problem = f"{first_path} was judged by {recipes[first_path].describe()}, but {path} by {recipe.describe()}"
-            raise RunError(problem, remedy="Leave out --rules as-judged to judge all by the same rules.")
+            raise RunError(problem, remedy="Leave out --rules as-judged, so that the same rules judge all runs.")
     return recipes[first_path]
 
 
@@ -168,7 +168,7 @@ def _find_run_recipe(path: Path) -> RulesetRecipe | None:
 
 
 def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
-    """Return the rules, extended by the tags that the hosts of the run folders provide for their own tasks.
+    """Return the rules, extended by the task tags that the hosts of the run folders provide.
 
     The tags come from the hosts installed here or, if `as_judged`, from each run.json. Raises `RunError` if the tags in
     a run.json are damaged, `RegistryError` if tags contradict others or are for tasks of the built-in registry, and
@@ -179,12 +179,12 @@ def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: b
 
 
 def read_host_registry(host: str) -> tuple[RuleFile, ...]:
-    """Return an installed host's files of tags; raise `PluginError` if one is missing."""
+    """Return the files of task tags of an installed host; raise `PluginError` if a file is missing."""
     return tuple(map(RuleFile.read, hosts.registry_files(host)))
 
 
 def read_installed_registries() -> tuple[RuleFile, ...]:
-    """Return the files of tags of all installed hosts; raises the errors of `read_host_registry`."""
+    """Return the files of task tags of all installed hosts; raises the errors of `read_host_registry`."""
     return tuple(file for host in hosts.host_names() for file in read_host_registry(host))
 
 
@@ -205,7 +205,7 @@ def _read_run_tags(path: Path) -> tuple[RuleFile, ...]:
 
 
 def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
-    """Return the default rules, extended by the tags of the runs' hosts that are installed here.
+    """Return the default rules, extended by the task tags of all installed hosts of the runs.
 
     If `as_judged`, return the rules and tags that judged the runs. Raises the errors of `find_recipe` and
     `add_host_registries`, and `SpecError` or `RegistryError` if the rules cannot be loaded.
@@ -221,7 +221,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
     except FileNotFoundError:
         return RulesetRecipe()
     except (ValueError, RecursionError, OSError) as error:
-        remedy = "Leave out --rules as-judged and name the rules, such as --library FILE."
+        remedy = "Omit --rules as-judged, and name the rules, for example by --library FILE."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
@@ -241,7 +241,7 @@ def _score_sources(
         if elsewhere is not None and elsewhere.can_judge(scan.sources):
             return elsewhere.score_scan(scan, ruleset, survey)
         chunk = scoring.join_judged((judge_batch(batch, ruleset) for batch in scan), ruleset)
-    except SafevlaError as error:  # report all invalid episodes first, then this error
+    except SafevlaError as error:  # if there are invalid episodes, report them instead
         index = scan.index()
         index.require_valid(skip_invalid=skip_invalid)
         if isinstance(error, UnknownTaskError):
@@ -277,7 +277,7 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 
 def describe_losses(judged: Judged) -> list[str]:
-    """Return a phrase for each cause of missing scores, such as invalid episodes, except crashes; [] without one."""
+    """Return a phrase for each cause of missing scores, such as invalid episodes. Crashes are not included."""
     runs_were = (
         "1 run was interrupted"
         if judged.interrupted_run_count == 1
@@ -295,7 +295,7 @@ def load_policy_results(
     skip_invalid: bool = False,
     join: bool = True,
 ) -> list[PolicyResults]:
-    """Return the results of the sources' policies (those in `policies`, else all), each source judged separately.
+    """Judge each source separately. Return the results of all policies or, if `policies` is given, of these policies.
 
     Sources of one policy that have no suite in common, such as runs on two hosts, are joined unless `join` is false.
     Different policies with the same name get distinct names. Raises the errors of `judge`, and `RunError` for a policy
@@ -304,7 +304,7 @@ def load_policy_results(
     results: list[PolicyResults] = []
     recorded_names: dict[str, str] = {}  # new name -> name in the records
     for path, source in zip(paths, open_sources(paths), strict=True):
-        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # policies keep their recorded names here
+        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # here, policies keep their recorded names
         codes = tuple(recorded_code(source.description)) if source.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
             name = source.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
@@ -324,8 +324,8 @@ def load_policy_results(
 
 
 def measure_costs(judged: Judged) -> EpisodeCosts:
-    """Return the cumulative costs of the episodes, for which the records are read again. Raises `RunError` if a record
-    has no horizon, because the horizon bounds the cost of an episode.
+    """Read the records again, and return each episode's cumulative cost. Raises `RunError` if a record has no horizon,
+    because the horizon bounds the cost of an episode.
     """
     from safevla_bench.judging.gates import EpisodeCosts
     from safevla_bench.training.labels import label_records
@@ -349,7 +349,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
 
 
 def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:
-    """Return the results of each policy, with the recorded facts about the starts of its episodes."""
+    """Return the results of each policy, including recorded facts about the starts of its episodes."""
     records = judged.records
     results = policy_results.split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),

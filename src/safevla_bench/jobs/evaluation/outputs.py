@@ -67,7 +67,7 @@ def _is_set(row: EpisodeScore, name: str) -> bool:
     return getattr(row, name) is not msgspec.UNSET and getattr(row, name) is not False
 
 
-# Last columns of scores.parquet; most judgements do not have them.
+# The last columns of scores.parquet. Columns without values are omitted, as in most judgements.
 _OPTIONAL_COLUMNS = ("unknown_records", "diverged_replay", "progress", "progress_max", "phases", "subgoal_changes")
 
 
@@ -99,7 +99,7 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
 def scores_document(
     judged: Judged, sources: object = None, episodes: Sequence[EpisodeScore] | None = None
 ) -> dict[str, object]:
-    """Return the content of scores.json, with `sources` and `episodes`, if given, instead of the judgement's own."""
+    """Return the content of scores.json. If given, `sources` and `episodes` replace those of the judgement."""
     cells, total = judged.summarize_scores()
     return {
         "scores_version": folder.SCORES_VERSION,
@@ -152,7 +152,8 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
         tables.append(pa.Table.from_pylist([*map(_table_row, rows)], schema))
     table = pa.concat_tables(tables).drop_columns([*empty_columns]).combine_chunks()
     head, tail = folder.encode_json(document).split(_NO_EPISODES, 1)
-    # Insert the rows into the document's empty list of episodes. Below, `pop` frees the unformatted text.
+    # Insert the rows into the document's empty list of episodes.
+    # `json_parts.pop` below frees the unformatted text.
     json_parts = [b"".join([head, _NO_EPISODES[:-1], *json_parts, _NO_EPISODES[-1:], tail])]
     return {
         folder.SCORES_TABLE: folder.encode_parquet(table),
@@ -271,7 +272,7 @@ def comparison_tables(
 
 
 def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()) -> published.PublishedComparison:
-    """Return the rates of one policy next to those that the paper prints for `name`, such as `paper:pi0.5`. `policies`
+    """Compare the rates of a policy with the rates that the paper prints for `name`, such as `paper:pi0.5`. `policies`
     selects the policy if the sources have several. Raises the errors of `compare_published`, and `RunError` for several
     policies or phases.
     """
@@ -297,14 +298,14 @@ def build_board(
     audits: Sequence[Mapping[str | None, provenance_marks.AuditMark]] | None = None,
 ) -> dict[str, str]:
     """Return path -> content of a board's files, which show published results and the policies of the sources, if any.
-    `audits` has one mapping policy -> audit per path. Raises the errors of `judge`, and `RunError` for an ablation.
+    `audits` has a mapping policy -> audit for each path. Raises the errors of `judge`, and `RunError` for an ablation.
     """
     from safevla_bench.publishing.board import OwnResults, render_site, report_path
     from safevla_bench.publishing.conditions import find_disqualified, read_conditions
 
     if ruleset.is_ablation:
-        remedy = "Judge with applicability on; `safevla tables --which applicability` shows the ablation."
-        raise RunError("applicability was off: an ablation is not a result to publish", remedy=remedy)
+        remedy = "Judge without --set applicability=off; `safevla tables --which applicability` shows the ablation."
+        raise RunError("an ablation (applicability=off) is not a result to publish", remedy=remedy)
     ruleset.require_whole(
         "boards rank only results that are judged as in the paper", "Make the board without --set applicability=phased."
     )

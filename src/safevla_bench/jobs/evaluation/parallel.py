@@ -1,7 +1,7 @@
 """Judging the row groups of Parquet archives in several processes on this machine or a Ray cluster.
 
-A process reads and judges a row group, and sends back the scores and headers. The parent process joins them in the
-order of the files, so that the results have the same bytes for any number of processes.
+A process reads and judges a row group, and sends back the scores and headers. The parent process joins the scores in
+the order of the files, so that the results have the same bytes for any number of processes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FilePart:
-    """A range of rows of an archive file (None = all rows), and new names for the policies in it."""
+    """A part of an archive file: a range of its rows (None = all rows), and new names for its policies."""
 
     path: Path
     rows: range | None
@@ -58,8 +58,8 @@ ParallelMap = Callable[[Callable[[FilePart], Items], Iterable[FilePart]], Iterat
 
 
 def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) -> Items:
-    """Judge a part of an archive. Returns an error for each damaged record, and a tuple for each batch. The tuple holds
-    a copy without the judged channels, the scores or judging's error, and, if `has_bodies`, the bodies in violations.
+    """Judge a part of an archive. Returns an error for each damaged record, and a tuple for each batch. A tuple
+    has the batch without judged channels; the scores or an error; and, if `has_bodies`, the bodies in violations.
     """
     items: list[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]] = []
     for batch in rename_batches(archive.read_episodes([part.path], part.rows), part.names):
@@ -93,7 +93,7 @@ class ParallelJudge:
     def score_scan(
         self, scan: Scan, ruleset: Ruleset, survey: Survey | None = None
     ) -> tuple[EpisodeIndex, JudgedChunk]:
-        """Return the index of the sources, and the scores of episodes in it. Raises the errors of `score_chunks`."""
+        """Return the index of the sources' episodes, and their scores. Raises the errors of `score_chunks`."""
         judgements: list[Judgement] = []
         sources = scan.sources
         # Reading a source also judges it, and fills `judgements`.
@@ -123,7 +123,7 @@ class ParallelJudge:
             return
         judge_one = partial(judge_part, ruleset, has_bodies=survey is not None)
         for part, items in zip(parts, self.run(judge_one, parts), strict=True):
-            for item in items:  # an error, or a tuple as `judge_part` returns it
+            for item in items:  # each item is an error or a tuple, as `judge_part` returns them
                 if isinstance(item, RecordError):
                     yield item
                 else:
@@ -141,7 +141,7 @@ def _list_parts(source: RecordSource) -> Iterator[FilePart]:
     for file in source.files:
         bounds = pairwise(accumulate(parquet.count_rows(file), initial=0))
         row_ranges: list[range | None] = [range(first, end) for first, end in bounds if end > first]
-        # A file without rows gives one part, whose range of rows is None.
+        # A file without rows gives one part with `rows=None`.
         yield from (FilePart(file, rows, source.policy_names) for rows in row_ranges or [None])
 
 
@@ -158,7 +158,7 @@ def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset
     keys = list(zip(joined.scores.policy, joined.scores.episode_id, strict=True))
     if keys == [header.key for header in records.headers]:
         return joined
-    # If an episode is repeated, its first scores count.
+    # If an episode is repeated, only its first scores count.
     first_position = {key: position for position, key in reversed([*enumerate(keys)])}
     positions = np.array([first_position[header.key] for header in records.headers], dtype=np.int64)
     return JudgedChunk(joined.scores.select_episodes(positions), (), joined.net_changes[positions])
@@ -187,7 +187,7 @@ def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[Para
 
 
 def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function: Any, items: Iterable[Any]) -> Any:
-    """Yield the results in the order of `items`. At any time, at most two items per process are submitted ahead."""
+    """Yield the results in the order of `items`. At any time, at most two items per process are pending."""
     pending: deque[Callable[[], Any]] = deque()
     for item in items:
         pending.append(submit(function, item))
@@ -206,7 +206,8 @@ def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Call
             problem = "a judging process died, often because memory ran out"
             raise RunError(problem, remedy="Use fewer --workers, which need less memory.") from None
 
-    # Ctrl-C sends SIGINT to all processes of the group. New worker processes inherit the block, so they ignore Ctrl-C.
+    # Block SIGINT while a worker process may start.
+    # The worker inherits the blocked signal, so that Ctrl-C interrupts only the parent process.
     unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         future = pool.submit(function, item)
@@ -216,7 +217,7 @@ def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Call
 
 
 def _end_with_parent() -> None:
-    """Make this process end when its parent, the process of the command, is killed."""
+    """Make this worker process end when its parent, the process of the command, is killed."""
     threading.Thread(target=_await_parent, daemon=True).start()
 
 
@@ -234,7 +235,7 @@ def _submit_to_ray(ray: Any, remote_call: Any, function: Any, item: Any) -> Call
             result = ray.get(result_reference)
         except ray.exceptions.RayError as error:
             problem = f"a task on the Ray cluster failed: {str(error).strip().splitlines()[-1]}"
-            raise RunError(problem, remedy="Install the same version of safevla-bench on every node as here.") from None
+            raise RunError(problem, remedy="Install this machine's version of safevla-bench on every node.") from None
         if isinstance(result, SafevlaError):
             raise result
         return result
@@ -247,7 +248,7 @@ def _call_on_node(code: str, folder: Path, function: Any, item: Any) -> Any:
     try:
         if (own_code := describe_code()) != code:
             problem = f"the node {platform.node()} has other code than this machine:\n  {own_code}\n  {code}"
-            raise RunError(problem, remedy="Install the same code on every node, because verdicts depend on it.")
+            raise RunError(problem, remedy="Install the same code on every node, because verdicts depend on the code.")
         if not item.path.is_absolute():
             os.chdir(folder)
         return function(item)

@@ -52,14 +52,14 @@ class PreparedRun:
     cast: WorkerSpec
     description: Mapping[str, object]
     resources: ExitStack  # closes the policies, except those that the caller made
-    tally: stopping_rule.RoundTally | None = None  # decides when the run ends early; None = never
+    tally: stopping_rule.RoundTally | None = None  # decides whether the run ends early; None = it does not
 
 
 def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
     """Find the host, its tasks and the policies, and plan the episodes, without writing anything.
 
     In a dry run, `noop` replaces each policy that runs code, so the policy's cameras are unknown. `is_here` means that
-    the workers are on this machine, so a server that this machine cannot reach is an error.
+    the workers run on this machine. A server that this machine cannot reach is then an error.
 
     Raises a `SafevlaError` if the user must change something: `HostError`, `PolicyError`, `PluginError`, `RunError` or,
     if rules watch the run, `RegistryError` or `SpecError`. Policies that were made before an error are closed.
@@ -119,8 +119,8 @@ def require_counts(**counts: int | None) -> None:
 
 
 def _add_server_arguments(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
-    """Return the policy with the arguments that its server requests, in addition to the user's arguments. If the server
-    cannot be reached, no arguments are added, because it may start later or be near a worker on another machine. Raises
+    """Return the policy with the arguments that its server requests, in addition to the user's arguments. An
+    unreachable server adds no arguments: it may start later, or only workers on other machines may reach it. Raises
     `ServerUnreachableError` if the workers are on this machine and the run has no other policy.
     """
     user_arguments, server_arguments = request.client_options(policy), policy.asked or {}
@@ -203,7 +203,7 @@ def _require_support_of_arms(planned: PlannedEpisode, policy: Policy, coupler: c
         subject = f"the filter of {planned.policy}" if has_privileged_filter else planned.policy
         task_arms = f"{planned.task.benchmark} {planned.task.task_id} has {', '.join(planned.task.arms)}"
         remedy = "Use noop, random, a replay, or a policy object that reads observation.arms."
-        raise PolicyError(f"{subject} is for one arm, but {task_arms}", remedy=remedy)
+        raise PolicyError(f"{subject} supports only one arm, but {task_arms}", remedy=remedy)
 
 
 def _make_stopping_rule(request: Request) -> stopping_rule.StoppingRule | None:
@@ -212,9 +212,9 @@ def _make_stopping_rule(request: Request) -> stopping_rule.StoppingRule | None:
     rule = stopping_rule.parse_condition(request.until, [policy.name for policy in request.roster])
     if request.shard:
         problem = "--until and --shard are both given, but a shard cannot decide for the whole plan"
-        raise RunError(problem, remedy="Leave out --until or --shard.")
+        raise RunError(problem, remedy="Omit --until or --shard.")
     if request.stop_on_violation and rule.metric != rates.SAFETY.key:
-        remedy = "Leave --stop-on-violation out, or use a condition on Safety."
+        remedy = "Omit --stop-on-violation, or use a condition on Safety."
         raise RunError(f"--stop-on-violation leaves the metric of --until unknown: {rule.metric}", remedy=remedy)
     return rule
 
@@ -225,7 +225,7 @@ def _list_recorded_episodes(
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made_policies.items():
         if not isinstance(policy, ReplayPolicy):
-            problem = f"the recorded episodes of {name} are requested, but this policy replays no recording"
+            problem = f"`--episodes recorded` is given, but this policy replays no recording: {name}"
             raise RunError(problem, remedy="Pass --episodes N.")
         numbers_by_task = {(name, task): policy.recorded_episodes(task) for task in tasks}
         recorded |= {key: numbers for key, numbers in numbers_by_task.items() if numbers}
@@ -235,7 +235,7 @@ def _list_recorded_episodes(
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return sentences on installed versions that differ from the protocol's versions; [] for an invalid request."""
+    """Return sentences on installed versions that differ from the protocol's versions; [] if the request is invalid."""
     try:
         plugins.require_trust(request.named_by, request.list_calls())
         protocol, host = load_protocol(request.protocol), request.make_host()

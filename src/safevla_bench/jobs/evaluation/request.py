@@ -38,10 +38,10 @@ class RequestedPolicy:
     """A policy of a run: its name, and how to make it."""
 
     name: str
-    spec: str = ""  # the maker: `python:module:factory`, `replay:PATH` or a paper's entry; "" = `name`
-    arguments: Mapping[str, str] = field(default_factory=dict)  # these have priority over `Request.arguments`
+    spec: str = ""  # how to make the policy: `python:module:factory`, `replay:PATH` or `paper:ENTRY`; "" = `name`
+    arguments: Mapping[str, str] = field(default_factory=dict)  # arguments with priority over `Request.arguments`
     coupling: Coupling = UNCOUPLED
-    """The filter, as in `--filter`, and the delay of answers: `3` control steps, `120ms` or `measured`."""
+    """The filter of actions (as in `--filter`), and the delay of answers: `3` control steps, `120ms` or `measured`."""
     made: Policy | None = None  # an existing policy object; it is not closed and cannot be sent to other processes
     asked: Mapping[str, str] | None = None  # arguments that the server requested; None = not asked yet
 
@@ -69,17 +69,17 @@ class Request:
     tasks: tuple[int, ...] | None = None
     """Indices of the tasks in each suite; None = all."""
     episodes: Episodes = 1
-    """Number of episodes per task; `protocol` = the protocol's number, else the benchmark's.
+    """Number of episodes per task; `protocol` = the number in the protocol, or else in the benchmark.
 
-    `recorded` = all episodes in a replay's recording; tasks without recorded episodes are omitted. None, in runs of
-    earlier versions, is the benchmark's number, else 1.
+    `recorded` = all episodes in a replay's recording; tasks without recorded episodes are omitted. Runs of earlier
+    versions may have None, which means the number in the benchmark, or else 1.
     """
     policies: Sequence[str | RequestedPolicy] = ()
     """The policies. A string is enough for a policy that is made from its name alone."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Arguments for every policy."""
     servers: tuple[str, ...] = ()
-    """Servers for the paper's entries, each URL or SUITE=URL. They may change, so they are `volatile` in run.json."""
+    """Servers for the paper's entries, each as URL or SUITE=URL; run.json stores them under `volatile`."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = hosts.protocols.PRESET
     seed: int = 0
@@ -97,7 +97,7 @@ class Request:
     registration: Registration | None = None
     """The registration, which is stored in run.json. Tables say whether the run agrees with its registration."""
     found: Path | None = None
-    """The file with the suite of found starts to run. `suites` then names the benchmark suite of these starts."""
+    """The file with starts that a search found, if the run uses them. `suites` then names their benchmark suite."""
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts such as the command and the time, which run.json stores under `volatile`."""
     named_by: Path | None = None
@@ -133,7 +133,7 @@ class Request:
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return the request that run.json stores, with servers but no other volatile facts. Raises `RunError`."""
+        """Return the request that run.json stores. The servers are its only volatile facts. Raises `RunError`."""
         description, place = read_description(run), Place(file=str(run / RUN))
         is_script = is_own_loop(description)
         if is_script or description.get("episodes") == SEARCHED:
@@ -231,9 +231,7 @@ def _list_suite_tasks(host: Host, suite: str, request: Request) -> Sequence[Task
     by_index = {task.index: task for task in hosts.list_tasks(host, suite, request.named_by)}
     unknown = sorted(set(indices or ()) - set(by_index))
     if unknown:
-        remedy = (
-            f"Tasks are numbered {min(by_index)} to {max(by_index)}; `safevla tasks --suite {suite}` lists all tasks."
-        )
+        remedy = f"List the tasks {min(by_index)} to {max(by_index)}: safevla tasks --suite {suite}"
         raise HostError(f"{suite} has no task {unknown[0]}", remedy=remedy)
     return list(by_index.values()) if indices is None else [by_index[index] for index in indices]
 
@@ -247,9 +245,9 @@ class ExecutionOptions:
     resume: bool = False  # continue the run if the folder already holds one
     retry_crashed: bool = False  # run crashed episodes again when continuing
     stop_after_s: float | None = None
-    """Time [s] after which no episode starts. Started episodes continue. Raises `TimeUpError` if episodes are left."""
+    """Time [s] after which no episode starts. Running episodes continue. Raises `TimeUpError` if episodes are left."""
     other_code: bool = False
-    """Whether to accept a run or actors with different code. run.json and the episodes' rows name the code in use."""
+    """Whether to accept a run, or Ray actors, with different code. run.json and the episodes' rows name the code."""
 
 
 DEFAULT_EXECUTION = ExecutionOptions()  # one process, no resuming
@@ -260,7 +258,7 @@ ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # 
 
 def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
     """Return the fields `host`, `host_arguments` and `suites` of a `Request` that replays recordings; {} if no suite is
-    known. The host is the one in the recordings' run.json, else an installed host with all the suites. Makes and closes
+    known. The host is from the recordings' run.json, or else an installed host with all suites. Makes and closes
     each policy. Raises the errors of `make_policy`, and `RunError` if the recordings' hosts or arguments differ.
     """
     suites: dict[str, None] = {}  # an ordered set
@@ -303,7 +301,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return a sentence for each fact that the entries leave unknown. Raises `PolicyError` for an unknown entry."""
+    """Return a sentence for each unknown fact about the paper's entries. Raises `PolicyError` for an unknown entry."""
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name} leaves this unknown: {question}" for entry in asked_entries for question in entry.unknown]
 

@@ -89,7 +89,7 @@ class JudgedEpisode:
         return explain_episode(judged.scores, self.record, judged.ruleset, self.index, place=0)
 
     def show(self, *, plot_all: bool = False) -> None:
-        """Print the explanation, as `safevla show` does. `plot_all` also plots every other specification."""
+        """Print the explanation, as `safevla show` does. If `plot_all`, also plot the other specifications."""
         print(terminal.format_explanation(self.explanation, plot_all=plot_all), end="")
 
     def __repr__(self) -> str:
@@ -130,8 +130,8 @@ class Evaluation(Sequence[JudgedEpisode]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
     def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
-        """Return the episode with this index (-1 is the last), id, or unique ending of an id; for a slice, return a
-        tuple. Raises `IndexError` for an unknown index, and `RunError` unless an id fits exactly one recorded episode.
+        """Return the episode that `key` selects: an index (-1 is the last), an id, or the end of an id. A slice gives a
+        tuple. Raises `IndexError` for an unknown index, and `RunError` if a text does not fit exactly one episode.
         """
         if isinstance(key, slice):
             return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
@@ -282,7 +282,7 @@ def evaluate_request(
     observer: Observer | None = None,
     running: ExecutionOptions = DEFAULT_EXECUTION,
 ) -> Judged:
-    """Check the tasks' tags, roll out, judge, and write all into `out`. Raises the errors of `roll_out` and `judge`."""
+    """Check the tasks' tags, roll out, judge and write the results. Raises the errors of `roll_out` and `judge`."""
     out = out.absolute()  # a policy may change the working directory
     if not has_nothing_to_run(request, out, running):
         require_trust(request.named_by, request.list_calls())
@@ -311,7 +311,7 @@ def _request_policies(named: Mapping[str, object], coupling: Coupling, workers: 
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:
     if isinstance(policy, Mapping):
         if name is not None:
-            raise PolicyError("name= is for one policy only", remedy="Leave name= out: the mapping has the names.")
+            raise PolicyError("name= is for one policy only", remedy="Omit name=, because the mapping has the names.")
         return {str(key): value for key, value in policy.items()}
     if isinstance(policy, str):
         own_name, spec = split_name(policy)
@@ -327,7 +327,7 @@ def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> s
         return host
     if suite in registry.benchmarks:
         return registry.benchmarks[suite].host
-    # A BDDL file, or a folder of such files.
+    # The suite is a BDDL file or a folder of BDDL files.
     if suite.endswith(".bddl") or Path(suite).is_dir():
         return "libero"
     raise RunError(f"the registry has no suite {suite!r}", remedy="Pass host= too; `safevla tasks` lists known suites.")

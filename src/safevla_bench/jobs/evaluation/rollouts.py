@@ -1,4 +1,4 @@
-"""Executes rollouts, recorded in a run folder, and registers rollouts in advance."""
+"""Executes rollouts and records them in a run folder; registers rollouts in advance."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def roll_out(
 
     Raises the errors of `prepare_run`; `RunError` if the folder exists or holds a run with another request; `FileError`
     if writing fails; `PolicyError` if a policy's server refuses, or fails in the same way in consecutive episodes;
-    `HostError` if the simulator is unusable or repeats the same crash; the errors of an engine with several workers;
+    `HostError` if the simulator is unusable or repeats the same crash; the errors of `run_pool` or `run_actors`;
     and `KeyboardInterrupt`. After an error, no new folder remains if nothing was recorded.
     """
     require_counts(workers=running.workers)
@@ -66,7 +66,7 @@ def roll_out(
         policies = [replace(policy, asked=server_arguments.get(policy.name, {})) for policy in request.roster]
         request = replace(request, policies=policies)
     prepared = prepare_run(request, is_here=running.cluster is None)
-    if running.cluster or running.workers > 1:  # workers make their own policies, so close those of this process
+    if running.cluster or running.workers > 1:  # workers make their own policies, so close this process's policies
         prepared.resources.close()
         prepared = replace(prepared, policies={})
     open_folder = partial(RunFolderWriter, resume=running.resume, other_code=running.other_code)
@@ -132,7 +132,8 @@ def _run_pending(
         raise
     if not_run:
         lines = [
-            f"the rest of {'/'.join(task_key)} was not run: {episode.reason}" for task_key, episode in not_run.items()
+            f"remaining episodes of {'/'.join(task_key)} were not run: {episode.reason}"
+            for task_key, episode in not_run.items()
         ]
         raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
     if ended_count < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
@@ -150,18 +151,18 @@ def _run_pending(
 def _warn_of_other_code(
     finished_episodes: Iterable[EpisodeOutcome], own_codes: Sequence[str]
 ) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn once about each version of the code that ran an episode but not this command."""
+    """Yield the episodes; warn once about each version of the code that differs from this command's code."""
     warned: set[str] = set()
     for episode in finished_episodes:
         yield episode
         if episode.code and episode.code not in warned and any(is_other_code(episode.code, code) for code in own_codes):
             warned.add(episode.code)
-            text = "%s ran with other code than this command's code:\n  %s\n  %s"
+            text = "%s ran with other code than this command:\n  %s\n  %s"
             _log.warning(text, episode.planned.episode_id, episode.code, " and ".join(own_codes))
 
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
-    """Return policy -> how often its server repeats an answer. Omits servers that cannot be reached after the run."""
+    """Return policy -> how many repeated requests got other answers. Servers that cannot be reached are omitted."""
     first_tasks = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
     for name, worker_policy in prepared.cast.policies.items():
@@ -177,9 +178,9 @@ _TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback ")
 def _stop_at_equal_failures(
     finished_episodes: Iterable[EpisodeOutcome], planned_count: int, remedy: str
 ) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes. After `SAME_CRASHES` equal failures in a row, raise an error if continuing is useless and
-    fewer than `planned_count` episodes have ended. If one policy's server failed, raise `PolicyError`. If no episode
-    has taken a step, or `SAME_CRASHES` tasks failed, raise `HostError`, or `PolicyError` if the policy failed.
+    """Yield the episodes. After `SAME_CRASHES` equal failures in a row, raise an error in two cases, unless all
+    `planned_count` episodes have ended. If one policy's server failed, raise `PolicyError`. If no episode has taken a
+    step, or `SAME_CRASHES` different tasks failed, raise `PolicyError` if the policy failed, else `HostError`.
     """
     series = CrashSeries()
     for ended_count, episode in enumerate(finished_episodes, start=1):
@@ -226,13 +227,13 @@ def _warn_of_equal_actions(finished_episodes: Iterable[EpisodeOutcome]) -> Itera
             _log.warning(text, policy, planned.episode_id)
 
 
-_FIRST_EPISODES = 10  # number of first episodes in which a working policy is expected to succeed at least once
+_FIRST_EPISODES = 10  # a working policy is expected to succeed at least once in this number of first episodes
 
 
 def _warn_of_failed_beginning(
     finished_episodes: Iterable[EpisodeOutcome], prepared: PreparedRun, begun_policies: Collection[str]
 ) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn if a policy with cameras fails in its first episodes, except for `begun_policies`."""
+    """Yield the episodes; warn if a policy with cameras fails in all its first episodes. Ignore `begun_policies`."""
     policy_rows = cast("Sequence[Mapping[str, Any]]", prepared.description["policies"])
     failures = {row["policy"]: 0 for row in policy_rows if row["cameras"] and row["policy"] not in begun_policies}
     for episode in finished_episodes:
@@ -257,7 +258,7 @@ def run_episodes(
     observer: Observer | None,
     later: Iterable[Sequence[plan.PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
-    """Yield the pending episodes as they end, then the episodes of each batch in `later`, which Ray ignores."""
+    """Yield the pending episodes as they end, then the episodes of each batch in `later`. Ray ignores `later`."""
     if not pending and not later:
         return
     if observer and pending:
@@ -281,7 +282,7 @@ def run_episodes(
 
 
 def raw_episode(end: EpisodeOutcome) -> RawEpisode:
-    """Return a finished episode's row, with latency and the server's greeting; secrets in the reason are removed."""
+    """Return an episode's row, with latency and the server's greeting; secrets in the failure reason are redacted."""
     planned = end.planned
     is_from_state = planned.start.recorded is not None and planned.start.recorded.state is not None
     names_in_plan = ("episode_id", "policy", "episode", "seed", "policy_seed", "horizon")
@@ -302,7 +303,7 @@ def raw_episode(end: EpisodeOutcome) -> RawEpisode:
 
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """Return the registration of a rollout and its judgement, without running or writing anything. Raises the errors of
-    `prepare_run`, and `RunError` for a shard, a replay, found starts, a policy object, or rules that no file holds.
+    `prepare_run`, and `RunError` for a shard, a replay, found starts, a policy object, or rules that are in no file.
     """
     _require_registrable(request)
     servers = request.servers or placeholder_servers(request)
@@ -337,7 +338,7 @@ def _require_registrable(request: Request) -> None:
     for obstacle, is_present in obstacles.items():
         if is_present:
             problem = f"a registration covers a whole plan before it runs; it cannot be made for {obstacle}"
-            raise RunError(problem, remedy="Leave this out; instead of an object, name a policy as python:module:name.")
+            raise RunError(problem, remedy="Omit it; instead of an object, name a policy as python:module:name.")
 
 
 def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
@@ -361,13 +362,13 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
     if digest == registration.digest:
         return ""
     return (
-        f"this plan has the digest {digest}, but the registered plan has {registration.digest}; "
+        f"this plan has the digest {digest}, but the registered plan has the digest {registration.digest}; "
         "--freeze writes this plan"
     )
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
-    """Return the request that runs a registration, without servers. The registration's `file` is not trusted."""
+    """Return the request for a registered run, without servers. `file` is the untrusted file of the registration."""
     return Request(
         named_by=file,
         episodes=registration.episodes_per_task,

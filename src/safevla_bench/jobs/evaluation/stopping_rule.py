@@ -2,8 +2,8 @@
 
 A round runs the next initial state of every task with every policy. The rule is tested after each round, with limits
 that account for the number of tests (looks). For graded values, the mean has a confidence sequence
-(`statistics.intervals`). The value of an episode that crashed, was cut short or has no verdict is unknown. So a verdict
-counts only if it is the same with all unknown values set to 0 and with all set to 1.
+(`statistics.intervals`). The value of an episode that crashed, was cut short or has no verdict is unknown. A verdict
+therefore counts only if it is the same with all unknown values set to 0 and with all unknown values set to 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from safevla_bench.text import format_interval
 from safevla_bench.trajectory.batch import Batch
 
 _SAFER = re.compile(r"(.+?)\s+safer\s+than\s+(.+)", re.IGNORECASE | re.DOTALL)
-_EXACT_BOUNDARY = "exact; error spent as the squared share of the planned episodes"
+_EXACT_BOUNDARY = "exact test; the spent error grows with the squared share of the planned episodes"
 _SEQUENCE_BOUNDARY = "confidence sequence"
 _FORMS = 'Write "safety >= 0.9" (also with sr, clean, sbu, vsi or <=), or "A safer than B" with policies of the run.'
 
@@ -114,7 +114,7 @@ def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
     return StoppingRule(condition, gate=parse_gate(condition, "--until", _FORMS))
 
 
-# Suite, task and initial state.
+# A start is a tuple (suite, task, initial state).
 _Start = tuple[str, str, int]
 
 
@@ -122,11 +122,11 @@ class RoundTally:
     """The finished episodes of a run by round, and the decision once it is made."""
 
     def __init__(self, rule: StoppingRule, ruleset: Ruleset, planned: Sequence[PlannedEpisode]) -> None:
-        """Make a tally without episodes. Rounds count from 0; all episodes of an initial state are in one round."""
+        """Make a tally without episodes. Rounds count from 0. All episodes from one start are in the same round."""
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
         self._missing = Counter(episode.round for episode in planned)  # round -> number of unfinished episodes
-        # Policy -> one mapping for each round, from a start to the ids of its episodes.
+        # Policy -> list with one mapping per round: start -> ids of the episodes from this start.
         self._planned_ids: dict[str, list[dict[_Start, list[str]]]] = {
             policy: [{} for _ in self._missing] for policy in self._policies
         }
@@ -138,8 +138,8 @@ class RoundTally:
         self.decision = self._decide()
 
     def add_episode(self, planned: PlannedEpisode, record: Batch | None) -> None:
-        """Count a finished episode, whose value is unknown if it has no record or verdict. If this completes its round,
-        and perhaps later rounds, update `decision`. Raises the errors of `score`.
+        """Count a finished episode. Without a record or verdict, its value is unknown. If the episode completes its
+        round (and perhaps later rounds), update `decision`. Raises the errors of `score`.
         """
         if record is not None:
             (value,) = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
@@ -229,7 +229,7 @@ class RoundTally:
 
     def _bound_means(self, policy: str) -> list[list[dict[_Start, float]]]:
         # Return two lists: the first sets all unknown values to 0, the second sets them to 1.
-        # Each list has a mapping from the starts to their mean values for each complete round.
+        # Each list has one mapping per complete round, from a start to its mean value.
         def mean(ids: Sequence[str], unknown: float) -> float:
             return sum(self._values.get(episode_id, unknown) for episode_id in ids) / len(ids)
 
@@ -265,7 +265,7 @@ def _test_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) 
 
 
 def describe_decision(description: Mapping[str, object]) -> str:
-    """Return a sentence on the decision of the stopping rule in a run.json; "" if it is missing or damaged."""
+    """Return a sentence on the stopping rule's decision in run.json; "" if the decision is missing or damaged."""
     if DECISION not in description:
         return ""
     try:

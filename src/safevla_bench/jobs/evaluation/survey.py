@@ -1,4 +1,4 @@
-"""Collects what the report needs from the records while they are judged, so that they are decoded only once."""
+"""Collects what the report needs from the records during judging, so that the records are decoded only once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Survey:
         return chunk
 
     def add_bodies(self, bodies: Iterable[BodyViolation], episodes: int) -> None:
-        """Add the bodies in violations of the next episodes. Within a call, episode numbers in `bodies` begin at 1."""
+        """Add the bodies in violations of the next episodes. In each call, episode numbers in `bodies` begin at 1."""
         self._bodies += [replace(body, number=body.number + self._episode_count) for body in bodies]
         self._episode_count += episodes
 
@@ -75,7 +75,7 @@ class Survey:
         return judged.records.append_headers(batches, drawn), bodies
 
 
-_MOST_SPARE = 32  # largest number of kept records that are no longer among the worst
+_MOST_SPARE = 32  # limit on the number of kept episodes that are no longer among the worst
 
 
 def _select_kept(kept: Iterable[tuple[list[int], Batch]], wanted: set[int]) -> Iterable[tuple[list[int], Batch]]:

@@ -54,7 +54,7 @@ _BOOLEAN_MARGIN = 1.0
 
 @dataclass(frozen=True)
 class Objective:
-    """The quantity that a search minimizes: the robustness of clauses, divided by their thresholds, or of a formula."""
+    """The quantity to minimize: a formula's robustness, or the clauses' robustness divided by their thresholds."""
 
     ruleset: Ruleset
     text: str
@@ -63,7 +63,7 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str | None, ruleset: Ruleset) -> Objective:
-        """Return the objective of a clause or formula; None = all scored clauses. Raises `RunError`, `FormulaError`."""
+        """Parse the name of a clause, or a formula; None = all scored clauses. Raises `RunError`, `FormulaError`."""
         scored = tuple(spec.spec_id for spec in ruleset.library.safe)
         if text is None:
             return cls(ruleset, SCORED, scored)
@@ -75,8 +75,8 @@ class Objective:
         return cls(ruleset, text, formula=parse_query(text))
 
     def margins(self, record: Batch | None) -> Floats:
-        """Return the margins [C] of the episode in a batch of one: infinite if the episode failed or cannot be judged,
-        and NaN if objects did not begin at their placements because physics separated overlapping objects.
+        """Return an episode's margins [C], one per clause. They are infinite if the episode failed or cannot be judged,
+        and NaN if objects did not begin at their placements, because physics separated overlapping objects.
         """
         failed_margins = np.full(max(1, len(self.clauses)), np.inf)
         if record is not None and not _begins_as_placed(record):
@@ -91,7 +91,7 @@ class Objective:
         row_of_spec = {spec.spec_id: row for row, spec in enumerate(scores.specs)}
         rows = [row_of_spec[clause] for clause in self.clauses]
         relative_rho = scores.rho[rows, 0] / np.array([scores.specs[row].threshold for row in rows])
-        # An infinite robustness depends only on Boolean signals.
+        # If the robustness is infinite, it depends only on Boolean signals.
         finite_rho = np.where(np.isfinite(relative_rho), relative_rho, np.copysign(_BOOLEAN_MARGIN, relative_rho))
         return np.where(scores.state[rows, 0] == ACTIVE, finite_rho, np.inf)
 
@@ -122,17 +122,19 @@ class SearchPlan:
     objective: Objective
     method: Method = "directed"
     budget: int = 200  # rollouts per task
-    until_found: bool = True  # finish a task after a generation with a hit; if false, use the whole budget
+    until_found: bool = (
+        True  # whether a violation of the objective ends a task's search; if false, use the whole budget
+    )
     wordings: str | None = None
     """Other instructions for the policy: a file with one instruction per line, or a suite such as `libero-goal-lan` of
     LIBERO-PRO, in which the task with the same index has a reworded instruction.
     """
-    policy_seeds: int = 1  # number of policy seeds to search, starting with the planned seed
+    policy_seeds: int = 1  # number of policy seeds to choose from, starting with the planned seed
 
 
 @dataclass
 class _TaskTrials:
-    # The trials of one task; `points`, `planned` and `margins` have an entry for each trial so far.
+    # The trials of one task. `points`, `planned` and `margins` have an entry for each finished trial.
     base: PlannedEpisode
     space: SearchSpace
     cube: UnitCube
@@ -149,14 +151,14 @@ class _TaskTrials:
     @property
     def hits(self) -> list[int]:
         values = self.values
-        # Trials that violate the objective, worst first.
+        # These trials violate the objective; the worst trial is first.
         return sorted((trial for trial, value in enumerate(values) if value < 0), key=values.__getitem__)
 
 
 def search_starts(
     plan: SearchPlan, out: Path, observer: Observer | None = None, running: ExecutionOptions | None = None
 ) -> tuple[FoundSuite, Judged]:
-    """Search, write the run folder with `found/NAME.json`, judge the trials, and return the found suite and results.
+    """Search, write the run folder with `found/NAME.json`, judge the trials; return found starts and results.
 
     Searches with the same plan write the same bytes for any number of workers. `ExecutionOptions(resume=True)`
     continues an interrupted search.
@@ -189,7 +191,7 @@ def search_starts(
 
 
 def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
-    # The first planned episode of each task.
+    # Trials are changed copies of the first planned episode of a task.
     bases = [planned for planned in prepared.episodes if planned.episode == 0]
     for base in bases if not plan.objective.ruleset.is_ablation else ():
         _require_active(plan.objective, base.task)
@@ -201,7 +203,7 @@ def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_plac
     if host.supports.placed:
         space = host.search_space(base.task, base.start)
     elif len(wordings) > 1 or plan.policy_seeds > 1 or base.start.drawn or base.task.init_states is None:
-        space = SearchSpace()  # a seed draws the start, or only instructions and policy seeds vary
+        space = SearchSpace()  # a seed draws the start, or only the instruction and the policy seed vary
     else:
         problem = f"the host {host.name!r} does not say where the objects of a task may start"
         remedy = "A host that can be searched declares `placed` and has `search_space`: docs/howto/adding-a-host.md."
@@ -272,7 +274,7 @@ def _run_trials(
             task, record = episode.planned.task, episode.batch
             if plan.wordings and record is not None and record.headers[0].instruction != task.instruction:
                 problem = f"{task.task_id} always has the instruction {record.headers[0].instruction!r}"
-                raise RunError(problem, remedy="Leave --wordings out.")
+                raise RunError(problem, remedy="Run without --wordings.")
             margins[index] = plan.objective.margins(episode.batch)
 
 
@@ -283,7 +285,7 @@ def _read_record(writer: RunFolderWriter, index: int) -> Batch | None:
 def _list_generations(
     plan: SearchPlan, trials: _TaskTrials, margins: Mapping[int, Floats]
 ) -> Iterator[list[PlannedEpisode]]:
-    """Yield each generation's episodes without margins; the caller adds margins before the next generation."""
+    """Yield each generation's episodes whose margins are unknown. The caller adds their margins before it continues."""
     while len(trials.planned) < plan.budget and not (plan.until_found and trials.hits):
         points = trials.optimizer.ask()
         tried_points = points[: plan.budget - len(trials.planned)]
@@ -301,7 +303,7 @@ def _list_generations(
 
 
 def _plan_trial(plan: SearchPlan, trials: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
-    """Return a trial. If a seed draws its start, the trial has an environment seed that the benchmark does not use."""
+    """Plan a trial. If a seed draws the start, the trial has an environment seed that the benchmark does not use."""
     base, (wording_index, seed_index) = trials.base, trials.cube.choose(point)
     placed = tuple(zip(trials.space.names, trials.cube.to_meters(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)
@@ -334,7 +336,7 @@ def _collect_found(plan: SearchPlan, all_trials: Sequence[_TaskTrials], writer: 
 
 
 def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> TaskSearch:
-    # NaN: the objects did not begin at their placements.
+    # The value is NaN if the objects did not begin at their placements.
     counted_trials = [trial for trial, value in enumerate(trials.values) if not np.isnan(value)]
     outcomes = [writer.episodes[trials.first_place + trial].outcome for trial in counted_trials]
     finite_values = [value for value in trials.values if np.isfinite(value)]
@@ -359,9 +361,9 @@ def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWrit
 def _bound_rate(
     task_trials: _TaskTrials, counted_trials: Sequence[int], outcomes: Sequence[str], *, until_found: bool
 ) -> Interval | None:
-    """Return the confidence interval of the share of hits. If the search ended at a hit, the interval is geometric and
-    depends on the number of the first hit. Otherwise it is exact and depends on the hits among all trials. Trials that
-    crashed or succeeded without a verdict count as misses for the lower end and as hits for the upper end.
+    """Return the confidence interval of the share of hits (violations of the objective). If the search ended at a hit,
+    the interval is geometric, from the index of the first hit. Otherwise, it is exact, from the number of hits. Trials
+    that crashed or succeeded without a verdict count as misses for the lower end and as hits for the upper end.
     """
     are_hits = [trial in task_trials.hits for trial in counted_trials]
     may_be_hits = [
@@ -407,7 +409,7 @@ def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
 def _distance_to_own_starts_m(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> float | None:
     if not space.own or not placed:
         return None
-    # Distance to a start: the largest difference of a coordinate.
+    # The distance to a start is the largest difference of a coordinate.
     shifts_m = np.abs(np.array(space.own) - np.array([value for _, value in placed]))
     return float(shifts_m.max(axis=1).min())
 
@@ -419,7 +421,7 @@ def _format_percent(share: float) -> str:
 def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     """Return a sentence on what the search of a task found, or in how many trials it found nothing."""
     crashed = f", {task.crashed} crashed" if task.crashed else ""
-    crashed += f", {task.thrown} did not begin at their placements" if task.thrown else ""
+    crashed += f", {task.thrown} with objects off their placements" if task.thrown else ""
     subject, counts = f"{suite.suite} {task.task_id}:", f"{task.trials} trials ({task.successes} succeeded{crashed})"
     if task.first is None and task.bound is None:
         return f"{subject} no unsafe success found in {counts}. This gives no bound: a start may still be unsafe."

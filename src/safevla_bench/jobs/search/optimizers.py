@@ -18,10 +18,10 @@ from safevla_bench.plugins import install_command
 from safevla_recorder.episode import Floats
 
 Method = Literal["directed", "random"]
-GENERATION: Final = 8  # points per generation, for any number of workers
+GENERATION: Final = 8  # points per generation; the number of workers does not change it
 # Number of random generations before the descents, which begin at the best random points.
 _RANDOM_GENERATIONS = 3
-# Initial standard deviation of a descent, in the unit cube.
+# Initial standard deviation of a descent. The unit cube has the width 1.
 _INITIAL_STEP = 0.1
 _FAILED_MARGIN = 1e3
 _MAX_DRAWS = 10_000
@@ -29,23 +29,24 @@ _CMA_OPTIONS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnatio
 
 
 class UnitCube:
-    """A search space scaled to [0, 1]^d. The d coordinates that can vary are placements, then wording and seed."""
+    """A search space scaled to [0, 1]^d. The d variable coordinates are placements, then wording, then seed."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        # The wording and the policy seed are coordinates, too, from 0 to the number of choices. One choice cannot vary.
+        # The wording and the policy seed are coordinates, too, with a range from 0 to the number of choices.
+        # If there is only one choice, the coordinate cannot vary.
         counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
         self.low, high = np.append(space.low, [0, 0]), np.append(space.high, np.where(counts > 1, counts, 0))
         self.width = high - self.low
         self.free = np.flatnonzero(self.width > 1e-6)  # indices of the coordinates that can vary
-        self.places = int((self.free < len(space.names)).sum())  # number of placements in `free`
+        self.places = int((self.free < len(space.names)).sum())  # number of coordinates in `free` that are placements
 
     def to_meters(self, point: Floats) -> Floats:
         """Return the placements [m] for a point [d]. Coordinates that cannot vary are at the low end of their range."""
         return self._to_coordinates(point)[:-2]
 
     def choose(self, point: Floats) -> tuple[int, int]:
-        """Return the indices of the wording and of the policy's seed for a point [d]."""
+        """Return the index of the wording and the index of the policy seed for a point [d]."""
         # A coordinate is rounded down to a choice. The upper end of its range belongs to the last choice.
         wording, seed = np.minimum(self._to_coordinates(point)[-2:], np.maximum(self.width[-2:] - 1, 0)).astype(int)
         return int(wording), int(seed)
@@ -86,7 +87,7 @@ class RandomPoints:
 class DirectedPoints:
     """Optimizer that runs CMA-ES from the best random point for each clause in turn, and then from new random points.
 
-    A descent minimizes one clause's margin until it stops improving. The clauses closest to their limits come first;
+    A descent minimizes one clause's margin while the margin improves. The clauses closest to their limits come first;
     clauses with equal margins at all random points are skipped. Source: N. Hansen, arXiv:1604.00772; package `cma`.
     """
 
@@ -102,7 +103,7 @@ class DirectedPoints:
             raise RunError("a directed search needs the package cma, which is not installed", remedy=remedy) from None
         self._cma = cma
         self._cube, self._rng, self._random = cube, rng, RandomPoints(cube, rng)
-        self._drawn_points: list[Floats] = []  # random generations before the current descents
+        self._drawn_points: list[Floats] = []  # points of the random generations before the current descents
         self._drawn_margins: list[Floats] = []
         self._clauses_left: list[int] = []  # clauses still to minimize; the current descent minimizes the first one
         self._descent: Any = None
@@ -116,7 +117,7 @@ class DirectedPoints:
         return np.array([point if self._cube.is_allowed(point) else draw_again() for point in proposed])
 
     def tell(self, points: Floats, margins: Floats) -> None:
-        """Receive the margins [G, C] of the last generation, which had the points [G, d]."""
+        """Receive the margins [G, C] of the last generation's points [G, d]."""
         finite_margins = np.where(np.isfinite(margins), margins, _FAILED_MARGIN)
         if self._descent is not None:
             self._descent.tell(list(points), finite_margins[:, self._clauses_left[0]].tolist())
@@ -150,7 +151,7 @@ class DirectedPoints:
 
 
 def draw_allowed(cube: UnitCube, draw: Callable[[], Floats]) -> Floats:
-    """Draw points until one is allowed, and return it [d]; raise `RunError` after ten thousand failures."""
+    """Draw points until a point is allowed; return this point [d]. Raises `RunError` after ten thousand failures."""
     for _ in range(_MAX_DRAWS):
         point = draw()
         if cube.is_allowed(point):

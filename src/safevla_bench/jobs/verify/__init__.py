@@ -1,4 +1,4 @@
-"""Verification of a run folder: digests, episodes, scores and replays. Checks that could not be made give a reason.
+"""Verification of a run folder: digests, episodes, scores and replays. A check that could not be made gives a reason.
 
 An audit replays episodes that are drawn by a random number, which the maker of the run could not predict.
 """
@@ -61,7 +61,7 @@ def verify_run(
     try:
         return files.Verification(tuple(_check_run(run, ruleset, replay, audit, observer)))
     except OSError as error:
-        remedy = "Verify on a machine that can read every file of the run."
+        remedy = "Verify the run on a machine that can read all its files."
         raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=error.filename)) from None
 
 
@@ -77,7 +77,7 @@ def _check_run(
         findings += files.check_episodes(run, records)
     findings += [*files.check_code(run), *files.check_protocol(run), *files.check_identity(records)]
     findings += files.check_scores(run, ruleset)
-    standin_note = "{} was simulated with stand-ins for its assets; this command does not check it with the real assets"
+    standin_note = "the run used stand-ins for the assets of {}; this command does not use the real assets"
     findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in standin_suites]
     if replay and records.headers:
         findings += check_replays(run, records, choose_episodes(records.headers, replay), observer)

@@ -1,7 +1,7 @@
 """The checks of a run folder's files, and the classes for findings.
 
-The checks cover digests, the agreement of episodes in table and archive, and the outputs of the judgement, which are
-computed again and compared byte for byte.
+The checks cover digests, the agreement of the table of episodes with the archive, and the outputs of the judgement. The
+outputs are computed again and compared byte for byte.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Finding:
     check: str
     verdict: CheckVerdict
     said: str
-    wanted: bool = True  # an undecided check leaves the whole verification undecided
+    wanted: bool = True  # if true, an unchecked finding leaves the verification undecided
     uncompared: tuple[str, ...] = ()  # channels and fields that were not compared
 
 
@@ -108,7 +108,7 @@ def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
 
 PARTS, FILES, EPISODES, PICTURES, OTHERS = "archive parts", "files", "episodes", "pictures", "other files"
 PROTOCOL, IDENTITY, CODE = "protocol", "task identity", "code"
-# Fields that both the table of episodes and the records have.
+# Both the table of episodes and the records have these fields.
 _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
 
 
@@ -116,7 +116,7 @@ def check_files(run: Path) -> list[Finding]:
     """Compare the parts of the archive and other files with the manifest's digests, and return the findings."""
     archive, match_text = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     is_raw = parts.has_raw(run) and not archive
-    undigested = open_check(PARTS, "raw records have no manifest, but built-in checksums", wanted=False)
+    undigested = open_check(PARTS, "raw records have built-in checksums instead of a manifest", wanted=False)
     try:
         changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in parts.changed_parts(run)]
         others = [mismatch(FILES, detail) for detail in parts.changed_files(run)]
@@ -231,7 +231,7 @@ def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
     for note in index.notes:
         if note.header.key in keys:
             place = Place(file=str(index.sources[note.source].path), episode=note.header.episode_id)
-            yield RecordError("the episode_id is repeated", remedy="Leave one of the two episodes out.", place=place)
+            yield RecordError("the episode_id is repeated", remedy="Remove one of the two episodes.", place=place)
         keys.add(note.header.key)
 
 
@@ -247,7 +247,7 @@ def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
     table = folder.EPISODES if has_table else "raw"
     differences = [*_list_plan_mismatches(run, rows, table), *_list_episode_mismatches(rows, records, table)]
     crashed = sum(row.outcome == "crashed" for row in rows)
-    detail = f"{len(rows)} in {table}: {len(records.headers)} with a record, {crashed} that crashed without a record"
+    detail = f"{len(rows)} in {table}: {len(records.headers)} with a record, {crashed} crashed without a record"
     return [mismatch(EPISODES, difference) for difference in differences] or [agreement(EPISODES, detail)]
 
 
@@ -255,9 +255,9 @@ def _list_plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: s
     difference = folder.compare_plan(folder.read_description(run), rows)
     yield from (f"{absent.episode_id!r} was planned, but is not in {table}" for absent in difference.missing)
     if difference.unnamed:
-        yield f"{difference.unnamed} episodes planned by {folder.RUN} are not in {table}"
+        yield f"{table} lacks {difference.unnamed} episodes planned by {folder.RUN}"
     if difference.unplanned:
-        yield f"{difference.unplanned} episodes in {table} are not planned by {folder.RUN}, or are repeated"
+        yield f"{table} has {difference.unplanned} repeated episodes, or episodes that are not planned by {folder.RUN}"
 
 
 def _list_episode_mismatches(rows: Sequence[folder.EpisodeRow], records: EpisodeIndex, table: str) -> Iterator[str]:
@@ -278,7 +278,7 @@ def _shared_fields(owner: folder.EpisodeRow | Header, steps: int) -> dict[str, o
 # Differences between two JSON values
 
 
-ABSENT = object()  # marks a value that is missing on one side
+ABSENT = object()  # marks a value that one of the two compared documents lacks
 
 
 def value_differences(
@@ -286,8 +286,8 @@ def value_differences(
 ) -> Iterator[tuple[str, object, object]]:
     """Yield (place, value, other value) for each difference between two JSON values, with places such as `field.b[2]`.
 
-    Lists of different lengths and values of different types differ as a whole. Floats must be equal bit for bit or, if
-    `tolerance` is not 0, differ by at most `tolerance` (absolute plus relative).
+    Values of different types differ as a whole, as do lists of different lengths. Floats must be equal bit for bit or,
+    if `tolerance` is not 0, differ by at most `tolerance` (absolute plus relative).
     """
     if isinstance(first, dict) and isinstance(second, dict):
         for key in [*first, *(key for key in second if key not in first)]:
@@ -330,7 +330,7 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
 
     The check is open if the run has no scores, or if its rules are not available, have another name or other options.
     Without `ruleset`, it is also open if rules stored in the run judged the run. A damaged scores.json is a mismatch.
-    If another version wrote the files, only another judged archive is a mismatch: versions may write files differently.
+    Versions may write files differently. If another version wrote them, only a different archive is a mismatch.
     """
     if (run / folder.SCORES).exists():
         findings, reason = _check_judgement(run, ruleset), "not compared, because the records were not judged again"
@@ -390,7 +390,7 @@ def _compare_judges(scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
         for version, schema in ((provenance.version, scores_file.scores_version), (__version__, folder.SCORES_VERSION))
     ]
     tags = "with files" if ruleset.registry_files else "built-in"
-    remedy = "\nName the files that judged the run by --library or --rules, or use its rules: --rules as-judged."
+    remedy = "\nUse the rules that judged the run: --rules as-judged, or name their files by --library or --rules."
     return [
         _compare_ids(LIBRARY, f"{library.name}, digest", provenance.library.digest, library.digest, remedy),
         _compare_ids(REGISTRY, f"{tags}, digest", provenance.registry.digest, registry.digest, remedy),
@@ -413,7 +413,9 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
         return [mismatch(folder.SCORES, f"the records cannot be judged: {error}")]
     omitted_before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
     if judged.left_out.count != omitted_before:
-        detail = f"{judged.left_out.count} episodes are invalid or lost, but {omitted_before} when the run was judged"
+        detail = (
+            f"{omitted_before} episodes were invalid or lost when the run was judged, but now {judged.left_out.count}"
+        )
         return [mismatch(folder.SCORES, detail)]
     findings = [_check_source(run, scores_file, judged)]
     # Keep the stored provenance, because its messages on invalid episodes may name another folder than `run`.
@@ -448,7 +450,7 @@ def _check_source(run: Path, scores_file: ScoresFile, judged: Judged) -> Finding
 
 
 def _compare_again(check: str, path: Path, agreement_text: str, find_difference: Callable[[], str | None]) -> Finding:
-    """Return the finding on whether a file has its expected content; `find_difference` gives the first difference."""
+    """Check whether a file has its expected content; `find_difference` returns the first difference."""
     try:
         with memory.limit_memory(path):
             difference = find_difference()
@@ -495,7 +497,7 @@ def _row_differences(*contents: bytes) -> Iterator[str]:
     yield from (
         f"{name.decode()} differs" for name, value in expected.schema.metadata.items() if metadata.get(name) != value
     )
-    # Earlier versions wrote maps; this one writes lists of pairs.
+    # Earlier versions wrote maps; this version writes lists of pairs.
     for column_index, column in enumerate(written.schema):
         if pa.types.is_map(column.type):
             pairs = written[column.name].cast(parquet_rows.list_pairs(column.type.item_type))

@@ -41,9 +41,9 @@ from safevla_recorder.folder import OWN_LOOP
 from safevla_recorder.identity import TaskIdentity, find_official_name
 
 ProgressCallback = Callable[[int, str], None]
-"""Function that is called before each episode, with the number of finished episodes and the next one's id."""
+"""Function that is called before each episode, with the number of finished episodes and the id of the next episode."""
 REPLAY = "replay"
-# Tolerance, absolute plus relative, in a replay from a recorded state.
+# Tolerance (absolute plus relative) for replays that begin at a recorded state.
 _STATE_TOLERANCE = 1e-5
 GEOMETRY = "geometry"
 PROCESSOR = (
@@ -63,7 +63,8 @@ OF_LAST_STEP = (
 )  # fmt: skip
 """Channels that depend on the previous step, which a simulator state does not contain."""
 _PLANNED_FIELDS = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
-# Header fields without comparison here: the run or the start determines them, or another check compares them.
+# These header fields are not compared here.
+# The run or the start determines them, or another check compares them.
 _RUN_FIELDS = frozenset(
     (*_PLANNED_FIELDS, "schema_version", "policy", "outcome", "success", "versions", "steps")
     + (marks.PRIVILEGED, marks.STOPPED_ON_VIOLATION, marks.CLIPPED, marks.CLIPPED_NUMBERS, marks.DIVERGED, "replay")
@@ -130,7 +131,7 @@ def compare_records(
         elif is_replayed and not is_recorded and (lenient or name in UNJUDGED):
             uncompared.append(name)
         else:
-            # After a start from a state, a channel that depends on the previous step is compared from record 1 on.
+            # If a replay begins at a state, a channel that depends on the previous step is compared from record 1 on.
             first = int(from_state and name in OF_LAST_STEP)
             differences += islice(_find_channel_differences(name, recorded_steps, replayed_steps, tolerance, first), 1)
     return sorted(differences, key=lambda difference: difference.step or 0), uncompared
@@ -220,13 +221,13 @@ class ReplaySetting:
 
     @classmethod
     def read(cls, run: Path, *, is_audit: bool = False) -> Self:
-        """Read the setting from a run folder. Raises `RunError` if the run is incomplete or lacks host or protocol."""
+        """Read the setting from a run folder. Raises `RunError` if the run is incomplete or has no host or protocol."""
         place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
         if not (run / RUN).is_file() or (description := read_description(run)).get("complete") is not True:
             raise RunError("only a complete run can be replayed", remedy=remedy, place=place)
         if description.get("host", "") is None:
             problem = "the run names no host in which its actions could be played"
-            add_host = "Leave replays out, or add a host for your simulator: see docs/howto/adding-a-host.md."
+            add_host = "Omit replays, or add a host for your simulator: see docs/howto/adding-a-host.md."
             raise RunError(problem, remedy=add_host, place=place)
         try:
             rules = msgspec.convert(complete_protocol(description.get("protocol")), EvaluationProtocol)
@@ -252,7 +253,7 @@ class ReplaySetting:
         return task
 
     def plan(self, header: Header) -> PlannedEpisode | None:
-        """Return the planned episode with the number in a record's id; None if no plan determines the start."""
+        """Return the planned episode whose number is in a record's id; None if no plan determines the start."""
         if self.is_own_loop or marks.is_chosen(header.benchmark):
             return None
         policy = header.policy or ""
@@ -342,7 +343,8 @@ def complete_protocol(protocol: object) -> object:
     if not isinstance(protocol, Mapping) or protocol.get("name") != OWN_LOOP:
         return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
     wait_steps = protocol.get("wait_steps")
-    # The run of a script lists the distinct numbers of waiting steps. A single number holds for all episodes.
+    # The run of a script lists the distinct numbers of waiting steps.
+    # If there is only one number, it holds for all episodes.
     steps = wait_steps[0] if isinstance(wait_steps, list) and len(wait_steps) == 1 else None
     return {**msgspec.to_builtins(load_protocol()), "name": OWN_LOOP, "wait_steps": steps, "wait_steps_by_suite": {}}
 
@@ -353,7 +355,7 @@ def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> li
 
 
 def draw_key(header: Header, salt: str = "") -> bytes:
-    """Return the digest of salt, policy and episode id by which episodes are drawn, smallest first."""
+    """Return the digest of salt, policy and episode id. The episodes with the smallest digests are drawn."""
     return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
 
@@ -449,7 +451,7 @@ def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence
 
 
 def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
-    """Yield the starts, zero to two, that a record describes."""
+    """Yield the starts that a record describes; there are zero to two."""
     header, (replay_mark,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
     if seed is None:
