@@ -182,7 +182,7 @@ def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(ru
         return pictures[0] if len(pictures) < 2 else replace(pictures[1], body_pos_m={"cup": np.full(3, 9.0)})
 
     monkeypatch.setattr(FakeStage, "render", move_at_the_end)
-    with pytest.raises(RunError, match="would be shown"):
+    with pytest.raises(RunError, match="would not be shown"):
         render(run, FrameStyle())
     assert len(pictures) == 2
     assert files_of(run) == set()
@@ -241,7 +241,7 @@ def test_an_episode_that_is_not_shown_as_recorded_is_left_out_with_its_reason_an
     positions = replace(batch.body_pos_m, channel=replace(batch.body_pos_m.channel, values=values))
     archive.write_archive(part, replace(batch, body_pos_m=positions))
     (run / MANIFEST).unlink()  # or the part would be refused by its digest
-    reason = "would be shown 0.001 m from where it was recorded"
+    reason = "would not be shown where it was recorded, but 0.001 m away"
     assert reason in safevla.refuses("frames", run, "--episode", ":1")
     assert not list((run / FRAMES).glob("*.jpg"))
     code, out, err = safevla("frames", run, "--episode", ":1", "--episode", ":2")

@@ -61,7 +61,7 @@ class Wrong:
 WRONG = {
     "zeros": (np.zeros((1, 7)), ["nearly no motion", "repeats one action", "from 0 to 0"]),
     "a constant": (np.array([[0.3, 0, 0, 0, 0, 0, -1.0]]), ["repeats one action", "number is always -1"]),
-    "meters": (ACTIONS * METERS, ["nearly no motion: x, y and z stay within 0.04, and 1 means 0.05 m"]),
+    "meters": (ACTIONS * METERS, ["nearly no motion: x, y and z stay within 0.04, and a value of 1 means 0.05 m"]),
     "meters of a fast policy": (OTHER * METERS, ["nearly no motion"]),
     "three times": (ACTIONS * 3, ["goes to 2.4; share of actions beyond ±1: "]),
     "twice": (ACTIONS * 2, ["goes to 1.6; share of actions beyond ±1: "]),

@@ -51,15 +51,15 @@ class RecordableEnv(ABC):
     wait_steps: int  # number of settling steps in this simulator's usual evaluation loops
     action_size: int
     identity = TaskIdentity()
-    unstable_steps = 0  # value of `count_unstable_steps` when the initial state was set
+    unstable_steps = 0  # how often MuJoCo had reset the simulation when the initial state was set
 
     def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
         self._env, self.task, self.versions = env, task, versions
 
     @abstractmethod
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Set the task's initial states, [count, state] or a single state. Their length is not checked: initial states
-        of a wrong length match no state of the simulator. Raises `HostError` if the simulator has no initial states.
+        """Set the task's initial states, [count, state] or a single state. A state's length is not checked; a wrong
+        length matches no state of the simulator. Raises `HostError` if the simulator has no initial states.
         """
 
     @abstractmethod
@@ -78,7 +78,7 @@ class RecordableEnv(ABC):
     @property
     def is_recorded(self) -> bool:
         """True if a recording already uses this environment; a safety monitor does not count as a recording."""
-        # `subscribe_steps` replaces `step` of the instance, and sets this attribute of the replacement.
+        # `subscribe_steps` replaces the instance's `step` by a function with the attribute `is_recording`.
         return getattr(vars(self._env).get("step"), "is_recording", False)
 
     def count_unstable_steps(self) -> int:
@@ -109,7 +109,7 @@ class RecordableEnv(ABC):
 
     @property
     def has_soft_resets(self) -> bool:
-        """True if resets keep robosuite's old simulation: seed and initial state then do not determine the start."""
+        """True if a reset keeps the old simulation; seed and initial state then do not determine an episode's start."""
         return getattr(self._env, "hard_reset", True) is False
 
     def read_simulation(self) -> dict[str, object]:
@@ -123,7 +123,7 @@ class RecordableEnv(ABC):
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return an episode's header like `safevla eval`, but without the facts that only `safevla eval` knows."""
+        """Return the header that `safevla eval` would write, without the facts that only `safevla eval` knows."""
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -160,7 +160,7 @@ def episode_header(
 
 
 def read_poses(env: Any, names: Iterable[str]) -> dict[str, list[float]]:
-    """Return the model's poses of bodies, relative to their parents: name -> position [3] in m, quaternion [4] wxyz."""
+    """Return, by name, each body's pose relative to its parent: position [3] in m, then quaternion [4] wxyz."""
     bodies = [(name, env.sim.model._model.body(name)) for name in names]
     return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies}
 
@@ -196,14 +196,14 @@ def openblas_kernel() -> str | None:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the installed versions of the packages `names`, and of safevla-bench, or else of safevla-recorder."""
+    """Return the versions of the installed packages in `names` and of safevla-bench (if missing, safevla-recorder)."""
     versions: dict[str, str] = {}
     for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     for name in ("safevla-bench", "safevla-recorder"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            # Only check that the package is installed: an editable package's metadata may have an old version.
+            # Metadata of an editable installation may name an old version, so only check that the package is installed.
             importlib.metadata.version(name)
             return {**versions, name: __version__}
     return versions
@@ -215,7 +215,7 @@ def find_layer(env: object, kind: type[Layer]) -> Layer | None:
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield `env` and what it wraps, outermost first: attributes in `_INNER_ATTRIBUTES` or of type `kind`."""
+    """Yield `env` and its inner objects, outermost first: attributes named in `_INNER_ATTRIBUTES` or of type `kind`."""
     seen: list[object] = []
     to_visit = [env]
     while to_visit and len(seen) < _MAX_LAYERS:
@@ -236,9 +236,9 @@ def _read_attribute(layer: object, name: str, absent: object = None) -> object:
 
 
 def is_unmade(env: object) -> bool:
-    """Return whether `env` is a wrapper without an inner environment, because its first reset will make it."""
+    """Return whether `env` is a wrapper whose first reset will make the inner environment."""
     absent = object()
-    # As long as a wrapper has not made its inner environment, the attribute for this environment is None.
+    # Before a wrapper makes its inner environment, the wrapper's attribute for this environment is None.
     inner_values = (
         _read_attribute(layer, name, absent) for layer in _env_layers(env, type(None)) for name in _INNER_ATTRIBUTES
     )
@@ -248,7 +248,7 @@ def is_unmade(env: object) -> bool:
 @contextmanager
 def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
     """Call `on_made` with each instance of the classes `kinds`, or of a subclass, that is made in the `with` block."""
-    # `hook_call` passes the result of `__init__`, which is None, and then the new instance.
+    # `hook_call` passes two arguments: the result of `__init__` (None) and the new instance.
     hooks = [hook_call(kind, "__init__", after=lambda _, made, *__, **___: on_made(made)) for kind in kinds]
     try:
         yield
@@ -257,10 +257,10 @@ def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None])
 
 
 def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:
-    """Report each step and the close of robosuite's environment to `cutter`; return functions that remove the hooks.
+    """Report each step and the closing of robosuite's environment to `cutter`. Return functions that remove the hooks.
 
-    `is_success` returns whether a step's result contains the simulator's own success. Immediately before a close, the
-    hook reports an interruption.
+    `is_success` returns whether a step's result contains the simulator's own success. Immediately before the
+    environment is closed, a hook reports an interruption.
     """
 
     def step(original: Any, *args: Any, **kwargs: Any) -> object:
@@ -280,11 +280,11 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
         cutter.is_closed = True
 
     hooks = [wrap_method(env, "step", step), hook_call(env, "close", before_close)]
-    env.step.is_recording = True  # read by `RecordableEnv.is_recorded`; later hooks on `step` copy it
+    env.step.is_recording = True  # `RecordableEnv.is_recorded` reads this; later hooks on `step` copy it
     return hooks
 
 
-# Cutting of episodes from the events of an environment in a user's own loop
+# How the events of an environment in a user's own loop become episodes
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class _RunningEpisode:
     detach: Undo
     fixtures: dict[str, list[float]]  # poses of fixtures; empty if the seed and initial state determine them
     earlier_seed: dict[str, int]
-    """The last seed, and the number of resets after it, except the last; empty if the last reset used a seed."""
+    """The last seed, and the number of resets between it and this episode's reset; empty if this reset used a seed."""
     steps: int = 0
     costs: list[object] = field(default_factory=list)
 
@@ -325,7 +325,7 @@ def _run_guarded(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class EpisodeCutter:
-    """Cuts episodes from the events of one environment, and passes each episode to `keep` as soon as it ends.
+    """Turns the events of one environment into episodes, and passes each episode to `keep` as soon as it ends.
 
     `next_number` returns the number of this task's next episode. An error in recording does not reach the user's loop:
     the current episode is lost, and a warning gives the reason. `lost` counts the lost episodes. `is_closed` is true
@@ -335,11 +335,11 @@ class EpisodeCutter:
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
-        self._awaits_reset = False  # True after an episode's end, until a reset: steps belong to no episode
-        self._settling_steps = 0  # number of steps since the reset that belong to no episode
-        self._pending_seed: int | None = None  # seed given since the last reset
+        self._awaits_reset = False  # True from an episode's end to the next reset or new state
+        self._settling_steps = 0  # number of settling steps since the last reset
+        self._pending_seed: int | None = None  # seed that the next reset will use
         self._env_seed: int | None = None  # seed used by the last reset
-        self._last_seed: int | None = None  # the last seed given at any time
+        self._last_seed: int | None = None  # the most recent seed
         self._resets_since_seed = 0  # number of resets since the last seed was given
         self._init_state_index: int | None = None
         self._current_action: Action | None = None
@@ -355,7 +355,7 @@ class EpisodeCutter:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """If the `with` block raises an error, drop the episode and warn; re-raise only errors of signal handlers."""
+        """If the `with` block raises an error, drop the episode and warn. Re-raise only a signal handler's error."""
         try:
             yield
         except Exception as error:  # recording may fail in many ways, such as on a full disk
@@ -376,8 +376,8 @@ class EpisodeCutter:
 
     @_run_guarded
     def on_seed(self, seed: object) -> None:
-        """Store the seed for the next reset, and count resets from 0 again. Without a new seed, later resets go on with
-        the random generator. A seed that is not an integer, such as None or an array, is recorded as unknown.
+        """Store the seed for the next reset, and count resets from 0 again. Resets without a new seed continue the same
+        random sequence. A seed that is not an integer, such as None or an array, is recorded as unknown.
         """
         self._pending_seed = self._last_seed = int(seed) if isinstance(seed, (int, np.integer)) else None
         self._resets_since_seed = 0
@@ -403,7 +403,7 @@ class EpisodeCutter:
 
     @_run_guarded
     def on_reset(self) -> None:
-        """Count settling steps from 0 after a reset. The reset used the pending seed, and set no initial state."""
+        """After a reset, count settling steps from 0. The reset used the stored seed, and set no initial state."""
         self._awaits_reset, self._settling_steps, self._init_state_index, self._env.unstable_steps = False, 0, None, 0
         self._env_seed, self._pending_seed = self._pending_seed, None
         self._resets_since_seed += 1
@@ -422,7 +422,7 @@ class EpisodeCutter:
         """
         if self._awaits_reset:
             return
-        # Built-in values, such as lists, are accepted, and values with a dtype, such as arrays and tensors.
+        # Only built-in values (such as lists) and values with a dtype (such as arrays and tensors) are accepted.
         if type(action).__module__ != "builtins" and not hasattr(action, "dtype"):
             raise TypeError(f"the action has the type {type(action).__name__}; pass an array")
         if np.iscomplexobj(np.asarray(action)):
@@ -470,7 +470,7 @@ class EpisodeCutter:
 
     @_run_guarded
     def on_error(self, error: BaseException) -> None:
-        """End the running episode, if any: for an `Exception` as `crashed` with the traceback, else as `stopped`."""
+        """End any running episode: an `Exception` makes it `crashed` (with the traceback), other errors `stopped`."""
         if self._running is None:
             return
         if isinstance(error, Exception):
@@ -493,7 +493,7 @@ class EpisodeCutter:
 
     def _begin_episode(self, action: Action) -> None:
         if self._env.is_still(action):
-            problem = "the first step after %d settling steps does not move the arm, but is recorded as the policy's"
+            problem = "the first step after %d settling steps does not move the arm, but is recorded as a policy step"
             remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
             _log.warning(f"%s: {problem};  {remedy}", self._env.task.task_id, self._rules.wait_steps)
         try:
@@ -556,7 +556,7 @@ class EpisodeCutter:
             "privileged": self._rules.privileged,
             episode.SIMULATION: self._env.read_simulation(),
         }
-        # Fields without content are left out.
+        # Empty fields are left out.
         host_fields = {**self._env.header_fields(), **{name: value for name, value in loop_fields.items() if value}}
         for name, value in host_fields.items():
             recording = replace(recording, extra=episode.add_header_field(recording.extra, name, value))
@@ -567,7 +567,7 @@ class EpisodeCutter:
         self._keep_crashed_row(running.row, running.steps, reason)
 
     def _keep_crashed_row(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        is_traceback = "Traceback (most recent call last)" in reason  # otherwise, `reason` is a message of this package
+        is_traceback = "Traceback (most recent call last)" in reason  # any other reason is a message of this package
         log_reason = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
         _log.warning("%s crashed: %s", row.episode_id, log_reason)
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)

@@ -35,10 +35,10 @@ from safevla_recorder.recorder import Reading, SceneMap, Shape, assemble_recordi
 Array = Any  # a NumPy array, a torch tensor, or another value that `numpy.asarray` accepts
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Keys of a pair's readings in N: peak and sum of the forces that count as contacts; force in the last substep."""
+"""Keys of a pair's forces [N]: the peak and sum of forces that count as contacts, and the force in the last substep."""
 _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
-"""Positions [N, 3] in m and quaternions [N, 4] wxyz, in the frame of each world; None = positions only."""
+"""One body's poses in N worlds: positions [N, 3] in m; quaternions [N, 4] wxyz, or None if there are only positions."""
 _READINGS, _ACTION = "readings", "action"
 _PART_POSITIONS, _PART_QUATERNIONS = "part_pos", "part_quat"
 _TORQUES, _TORQUE_PEAK = "joint_torque_nm", "joint_torque_peak_nm"
@@ -53,8 +53,8 @@ class BatchRecorder:
         """Store the scene, which all worlds share, and the pairs of shapes whose net forces you will pass, in the order
         of `pairs`.
 
-        The records have no contacts between other bodies. Raises `HostError` if the scene's `forces` are not
-        `net_force_n`, a shape is unknown, two pairs have the same bodies, or no body has pairs with both finger groups.
+        Contacts of other pairs are not recorded. Raises `HostError` if the scene's `forces` are not `net_force_n`, a
+        shape is unknown, two pairs have the same bodies, or no body has pairs with both finger groups.
         """
         if tuple(scene.forces) != (NET_FORCE,):
             problem = f"a batch recorder needs net forces, but the scene's forces are {list(scene.forces)}"
@@ -62,20 +62,20 @@ class BatchRecorder:
         self.num_envs, self._scene = num_envs, scene
         self._pairs = find_pairs(scene, pairs)
         self._is_running = np.zeros(num_envs, dtype=np.bool_)
-        self._first_row = np.zeros(num_envs, dtype=np.int64)  # number of the first row of each world's episode
+        self._first_row = np.zeros(num_envs, dtype=np.int64)  # index of the first row of each world's episode
         self._restart(())
 
     def _restart(self, samples: Sequence[Array]) -> None:
-        # Drop all records and sizes. Store the next ones on the device of the first GPU tensor in `samples`, if any.
+        # Drop all records and sizes. If `samples` contain a GPU tensor, later records are stored on its device.
         self._arrays = BatchArrays(samples, self.num_envs)
         self._timeline = ReadingTables(self._arrays, self.num_envs)
         self._has_quat: dict[str, bool] = {}  # maps each body with a pose to whether it has an orientation
         self._subgoal_names: tuple[str, ...] = ()
-        self._reading_sizes: dict[str, int] = {}  # maps each reading to its size, in the order of a row
+        self._reading_sizes: dict[str, int] = {}  # size of each reading, in the order of the readings in a row
         self._action_size: int | None = None
         self._substeps = 0
         self._accumulated: dict[str, Array] = {}  # peaks, sums and last values of the current control step
-        # After these numbers of substeps without contact, a pair's contacts count: in total, and from now on, [N, K].
+        # Number of substeps without contact that make a pair's contacts count: in total, and still missing, [N, K].
         self._substeps_needed, self._substeps_left = (
             self._arrays.make_zeros((self.num_envs, self._pairs.count)) for _ in range(2)
         )
@@ -92,8 +92,8 @@ class BatchRecorder:
         subgoals: Mapping[str, Array] | None = None,
         env_ids: Array | None = None,
     ) -> None:
-        """Take record 0, the settled state, of the worlds `env_ids`. Call this between two control steps. The arrays
-        have rows for all worlds; rows of other worlds are ignored.
+        """Take record 0, the settled state, of the worlds `env_ids`. Call this between two control steps. Each array
+        has one row per world; only the rows of `env_ids` are used.
 
         The current episodes of `env_ids` are dropped, even if this method raises an error. While any world is in an
         episode, each call must pass the same kinds of readings with the same sizes.
@@ -153,7 +153,7 @@ class BatchRecorder:
             torques = self._arrays.read("the torques", torques_nm, self._reading_sizes[_TORQUES]) + 0.0  # a copy
             accumulated.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(accumulated[_TORQUE_PEAK], abs(torques))})
         if norms is not None:
-            # After a new contact, a resting pair must again be apart for the total number of substeps.
+            # A new contact of a resting pair restarts the pair's count of substeps without contact.
             is_still_resting = (norms > 0) & (self._substeps_left > 0)
             self._substeps_left = xp.where(is_still_resting, self._substeps_needed, (self._substeps_left - 1).clip(0))
             counted_norms = norms * (self._substeps_left == 0)  # see `ContactFilter`
@@ -175,10 +175,10 @@ class BatchRecorder:
         subgoals: Mapping[str, Array] | None = None,
     ) -> list[EndedEpisode]:
         """Add the record of the control step driven by `action` [N, A], after its last physics step and before any
-        reset. The episodes of worlds with true `done` [N] end with this record; return them, sorted by world.
+        reset. The episodes of worlds whose `done` [N] is true end with this record; return them, sorted by world.
 
         Raises `HostError` if no world has an episode, if no substep was recorded since the last record, or if bodies,
-        readings or sizes differ from those of record 0. After an error, the call can be repeated.
+        readings or sizes differ from record 0. After an error, the call can be repeated.
         """
         self._require_running()
         if not self._substeps:
@@ -197,7 +197,7 @@ class BatchRecorder:
         return self.end(is_done)
 
     def end(self, env_ids: Array | None = None) -> list[EndedEpisode]:
-        """End the episodes of the worlds `env_ids` (numbers or a mask [N]; None = all). Return them sorted by world."""
+        """End the episodes of the worlds `env_ids` (indices or a mask [N]; None = all). Return them sorted by world."""
         worlds = [world for world in self._read_worlds(env_ids) if self._is_running[world]]
         self._is_running[worlds] = False
         return [self._copy_episode(world) for world in worlds]
@@ -225,9 +225,7 @@ class BatchRecorder:
         # Norms [N, K] of the forces of the declared pairs; None if no pair is declared.
         pair_count = self._pairs.count
         if (net_force_n is None) != (pair_count == 0):
-            problem = (
-                f"{pair_count} pairs are declared, but {'no ' if net_force_n is None else ''}net forces are passed"
-            )
+            problem = f"{'no ' if net_force_n is None else ''}net forces are passed for {pair_count} declared pairs"
             raise HostError(problem, remedy="Declare all pairs whose net forces you pass, and always pass the forces.")
         return None if net_force_n is None else self._arrays.read_norms(net_force_n, pair_count)
 
@@ -241,7 +239,7 @@ class BatchRecorder:
         goals = dict(subgoals or {})
         if self._reading_sizes:
             check_families(has_quat, self._has_quat)
-            # `check_families` compares names and values; the equal values make it compare only names.
+            # `check_families` compares names and values. Only the names matter here, so all values are 1.
             check_families(dict.fromkeys(goals, 1), dict.fromkeys(self._subgoal_names, 1))
         self._subgoal_names = self._subgoal_names or tuple(goals)
         self._has_quat = self._has_quat or has_quat
@@ -288,7 +286,7 @@ class BatchRecorder:
         return mask.astype(np.bool_)
 
     def _read_worlds(self, env_ids: Array | None) -> list[int]:
-        # Return the sorted numbers of the worlds `env_ids`, which are numbers or a mask.
+        # Return the sorted indices of the worlds `env_ids`, which are given as indices or as a mask.
         ids = np.arange(self.num_envs) if env_ids is None else copy_to_host(env_ids)
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
@@ -303,13 +301,13 @@ class BatchRecorder:
 
 @dataclass(frozen=True)
 class BodyPairs:
-    """The K declared pairs of shapes, and the rules by which their contacts count (those of `ContactFilter`)."""
+    """The K declared pairs of shapes, and the rules of `ContactFilter` that decide which of their contacts count."""
 
     geoms: GeomMap
-    shapes: Ints  # [2, K], indices in `SceneMap.shapes`
-    bodies: Ints  # [2, K], indices in `roles`, the lower index first
+    shapes: Ints  # [2, K], two indices in `SceneMap.shapes` for each pair
+    bodies: Ints  # [2, K], two indices in `roles` for each pair, the lower one first
     grips: Mapping[int, tuple[Bools, Bools]]
-    """Maps each body that the gripper may hold to two masks [K]: its pairs with the first and second finger group."""
+    """Maps each body that can be held to two masks [K]: its pairs with the first and with the second finger group."""
     needed_substeps: Floats
     """Number of successive substeps without contact after which a pair's contacts count, [2, K]: row 0 for pairs that
     do not touch in record 0, row 1 for pairs that do. 0 = contacts always count, inf = they never count."""
@@ -322,7 +320,7 @@ class BodyPairs:
         return int(self.shapes.shape[1])
 
     def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
-        """Return the contacts of R records, given each pair's peaks and sums of counted forces in N, [R, K] each."""
+        """Return the contacts of R records from peaks and sums [R, K] of the forces in N that count as contacts."""
         order = np.lexsort(self.bodies[::-1])  # sorts the pairs by lower body, then by higher body
         record, column = np.nonzero(peak[:, order])
         pair = order[column]
@@ -332,7 +330,7 @@ class BodyPairs:
         return ContactList(record, lower, higher, force, impulse, force, impulse)
 
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
-        """Return the held bodies [R] for net forces [R, K], as `contacts.gripped_bodies` does; None without fingers."""
+        """Return the index of the held body in each record [R], from net forces [R, K]; None if `grips` is empty."""
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
         for body, group_masks in sorted(self.grips.items()):
             force1, force2 = (force[:, mask].max(axis=1) for mask in group_masks)
@@ -372,8 +370,8 @@ def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[i
 def _find_contact_rules(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    # Return the last three fields of `BodyPairs`, from a filter without contacts in record 0 and one with all contacts.
-    # The contacts belong to one substep: 0 * a gives each contact the substep number 0.
+    # Return the last three fields of `BodyPairs`. One filter sees no contact in record 0, the other filter all.
+    # All contacts belong to one substep, so `0 * a` gives each contact the substep index 0.
     all_touch, none_touch = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     probed_geoms = replace(geoms, apart_substeps=1)
     filter_if_apart, filter_if_touching = (ContactFilter(probed_geoms, first) for first in (none_touch, all_touch))
@@ -398,7 +396,7 @@ class EndedEpisode:
     _subgoal_names: tuple[str, ...] = ()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts are left out, as a sorted list of sorted pairs."""
+        """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""
         if NOW not in self._rows:
             return ()
         touching = self._rows[NOW][0] > 0
@@ -409,7 +407,7 @@ class EndedEpisode:
         )
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return the episode with this header (fields: `HEADER_FIELDS`), and with the declared pairs in `extra`."""
+        """Return the episode with this header (fields: `HEADER_FIELDS`). Its `extra` lists the declared pairs."""
         pairs, rows, geoms = self._pairs, dict(self._rows), self._pairs.geoms
         peak, total, force = (rows.pop(name, None) for name in (PEAK, SUM, NOW))
         # No action leads to record 0, so the first row of the table of actions is left out.
@@ -476,7 +474,7 @@ class BatchArrays:
             is_complex = values.is_complex() if hasattr(values, "is_complex") else np.iscomplexobj(values)
             array = None if is_complex else self.share(values)
         shape, wanted_shape = () if array is None else tuple(array.shape), (self._worlds, *sizes)
-        # For vectors, leave out the last axis, which has their three components.
+        # Ignore the last axis of vectors, which contains the three components.
         shape_of_items = shape[:-1] if or_vectors and len(shape) > len(wanted_shape) and shape[-1] == 3 else shape
         if len(shape_of_items) != len(wanted_shape) or any(
             size not in (None, given) for size, given in zip(wanted_shape, shape_of_items)
@@ -506,15 +504,15 @@ def copy_to_host(values: Array) -> NDArray[Any]:
 
 
 class ReadingTables:
-    """Tables of readings by name, with one row [N, F] per control step; `last` is the number of the newest row."""
+    """Tables of readings by name, with one row [N, F] per control step; `last` is the index of the newest row."""
 
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:
         self._arrays, self._worlds = arrays, worlds
         self._blocks: list[dict[str, Array]] = [{}]
-        self._reused_blocks = self.last = 0  # the first row ever written has number 0
+        self._reused_blocks = self.last = 0  # rows are counted from 0
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
-        """Write the values [W, F] of the W given `worlds` into the newest row; None = all worlds."""
+        """Write values into the newest row: [W, F] for the W worlds in `worlds`, or [N, F] if it is None."""
         block, row = self._blocks[-1], self.last % _BLOCK
         if name not in block:
             block[name] = self._arrays.make_zeros((_BLOCK, self._worlds, table.shape[1]))
@@ -534,7 +532,7 @@ class ReadingTables:
     def copy_rows(self, world: int, first: int) -> dict[str, Floats]:
         """Return a world's rows from `first` on as tables [R, F] in host memory."""
         blocks = self._blocks[first // _BLOCK - self._reused_blocks :]
-        # The row after the newest one, counted from the first row of the first block.
+        # The number of rows from the first row of the first block to the newest row.
         end = self.last + 1 - first // _BLOCK * _BLOCK
         row_slices = [slice(first % _BLOCK if k == 0 else 0, end - k * _BLOCK) for k in range(len(blocks))]
 

@@ -1,10 +1,10 @@
 """The channels of an episode. Arrays, files, validation and the JSON schema are derived from the table `CHANNELS`.
 
 Shapes contain symbols: n records, P bodies with positions, Q bodies with orientations, V bodies whose tracking can
-fail, W bodies of known weight, D doors and drawers, I of these with a known interior, J joints, A numbers of an action,
-K costs, S numbers of a simulator state, M components of motion, G predicates of the goal, C contacts. An episode of n
-records has n - 1 actions. In a record of several arms, each row of a channel `per_arm` holds the values of the first
-arm, then those of the next arm; rows of joints are concatenated in the same order.
+fail, W bodies of known weight, D doors and drawers, I doors and drawers with a known interior, J joints, A numbers of
+an action, K costs, S numbers of a simulator state, M components of motion, G predicates of the goal, C contacts. An
+episode of n records has n - 1 actions. If a robot has several arms, each row of a channel with `per_arm` holds the
+values of all arms, one arm after the other. The joints in a row have the same order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ NET_FORCE = "net_force_n"
 NET_IMPULSE = "net_impulse_ns"
 OF_CONTACTS = (NET_FORCE, NET_IMPULSE)  # columns of `contacts` that older records lack
 LINK_MOTION = "link_motion"
-"""Motion of the movable parts in the header's `geometry` since record 0: M columns, one per component of motion."""
+"""Motion since record 0 of the movable parts in the header's `geometry`: M columns, one per component."""
 POLICY_ACTION = "policy_action"  # the policy's own actions, if a filter changed some of them
 CHUNK_STEP = "chunk_step"
-"""Origin of each action, if a policy computes chunks of several actions: the number of the chunk in the episode, and
-of the action in the chunk, both from 0; −1 = the action is not from a chunk."""
+"""For a policy that computes chunks of several actions: the index of each action's chunk in the episode, and the index
+of the action in the chunk. −1 = the action is not from a chunk."""
 LABEL_COST = "label_cost"
 """Costs that the simulator reports in each step, such as `info["cost"]`; the header field `LABELS` names the K columns.
 −1 = the step has no such cost."""
@@ -131,9 +131,9 @@ CONTACT_COLUMNS = {
     "b": PLACE,
     **dict.fromkeys(("force_n", "impulse_ns", *OF_CONTACTS), REAL),
 }
-"""Dtype of each column of `contacts`. `step` is the record's number. NaN = the force or impulse was not recorded."""
+"""Dtype of each column of `contacts`. `step` is the record's index. NaN = the force or impulse was not recorded."""
 FORCES = ("force_n", NET_FORCE)
-"""A contact's forces: `force_n` is the largest at one contact point, `net_force_n` the net force of the two bodies."""
+"""`force_n` is the largest force at one contact point, `net_force_n` is the net force between two bodies."""
 
 
 NUMERIC = tuple(channel for channel in CHANNELS if channel.is_numeric)

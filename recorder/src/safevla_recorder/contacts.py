@@ -1,4 +1,4 @@
-"""Contacts of substeps in any simulator: peaks and impulses, the gripped body, and a filter of contacts.
+"""Contacts in the substeps of any simulator: peak forces, impulses, the gripped body, and a filter of contacts.
 
 The filter leaves out resting and mechanical contacts (docs/explanation/fidelity.md, static contacts).
 """
@@ -27,7 +27,7 @@ class GeomMap:
 
     `place` [G] is the index in `roles` of the body that owns each of the G geoms. `fingers` [G] is 1 or 2 for geoms of
     the gripper's two finger groups, else 0; None = no gripper has fingers. With several arms, 3 and 4 are the second
-    arm's finger groups, and so on. `fixtures` [G] is the number of the fixture that owns each geom; 0 = none.
+    arm's finger groups, and so on. `fixtures` [G] is the number (from 1) of the fixture that owns each geom; 0 = none.
     """
 
     roles: Mapping[str, str]
@@ -36,7 +36,7 @@ class GeomMap:
     fixtures: Ints
     substep_s: float
     apart_substeps: int = 1
-    forces: tuple[str, ...] = FORCES  # which of `FORCES` the contacts of this episode have
+    forces: tuple[str, ...] = FORCES  # which of `FORCES` this episode's contacts have
     torque_source: str | None = None
     """Source of the torques, such as `qfrc_actuator`; None = unknown, or torques are not recorded."""
     weights: Mapping[int, Floats] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class GeomMap:
     geometry: str | None = None  # the scene's description, `Geometry.text`; None = not recorded
     arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Maps each arm's name to its recorded bodies; empty = there is one arm, the whole robot."""
-    arm_joints: Sequence[int] = ()  # number of joints of each of several arms; empty = no torques are recorded
+    arm_joints: Sequence[int] = ()  # number of joints of each arm if there are several; empty = no torques
 
     @cached_property
     def robot(self) -> Bools:
@@ -53,7 +53,7 @@ class GeomMap:
 
     @cached_property
     def arm(self) -> Ints:
-        """For each recorded body, the number (from 1) of its arm; 0 = none, [B]."""
+        """Number (from 1) of the arm that each recorded body belongs to, [B]; 0 = no arm."""
         return group_numbers(self.roles, self.arms.values())
 
     @property
@@ -75,14 +75,14 @@ class GeomMap:
 
 
 def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
-    """Return for each member the number (from 1) of the group that contains it; 0 = none, [M]."""
+    """Return the number (from 1) of the group that contains each member, [M]; 0 = no group."""
     number_of = {member: number for number, group in enumerate(groups, start=1) for member in group}
     return np.array([number_of.get(member, 0) for member in members], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class SubstepContacts(ABC):
-    """C contacts between geoms in successive substeps, sorted by `substep`, then in the simulator's order, [C] each."""
+    """C contacts between geoms in successive substeps, sorted by `substep`, then as in the simulator."""
 
     substeps: int
     substep: Ints
@@ -96,11 +96,11 @@ class SubstepContacts(ABC):
 
     @abstractmethod
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms of the forces (normal and tangential, no torques) of the K contacts `which`, [K] in N."""
+        """Return the norms [K] in N of the forces (normal and tangential, no torques) of the K contacts `which`."""
 
     @abstractmethod
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the K contacts' forces on their second geoms, [K, 3] in N, world frame; None = only norms exist."""
+        """Return the forces [K, 3] in N (world frame) on the second geoms of K contacts; None if only norms exist."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,12 @@ class MeasuredContacts(SubstepContacts):
     are_net: bool = False
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms of the forces of the K contacts `which`, [K] in N."""
+        """Return the norms [K] of the forces of the K contacts `which`, in N."""
         force = self.force_n[which]
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the K contacts' forces on their second geoms, [K, 3] in N, world frame; None = only norms exist."""
+        """Return the forces [K, 3] in N (world frame) on the second geoms of K contacts; None if only norms exist."""
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
@@ -128,11 +128,11 @@ def contact_peaks(
 ) -> ContactList:
     """Return peak forces in N and impulses in N·s of the contacts `which`, in one row per record and body pair.
 
-    `owner` [substeps] has the record of each substep, and `place` [G] the body of each geom. `force_n` is the largest
-    force at a single contact point, or `net_force_n` if only net forces are known. `net_force_n` is the largest norm of
-    a substep's force vectors, added up; NaN without vectors. `impulse_ns` is Σ force · `substep_s` over all contacts;
-    `net_impulse_ns` is Σ net force · `substep_s` over all substeps. Both are NaN if `substep_s` is None (a single
-    instant). Rows are ordered by record, then by body pair with a < b. Without contacts there are no rows.
+    `owner` [substeps] is each substep's record, and `place` [G] is each geom's body. `force_n` is the largest force at
+    a single contact point, or `net_force_n` if only net forces are known. `net_force_n` is the largest net force (norm
+    of the sum of a substep's forces); NaN without vectors. `impulse_ns` is Σ force · `substep_s` over all contacts;
+    `net_impulse_ns` is Σ net force · `substep_s` over all substeps. Both impulses are NaN if `substep_s` is None (a
+    single instant). Rows are ordered by record, then by body pair with a < b. Without contacts there are no rows.
     """
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     body_count = int(place.max()) + 1
@@ -162,7 +162,7 @@ def contact_peaks(
 
 
 def _sum_net_forces(vectors: Floats, group_of_contact: Ints, substep: Ints, group_count: int) -> tuple[Floats, Floats]:
-    """Add up each group's vectors per substep. Return the maximum and the sum of the results' norms, [groups] each."""
+    """Return two arrays [groups]: the maximum and the sum, over substeps, of the norm of each group's net force."""
     # An instant is one substep of one group.
     instant_keys, instant_of_contact = np.unique(
         group_of_contact * (int(substep[-1]) + 1 if len(substep) else 1) + substep, return_inverse=True
@@ -186,24 +186,24 @@ def vector_norms(vectors: Floats) -> Floats:
 
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
-    """Join the contact lists of successive records; record numbers stay. Raises `ValueError` if `lists` is empty."""
+    """Join the contact lists of successive records. Raises `ValueError` if `lists` is empty."""
     return ContactList(*map(np.concatenate, zip(*(contacts.columns().values() for contacts in lists))))
 
 
 def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> NDArray[np.int64]:
-    """Return the index of the body that both finger groups touch in each substep of `instants`, [R], or [R, A] with A
-    arms; −1 = none. The robot's bodies do not count. If the fingers touch several bodies, return the one with the
-    largest force at a single contact point; if the forces are equal, the one with the lowest index.
+    """For each of the R substeps `instants`, return the index of the body that both finger groups touch, [R], or [R, A]
+    for A arms; −1 = no body. The robot's bodies do not count. If the fingers touch several bodies, return the one with
+    the largest force at a single contact point; if the forces are equal, the one with the lowest index.
     """
     if not geoms.arms:
         return _find_gripped_bodies(contacts, instants, geoms, geoms.sides)
-    # Arm k has the finger groups 2k + 1 and 2k + 2. Call these groups 1 and 2, and all other arms' groups 0.
+    # Arm k has the finger groups 2k + 1 and 2k + 2. They become groups 1 and 2; all other arms' groups become 0.
     fingers_by_arm = [np.where((geoms.sides + 1) // 2 == k + 1, geoms.sides - 2 * k, 0) for k in range(len(geoms.arms))]
     return np.stack([_find_gripped_bodies(contacts, instants, geoms, fingers) for fingers in fingers_by_arm], axis=1)
 
 
 def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, fingers: Ints) -> NDArray[np.int64]:
-    # The result has one entry per substep in `instants`; contacts of other substeps are left out.
+    # The result has one entry per substep in `instants`; contacts in other substeps are ignored.
     held = np.full(len(instants), NOTHING, dtype=np.int64)
     place = geoms.place
     row_of_substep = np.full(contacts.substeps, NOTHING)
@@ -232,8 +232,8 @@ def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: In
 
 
 def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> Bools:
-    """Return whether, in each substep of `instants`, contacts with bodies other than the robot carry at least half the
-    weight of each body in `weights`, [R, W].
+    """For each of the R substeps `instants` and W bodies in `weights`, return whether contacts with bodies other than
+    the robot carry at least half of the body's weight, [R, W].
     """
     row_of_substep = np.full(contacts.substeps, NOTHING)
     row_of_substep[instants] = np.arange(len(instants))
@@ -251,23 +251,23 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
 
 
 class ContactFilter:
-    """Decides which contacts count, by their pairs of geoms and by the contacts of record 0.
+    """Decides which contacts count, from their pairs of geoms and from the contacts in record 0.
 
     - A pair inside one recorded body, or between parts of one fixture, never counts.
     - Contacts between finger groups of one gripper are mechanical and never count. So are contacts between robot links
       that touch in record 0, unless the links belong to different arms.
-    - A pair without a robot geom that touches in record 0 is resting: it counts after `apart_substeps` without contact.
+    - A pair without a robot geom is resting if it touches in record 0; it counts after `apart_substeps` substeps apart.
     - Any other pair counts.
     """
 
     def __init__(self, geoms: GeomMap, first: SubstepContacts) -> None:
-        """Classify geom pairs by `first`, the contacts of record 0; list body pairs that are left out in `dropped`."""
+        """Classify geom pairs from `first`, the contacts in record 0. `dropped` lists the body pairs left out."""
         place, robot, fingers, fixtures = geoms.place, geoms.robot, geoms.sides, geoms.fixtures
         self._geom_count, self._apart_substeps = len(place), geoms.apart_substeps
         # For each pair of geoms: 0 = contacts count, `_NEVER` = contacts never count, k > 0 = this is resting pair k.
         fate = np.zeros((len(place), len(place)), dtype=np.int32)
         fate[place[:, None] == place] = _NEVER
-        # The number (from 1) of the gripper that a geom belongs to; 0 = none.
+        # The number (from 1) of the gripper that each geom belongs to; 0 = no gripper.
         gripper = (fingers + 1) // 2
         fate[(gripper[:, None] == gripper) & (fingers[:, None] != fingers)] = _NEVER
         fate[(fixtures[:, None] == fixtures) & (fixtures > 0)] = _NEVER
@@ -283,7 +283,7 @@ class ContactFilter:
         self.dropped = _list_dropped_pairs(geoms, a, b, is_between_links | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Number the S resting geom pairs from 1 to S in the table `_fate`; return their indices in it, [2, S]."""
+        """Number the S resting geom pairs from 1 to S in `_fate`. Return the indices of their entries, [2, S]."""
         g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geom_count + np.maximum(g1, g2)), self._geom_count)
         resting = np.stack([low * self._geom_count + high, high * self._geom_count + low])
@@ -294,12 +294,12 @@ class ContactFilter:
     def mark_counted(self, contacts: SubstepContacts) -> Bools:
         """Return whether each contact counts, [C], and release resting pairs that have been apart long enough.
 
-        A pair counts from the substep after the one that completed `apart_substeps` without contact. Call this on
+        After `apart_substeps` successive substeps without contact, a pair counts from the next substep on. Call this on
         successive substeps: the filter stores how long each resting pair has been apart.
         """
         fate = self._fate[contacts.geom1.astype(np.int64) * self._geom_count + contacts.geom2]
         resting_count = self._resting_entries.shape[1]
-        # Column k is for resting pair k. The first and last columns collect all other pairs, and are not used.
+        # Column k is for resting pair k. The first and the last column are for all other pairs, and are not used.
         is_touching = np.zeros((contacts.substeps, resting_count + 2), dtype=np.bool_)
         is_touching[contacts.substep, fate] = True  # a fate of −1 is the index of the last column
         resting_touch = is_touching[:, 1:-1]
@@ -310,11 +310,11 @@ class ContactFilter:
         substep = np.arange(contacts.substeps)[:, None]
         substeps_apart = substep - np.maximum.accumulate(np.where(resting_touch, substep, -1 - self._substeps_apart))
         is_released: Bools = np.any(substeps_apart >= self._apart_substeps, axis=0)
-        # The substep in which each pair has been apart long enough; contacts count from the next substep on.
+        # The substep that releases each resting pair; the pair's contacts count from the next substep on.
         release_substep = np.where(
             is_released, (substeps_apart >= self._apart_substeps).argmax(axis=0), contacts.substeps
         )
-        # The substep after which contacts with each fate count: 0 = always, k = after its release, −1 (last) = never.
+        # Contacts count after this substep, by fate: 0 = always, k = after the release of pair k, −1 (last) = never.
         counted_after = np.concatenate([[-1], release_substep, [contacts.substeps]])
         counted: Bools = contacts.substep > counted_after[fate]
         self._substeps_apart = substeps_apart[-1]
@@ -330,7 +330,7 @@ class ContactFilter:
 def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
     place, fingers, fixtures = geoms.place, geoms.sides, geoms.fixtures
     pairs = {(int(x), int(y)) for x, y in zip(a[is_listed], b[is_listed])}
-    # Each odd finger group belongs to the same gripper as the next group.
+    # Finger groups 1 and 2 belong to the first gripper, groups 3 and 4 to the second, and so on.
     for group in range(1, int(fingers.max(initial=0)), 2):
         pairs |= {(int(x), int(y)) for x in set(place[fingers == group]) for y in set(place[fingers == group + 1])}
     for fixture in set(fixtures[fixtures > 0].tolist()):

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Action = NDArray[np.float64]
 SCHEMA_VERSION, ARMS_VERSION = 1, 2
-"""Schema versions of records of one arm and of several arms. Old versions of safevla-bench reject the second one."""
+"""Schema versions of records with one arm and with several arms. Old versions of safevla-bench reject version 2."""
 _REQUIRED = ("episode_id", "benchmark", "task_id", "success", "dt", "target_object")
 _ROLLOUT = ("policy", "instruction", "seed", "env_seed", "init_state_index", "horizon", "outcome", "embodiment")
 _SIMULATOR = ("versions", "dropped_pairs", "forces", "torque_source")
@@ -40,7 +40,7 @@ OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
 class EpisodeRow:
     """One row of a run's table of episodes; `reason` says why an episode crashed, was stopped or had an invalid action.
 
-    Unknown fields are None. In a user's own loop, the recorder does not know all of them.
+    Unknown fields are None. A recorder in a user's own loop does not know all fields.
     """
 
     episode_id: str
@@ -56,17 +56,17 @@ class EpisodeRow:
     outcome: str
     steps: int
     reason: str | None = None
-    code: str | None = None  # the code of the recording process, from `identity.describe_code`
+    code: str | None = None  # identifies the recording process's code; see `identity.describe_code`
 
 
 @dataclass(frozen=True)
 class ContactList:
-    """Contacts of one episode in record order, [C] each; `a` and `b` are indices in `roles`; NaN = not recorded.
+    """C contacts of one episode, in the order of its records. `a` and `b` are indices in `roles`; NaN = not recorded.
 
     `net_force_n` is the norm of the net force, the vector sum of all contact forces between two bodies. `force_n` is
-    the largest norm at a single contact point, or `net_force_n` if only it is known. Both are peaks over the substeps.
-    With a substep of t seconds, `impulse_ns` is Σ |force| · t over all contact points and substeps, and
-    `net_impulse_ns` (empty = NaN) is Σ |net force| · t over all substeps.
+    the largest norm of the force at one contact point, or `net_force_n` if only the net force is known. Both are peaks
+    over the substeps. With a substep of t seconds, `impulse_ns` is Σ |force| · t over all contact points and substeps,
+    and `net_impulse_ns` (empty = NaN) is Σ |net force| · t over all substeps.
     """
 
     record: Ints
@@ -118,7 +118,7 @@ class EpisodeArrays:
     """Numeric channels of `CHANNELS` that have no field in this class, by name."""
     valid_bodies: Sequence[int] = ()
     pose_valid: Bools | None = None
-    """False if a body's pose is unknown, so that its numbers mean nothing. All other bodies' poses are always known."""
+    """False if the pose of a body in `valid_bodies` is unknown. The poses of all other bodies are always known."""
     supported_bodies: Sequence[int] = ()
     supported: Bools | None = None
     opening_bodies: Sequence[int] = ()
@@ -133,12 +133,12 @@ class EpisodeArrays:
 
 
 FIXTURES = "fixtures"
-"""Header field: root body of a fixture -> position [3] in m, quaternion [4] wxyz; absent if a seed determines them."""
+"""Header field: pose of each fixture's root body, position [3] in m, quaternion [4] wxyz; absent if a seed fixes it."""
 SIMULATION = "simulation"
 """Header field: facts from `read_simulation` that, like versions, affect the last digits of a trajectory."""
 
 EARLIER_SEED = "earlier_seed"
-"""Host-specific header field: the last `seed`, and `earlier_resets`: the number of resets after it, except the last."""
+"""Header field: the last `seed`, and `earlier_resets`, the number of resets between it and the episode's own reset."""
 
 
 def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]:
@@ -153,12 +153,12 @@ def add_header_field(extra: Mapping[str, object], name: str, value: object) -> d
     return {**extra, "header": {**header, name: value}}
 
 
-NO_COST = -1.0  # value in `LABEL_COST` if a step has no cost of that name
+NO_COST = -1.0  # value in `LABEL_COST` for a missing cost
 
 
 def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArrays:
-    """Return the recording with the simulator's costs of its n - 1 steps. Each cost is a number, or maps names to
-    numbers.
+    """Return the recording with the simulator's costs of its n - 1 steps. Each cost is a number, or a mapping from
+    names to numbers.
 
     `NO_COST` replaces a missing, negative or non-finite cost. Raises `RecordError` unless `costs` has n - 1 entries.
     """
@@ -184,8 +184,8 @@ def _list_valid_costs(cost: object) -> dict[str, float]:
 
 
 def check_recorded_numbers(recording: EpisodeArrays) -> None:
-    """Raise `RecordError`, with episode and field, for the first invalid number: not finite, larger than 1e100, a
-    negative force or impulse, or a header integer over 64 bits. NaN is valid for an impulse that was not recorded.
+    """Raise `RecordError`, which names episode and field, for the first invalid number: not finite, larger than 1e100,
+    a negative force or impulse, or a header integer over 64 bits. NaN is valid for an impulse that was not recorded.
     """
     for problem, field_name in _find_invalid_numbers(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)
@@ -194,7 +194,7 @@ def check_recorded_numbers(recording: EpisodeArrays) -> None:
 
 
 def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
-    # Yield pairs: a problem, and the name of the field that has it.
+    # Yield each problem with the name of its field.
     for name in INTEGERS:
         value = recording.header.get(name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -222,7 +222,7 @@ def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]
 # The file of one raw episode (`.npz`) has the arrays of `CHANNELS` by name, without pickles.
 # Equal episodes give equal bytes. Bodies are indices in `body_roles`. `header` and `extra` are JSON texts in UTF-8.
 # `header` has the fields of the episode's header, `body_roles`, the number of `records`, and the names of `arrays`.
-# If an array in `arrays` is missing, it was lost. All other missing arrays were not recorded.
+# If the file lacks an array that `arrays` names, the array was lost. All other missing arrays were not recorded.
 
 
 # A zip archive stores a time for each file. A fixed time keeps the bytes of equal episodes equal.

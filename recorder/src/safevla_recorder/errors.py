@@ -92,7 +92,7 @@ class RecordError(SafevlaError):
 
 
 class RunError(SafevlaError):
-    """A run folder is missing, already exists, or belongs to something else."""
+    """A run folder is missing, already exists, or contains something else."""
 
 
 class FileError(SafevlaError):
@@ -134,8 +134,8 @@ _EXCEPTION_LINES = (
 def find_exception(text: str) -> tuple[str, str]:
     r"""Return the line of a traceback that names the exception, and the exception's remedy ("" if it has none).
 
-    If there are several tracebacks, use the last one, and prefer those of exceptions that Python did not ignore. In a
-    text without a traceback, return the last line that begins with an exception's name, or that is not indented.
+    Use the last traceback of an exception that Python did not ignore, or else the last traceback. Without a traceback,
+    return the last line that begins with the name of an exception, or else the last line that is not indented.
 
     >>> find_exception("RuntimeError: CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.")
     ('RuntimeError: CUDA error: out of memory', '')
@@ -183,7 +183,7 @@ HIDDEN = "***"
 _MIN_CHARACTERS = 4  # minimum length of a secret; shorter secrets would match inside ordinary words
 _ADDRESS = re.compile(r"://[^\s'\"]*")
 _AUTHORITY = re.compile(r"[^/?#]*")
-_PASSWORD = re.compile(r"[^/?#\[:]+:\d*[^/?#\d]")  # only digits after a colon are a port, not a password
+_PASSWORD = re.compile(r"[^/?#\[:]+:\d*[^/?#\d]")  # if only digits follow a colon, they are a port, not a password
 _secrets: set[str] = set()
 
 
@@ -220,7 +220,7 @@ _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U00013441\U00013442\U00016fe4\U0001d159\U000e0000-\U000e0fff]"
 )
-"""Invisible characters that Python calls printable: characters that renderers ignore, fillers and blank letters."""
+"""Invisible characters that Python calls printable: fillers, blank letters, and characters that renderers ignore."""
 
 
 def escape_controls(text: str) -> str:

@@ -36,7 +36,7 @@ _PARTIAL = ".partial"
 _RULES_FILE = "judged_with.json"  # written by `safevla score` if it uses other rules than the default
 _log = errors.get_logger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
-_claims: dict[Path, int] = {}  # maps each folder that this process has claimed to its lock's descriptor
+_claims: dict[Path, int] = {}  # maps each folder that this process has locked to the lock file's descriptor
 if hasattr(os, "register_at_fork"):  # a forked child process must not use its parent's folders and locks
     os.register_at_fork(after_in_child=_open_folders.clear)
     os.register_at_fork(after_in_child=_claims.clear)
@@ -45,8 +45,8 @@ if hasattr(os, "register_at_fork"):  # a forked child process must not use its p
 def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
     """Return this process's run folder, and the process's name in the episodes' ids (None = no name).
 
-    A process without a name uses `out`. A process with a name, or a process of `multiprocessing`, uses a folder
-    `out/worker_NAME`: its current folder, a new folder, or the folder of a process of this run that has ended.
+    A process without a name uses `out`. A process with a name, or a child process of `multiprocessing`, uses a folder
+    `out/worker_NAME`: its current folder, a new folder, or the folder of an ended process of this run.
     """
     if worker is None and parent_process() is None:
         return out, None
@@ -59,7 +59,7 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
 
 
 def _claim_worker_folder(path: Path) -> bool:
-    """Make or take over a folder; return False if another process has it. Raises `RunError` if another run owns it."""
+    """Make or take over a folder; return False if another process uses it. Raises `RunError` if another run does."""
     _make_folder(path.parent)
     with suppress(FileExistsError):
         path.mkdir()
@@ -118,8 +118,8 @@ def _session_name() -> str:
 
 
 def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mapping[str, object]) -> RunFolder:
-    """Return the run folder at `out`, ready for the episodes of another environment; a folder that this process made is
-    reused. Raises `RunError` if the folder holds something else, and `FileError` if it cannot be written.
+    """Return the run folder at `out`, ready for the episodes of another environment. Reuse a folder that this process
+    made. Raises `RunError` if the folder contains something else, and `FileError` if it cannot be written.
     """
     path = out.resolve()
     folder = _open_folders.get(path)
@@ -134,7 +134,7 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
-        """Prepare a folder at `out`; write nothing yet. `volatile` are facts in run.json that differ between runs."""
+        """Prepare a folder at `out`; write nothing yet. `volatile` has facts for run.json that differ between runs."""
         self.path = out
         self.episode_ids: set[str] = set()
         self._description: dict[str, Any] = {
@@ -150,7 +150,7 @@ class RunFolder:
             "volatile": dict(volatile),
         }
         self._process_id, self._lock = os.getpid(), threading.RLock()
-        self._begun_episodes: Counter[tuple[str, str, str]] = Counter()  # by policy, benchmark and task id
+        self._begun_episodes: Counter[tuple[str, str, str]] = Counter()  # count by policy, benchmark and task id
         self._outcomes: Counter[str] = Counter()
         self._next_file_number = self._block_count = self._complete_blocks = self._open_blocks = 0
         self._written_description = b""
@@ -166,15 +166,15 @@ class RunFolder:
             yield
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
-        """Register another environment and its task, and begin a block of recording."""
+        """Register another environment and its task, and begin to record the environment."""
         protocol = self._description["protocol"]
         protocol["wait_steps"] = sorted({*protocol["wait_steps"], rules.wait_steps})
         self._add_task(env.task.benchmark, env.task.task_id, rules.horizon)
         self.begin_block(env.host, env.versions, rules.policy, privileged=rules.privileged)
 
     def begin_block(self, host: str | None, versions: Mapping[str, str], policy: str, *, privileged: bool) -> None:
-        """Begin a block of recording: write run.json with host and versions, marked as incomplete. The first call makes
-        the folder, unless `reopen` has read it. Raises `RunError` if the folder already contains other files, and
+        """Begin one recording: write run.json with host and versions, marked as incomplete. The first call makes the
+        folder, unless `reopen` has read it. Raises `RunError` if the folder already contains other files, and
         `FileError` if the folder or run.json cannot be written.
         """
         own_package = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
@@ -213,14 +213,14 @@ class RunFolder:
             raise errors.RunError(problem, remedy="Restore the file, or choose another folder.", place=place) from None
 
     def take_number(self, policy: str, task: TaskLabel) -> int:
-        """Return the number, from 0, of the policy's next episode of a task, and count this episode."""
+        """Return the number (from 0) of a policy's next episode of a task, and count this episode."""
         with self._take_turn():
             number = self.next_number(policy, task)
             self._begun_episodes[policy, task.benchmark, task.task_id] += 1
             return number
 
     def next_number(self, policy: str, task: TaskLabel) -> int:
-        """Return the number, from 0, of the policy's next episode of a task, without counting it."""
+        """Return the number (from 0) of a policy's next episode of a task, but do not count it."""
         return self._begun_episodes[policy, task.benchmark, task.task_id]
 
     def write_episode(self, row: episode.EpisodeRow, content: bytes | None) -> None:
@@ -228,7 +228,7 @@ class RunFolder:
         its row. Write run.json if it has changed. Raises `FileError` if a file cannot be written.
         """
         with self._take_turn():
-            # Take the number before writing: garbage collection may write an episode of another environment meanwhile.
+            # Take the number before writing: garbage collection may write another environment's episode meanwhile.
             number, self._next_file_number = self._next_file_number, self._next_file_number + 1
             stem = self.path / RAW / f"{number:06d}"
             if content is not None:
@@ -255,7 +255,7 @@ class RunFolder:
             description["protocol"]["horizons"] = sorted({*description["protocol"]["horizons"], horizon})
 
     def close_block(self, *, complete: bool, is_last: bool = True) -> None:
-        """End a block of recording; `complete` is false if it was interrupted. After the last open block, write
+        """End one recording; `complete` is false if it was interrupted. When no recording is open any more, write
         run.json and print the folder's path. If no episode was recorded, remove the folder and log a warning.
         """
         if os.getpid() != self._process_id:
@@ -288,7 +288,7 @@ class RunFolder:
             _log.warning("no episode was recorded, so there is no %s", shown_path)
 
     def _write_description(self) -> None:
-        """Write run.json if it has changed; `complete` is true if every block so far has ended normally."""
+        """Write run.json if it has changed; its `complete` is true if every recording so far has ended normally."""
         self._description["complete"] = self._complete_blocks == self._block_count
         content = _encode_json(self._description, indent=2)
         if content != self._written_description:
@@ -297,7 +297,7 @@ class RunFolder:
 
 
 def require_policy_name(policy: object) -> None:
-    """Raise `RunError` unless `policy` is a text that is not blank."""
+    """Raise `RunError` if `policy` is not a text, or is blank."""
     if not isinstance(policy, str) or not policy.strip():
         remedy = "Give the name under which the episodes are reported."
         raise errors.RunError(f"{policy!r} is not a valid name of a policy", remedy=remedy)
@@ -315,7 +315,7 @@ def is_of_killed_writer(path: Path) -> bool:
 
 
 def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool]) -> None:
-    """Raise `RunError` if `path` is a file, or a folder with entries for which `is_of_killed_writer` is false."""
+    """Raise `RunError` if `path` is a file, or a folder in which `is_of_killed_writer` is false for any file."""
     if path.exists() and not (path.is_dir() and all(map(is_of_killed_writer, path.iterdir()))):
         remedy = "Choose another --out, or remove the folder first."
         raise errors.RunError("the folder exists and is not empty", remedy=remedy, place=errors.Place(file=str(path)))
@@ -329,7 +329,7 @@ def remove_unused(path: Path, *, is_new: bool) -> None:
     for file in (path / RUN, path / LOCK, *(path / RAW).glob("[0-9]*.npz")):
         with suppress(OSError):
             file.unlink()
-    for folder in (path / RAW, path)[: 1 + is_new]:  # only the subfolder, unless the folder is new
+    for folder in (path / RAW, path)[: 1 + is_new]:  # an old folder stays; only its subfolder is removed
         with suppress(OSError):
             folder.rmdir()
 
@@ -352,7 +352,7 @@ def _write_file(path: Path, content: bytes) -> None:
     partial_file = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
         with suppress(OSError):
-            partial_file.unlink()  # a file from an ended process with the same id, or a link
+            partial_file.unlink()  # left by an ended process with the same id, or a link
         with partial_file.open("xb") as stream:
             stream.write(content)
             stream.flush()
@@ -378,8 +378,8 @@ def _escape_character(character: str) -> str:
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock the folder for this process; return the lock's descriptor for `unlock_folder`. Log a warning if the file
-    system has no locks. Raises `RunError` if another process has the lock, `FileError` if its file cannot be opened.
+    """Lock the folder for this process; return the lock's descriptor for `unlock_folder`. Warn if the file system has
+    no locks. Raises `RunError` if another process has the lock, and `FileError` if the lock file cannot be opened.
     """
     place = errors.Place(file=str(folder))
     while True:
@@ -405,7 +405,7 @@ def lock_folder(folder: Path) -> int:
 
 
 def unlock_folder(folder: Path, descriptor: int) -> None:
-    """Close the lock's descriptor. Remove the folder's lock file if it is the descriptor's file."""
+    """Remove the folder's lock file if `descriptor` belongs to this file, and close `descriptor`."""
     if _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
     os.close(descriptor)
@@ -445,7 +445,7 @@ class RunWriter:
                 run.write(recorder, success=lifted, init_state_index=start)
 
     A folder that an earlier `RunWriter` made is continued, and its episodes stay. `write` returns after the episode is
-    completely written. If the `with` block raises, run.json says that the run is not complete.
+    completely written. If the `with` block raises an error, run.json says that the run is not complete.
     """
 
     def __init__(
@@ -464,12 +464,12 @@ class RunWriter:
             out: the run folder.
             policy: the name under which the episodes are reported.
             host: the host (simulator) of `safevla eval` whose scenes and tags fit the episodes; None = no such host.
-            packages: distributions whose versions are recorded, in addition to those of NumPy and the recorder.
+            packages: distributions whose versions are recorded, in addition to NumPy's and the recorder's.
             privileged: whether the policy sees simulator state that no robot has; reports mark such policies.
             header: header fields with the same value in all episodes; see `write`.
 
         Raises:
-            RunError: the folder holds something else or is damaged, another process writes to it, or `policy` is not a
+            RunError: the folder has other contents or is damaged, another process writes to it, or `policy` is not a
                 valid name.
             FileError: the folder cannot be written.
         """
@@ -517,14 +517,14 @@ class RunWriter:
                 `BatchRecorder.step` returned.
             reason: why the episode was stopped, or why its action is invalid.
             costs: for each step, the result of the simulator's own safety check, such as `info["cost"]`: a number, or
-                numbers by name. Costs are stored, but do not affect our verdicts.
+                numbers by name. Costs are stored, but do not affect the verdicts.
             header: the episode's `HEADER_FIELDS`; they override the constructor's fields. `benchmark`, `task_id`,
                 `success`, `dt` [s] and `target_object` (None = no target) are required. Without `episode_id`, the
-                episodes of a task are numbered. Without `outcome`, it follows from `success`.
+                episodes of a task are numbered. If `outcome` is missing, it follows from `success`.
 
         Raises:
             HostError: no episode has begun.
-            RecordError: a field is missing, unknown, of another type or contradicts others, or a number is invalid.
+            RecordError: a field is missing or unknown, has a wrong type or contradicts another, or a number is invalid.
             RunError: the folder already has an episode with this id.
             FileError: the episode cannot be written.
         """
@@ -591,7 +591,7 @@ class RunWriter:
 
 
 def _convert_field(name: str, value: object) -> Any:
-    # Return the value as a plain Python value. Raise an error unless it has the field's type.
+    # Return the value as a plain Python value. Raise an error if the field needs another type.
     if name not in _ALLOWED_FIELDS:
         raise _field_error(name, "an episode has no field of this name", f"Fields: {', '.join(_ALLOWED_FIELDS)}.")
     plain: Any = value.tolist() if hasattr(value, "tolist") else value

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 WORLD, TRACKED = -1, -2
 ALL_MOTION = tuple(range(6))
-MERGED_M = 0.005  # boxes are merged if the merged box extends less than this beyond them
+MERGED_M = 0.005  # boxes are merged if the merged box extends beyond them by less than this [m]
 _RESOLUTION = 2.0**-22  # motions are rounded to 0.24 µrad or µm, so that compressed records stay small
 
 
@@ -30,20 +30,20 @@ class Part:
 
     body: str  # recorded body that the part belongs to; empty = none
     parent: int = WORLD
-    """Index of the parent, an earlier part. `WORLD` = attached to the world; `TRACKED` = has the pose of `body`."""
+    """Index of the parent, an earlier part; `WORLD` = attached to the world; `TRACKED` = has the pose of `body`."""
     motion: tuple[int, ...] = ()
     """Components of the motion relative to the parent: 0 to 2 are a rotation vector, 3 to 5 are a translation."""
     boxes: Floats = field(default_factory=lambda: np.empty((0, 10)))
     """Boxes in the part's frame, [K, 10]: center [m], quaternion wxyz and half sizes [m] of each."""
     planes: Floats = field(default_factory=lambda: np.empty((0, 7)))
-    """Planes in the part's frame, [K, 7]: point and quaternion of each. The half-space below the xy plane is solid."""
+    """Planes in the part's frame, [K, 7]: point and quaternion. Points with negative z in a plane's frame are solid."""
 
 
 class Geometry:
     """The parts of one episode, with their poses in record 0."""
 
     def __init__(self, parts: Sequence[Part], hand: Sequence[int], position: Floats, quaternion: Floats) -> None:
-        """Describe the scene. `hand` lists the parts of hand and fingers; the parts' world poses are [P, 3], [P, 4]."""
+        """Describe P parts from their world poses [P, 3] and [P, 4]. `hand` has the indices of hand and fingers."""
         self._moving_parts = [k for k, part in enumerate(parts) if part.motion]
         # Each moving part has six components of motion; keep only the components that can change.
         self._motion_columns = [
@@ -68,7 +68,7 @@ class Geometry:
         )
 
     def measure_motion(self, position: Floats, quaternion: Floats) -> Floats | None:
-        """Return `link_motion` [n, M] for world poses [n, P, 3] and [n, P, 4]; None if M is 0 or `text` is None."""
+        """Return `link_motion` [n, M] from world poses [n, P, 3] and [n, P, 4]; None if M is 0 or `text` is None."""
         if self.text is None or not self._motion_columns:
             return None
         relative_position, relative_quaternion = (
@@ -130,7 +130,7 @@ def turn_back(quaternion: Floats, vector: Floats) -> Floats:
 
 
 def _rotation_vector(quaternion: Floats) -> Floats:
-    # q and −q are the same rotation. Use the one with the smaller angle.
+    # The quaternions q and −q are the same rotation. Use the quaternion with the smaller angle.
     shorter = np.where(quaternion[..., :1] < 0, -1.0, 1.0) * quaternion
     half_sine = np.sqrt(np.square(shorter[..., 1:]).sum(axis=-1, keepdims=True))
     vector: Floats = shorter[..., 1:] * (
@@ -144,12 +144,12 @@ def _rotation_vector(quaternion: Floats) -> Floats:
 
 @lru_cache(maxsize=4096)
 def merge_boxes(content: bytes) -> Floats:
-    """Merge boxes (bytes of float64 [K, 10]) if the merged box extends less than `MERGED_M` beyond them. Cached."""
+    """Merge boxes (bytes of float64 [K, 10]) if this adds less than `MERGED_M` to their extent. Cached."""
     boxes = np.frombuffer(content).reshape(-1, 10)
     excess_so_far = np.zeros(len(boxes))
     while len(boxes) > 1:
         excess, low, high = _measure_joins(boxes)
-        # Add the distance by which boxes that were merged before already extend beyond the original boxes.
+        # Add the distance by which earlier merged boxes extend beyond the original boxes.
         excess += np.maximum(excess_so_far[:, None], excess_so_far)
         pairs: list[tuple[int, int]] = []
         paired: set[int] = set()
@@ -177,8 +177,8 @@ def merge_boxes(content: bytes) -> Floats:
 
 
 def _measure_joins(boxes: Floats) -> tuple[Floats, Floats, Floats]:
-    """Enclose each pair of boxes i and j in a box with the axes of i. Return an upper bound of the distance by which it
-    extends beyond i and j, [K, K] (inf for i = j), and its lower and upper corners in the frame of i, [K, K, 3] each.
+    """Enclose each pair of boxes i and j in a box with the axes of i. Return an upper bound of the distance by which
+    this box extends beyond i and j, [K, K] (inf for i = j), and its low and high corners in the frame of i, [K, K, 3].
     """
     inverse, half_size = boxes[:, None, 3:7] * _INVERSE, boxes[:, None, 7:]
     center_of_j = rotate(inverse, boxes[None, :, :3] - boxes[:, None, :3])
@@ -189,8 +189,8 @@ def _measure_joins(boxes: Floats) -> tuple[Floats, Floats, Floats]:
     reach_of_j = np.abs(rotate(rotation_of_j, half_extents)).sum(axis=2)
     low, high = np.minimum(center_of_j - reach_of_j, -half_size), np.maximum(center_of_j + reach_of_j, half_size)
     excess_beyond_i = np.sqrt(np.square(np.maximum(high - half_size, -half_size - low)).sum(axis=-1))
-    # There is another bound for boxes with parallel axes. It limits the distance of any point to the nearer box:
-    # at most `half_gap` along one axis, and at most `margins` along the other two axes.
+    # If boxes i and j have parallel axes, a second bound is the distance from a point to the nearer of both boxes.
+    # A point's distance to the nearer box is at most `half_gap` along one axis, and `margins` along the other two axes.
     margins = np.maximum.reduce(
         [high - half_size, -half_size - low, high - center_of_j - reach_of_j, center_of_j - reach_of_j - low]
     )

@@ -32,8 +32,8 @@ class TaskIdentity:
     """Hashes that identify what was simulated; None = unknown.
 
     `task_sha256` is the hash of the task's file or class, and `init_states_sha256` the hash of its array of initial
-    states. `task_source` has the distribution and version of the simulator's code, and the hash `sources_sha256` of its
-    environments' code; if the distribution is unknown, it has only this hash.
+    states. `task_source` has the distribution and version of the simulator's code, and `sources_sha256`, the hash of
+    the environments' code. If the distribution is unknown, only the hash is present.
     """
 
     task_sha256: str | None = None
@@ -49,7 +49,7 @@ def read_identity(
     definition: Path | type, states: np.ndarray[Any, Any] | None, package: str, folder: str
 ) -> TaskIdentity:
     """Return the identity of a task: the hashes of its file or class, of its initial states [count, state], and of the
-    code in `folder` of an imported package. If one cannot be read, all hashes are unknown, and the error is logged.
+    code in `folder` of an imported package. If any cannot be read, all hashes are unknown, and the error is logged.
     """
     try:
         if isinstance(definition, type):
@@ -83,15 +83,15 @@ def hash_class(kind: type) -> str:
 
 
 def hash_files(files: Iterable[tuple[str, bytes]]) -> str:
-    """Return the hash of files, given as pairs of name and content; their order does not matter."""
+    """Return the hash of files, given as pairs of name and content in any order."""
     rows = sorted((name, hashlib.sha256(content).hexdigest()) for name, content in files)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 @lru_cache(maxsize=None)
 def read_source(package: str, folder: str) -> dict[str, str]:
-    """Return the distribution and version of an imported package, and the hash of the Python files in its `folder`. If
-    no distribution or several provide the package, only the hash is returned. Cached.
+    """Return the distribution and version of an imported package, and the hash of the Python files in its `folder`.
+    Return only the hash unless exactly one distribution provides the package. Cached.
     """
     root = Path(str(sys.modules[package].__file__)).parent / folder
     sources = hash_files((path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*.py"))
@@ -108,7 +108,7 @@ _OWN_PACKAGES = ("safevla_bench", "safevla_recorder")
 @lru_cache(maxsize=None)
 def describe_code(package: str = "") -> str:
     """Return a text that identifies this process's code: for each imported package among safevla_bench,
-    safevla_recorder and `package`, its name and 16 digits of its files' hash; `unknown` if any is unreadable. Cached.
+    safevla_recorder and `package`, name and 16 digits of its files' hash; `unknown` if a file is unreadable. Cached.
 
     A version does not identify code: two commits may share it. Normal and editable installations have equal hashes.
     """
@@ -140,7 +140,7 @@ def is_other_code(first: str, second: str) -> bool:
 
 @lru_cache(maxsize=None)
 def find_distributions(package: str) -> dict[str, str]:
-    """Return name -> version of the installed distributions that provide an imported package. Cached."""
+    """Return the name and version of each installed distribution that provides an imported package. Cached."""
     file = Path(str(sys.modules[package].__file__)).resolve()
     relative = f"{package.replace('.', '/')}/{file.name}"
     installed = list(importlib.metadata.distributions())

@@ -1,7 +1,7 @@
 """A LIBERO environment that a user's script made: its hooks, task, initial states and scene.
 
 The hooks are on the inner robosuite environment, so that scripts that use `env.env` directly are recorded, too. Only
-calls that do not reach the inner environment have hooks on `ControlEnv`.
+calls that never reach the inner environment are hooked on `ControlEnv`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PERTURBED_SUITES: Mapping[str, str] = {
     for benchmark in _NAMES[:4]
     for change in ("swap", "object", "lan", "task")
 }
-"""LIBERO-PRO's suites, if it is installed. Each is one of four suites with one of four kinds of `change`."""
+"""Maps each benchmark of LIBERO-PRO, which may be missing, to its suite: a LIBERO suite with one kind of change."""
 ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
 _REWORDED = ("-lan", "-task")
 """Suffixes of LIBERO-PRO's suites with changed instructions, which come from the task files."""
@@ -64,7 +64,7 @@ def find_libero(env: object) -> RecordableLibero | None:
 
 
 class RecordableLibero(attachment.RecordableEnv):
-    """The recordable form of a LIBERO `ControlEnv` or an instance of a subclass."""
+    """A LIBERO environment (`ControlEnv` or a subclass) that can be recorded."""
 
     host = "libero"
     embodiment = "Panda"
@@ -150,7 +150,7 @@ def _require_panda(domain: BDDLBaseDomain) -> None:
 
 
 def fresh_global_seed() -> int | None:
-    """Return the seed of NumPy's global generator, which LIBERO uses; None if it has already drawn numbers.
+    """Return the seed of NumPy's global generator, which LIBERO uses; None if numbers were already drawn.
 
     >>> np.random.seed(7)
     >>> fresh_global_seed()
@@ -159,7 +159,7 @@ def fresh_global_seed() -> int | None:
     >>> fresh_global_seed()
     """
     state: Any = np.random.get_state()
-    # The state has a name, a key, a position in the key, and a stored normal number. Each draw changes the position.
+    # A generator's state has a name, a key, a position in the key, and a stored number. A draw changes the position.
     seed, is_fresh = int(state[1][0]), state[2:] == (len(state[1]), 0, 0.0)
     reseeded_state: Any = np.random.RandomState(seed).get_state() if is_fresh else None
     return seed if is_fresh and np.array_equal(reseeded_state[1], state[1]) else None
@@ -172,7 +172,7 @@ _JOINT_GOALS = ("open", "close", "turnon", "turnoff")
 
 
 def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
-    """Return the goal's predicates, such as `("on", "akita_black_bowl_1", "plate_1")`; all must hold."""
+    """Return the goal's predicates, such as `("on", "akita_black_bowl_1", "plate_1")`; all of them must hold."""
     return tuple(tuple(predicate) for predicate in domain.parsed_problem["goal_state"])
 
 
@@ -186,15 +186,15 @@ class GoalWatch:
     def attach(self) -> Undo:
         """Add a hook that stores the results of goal checks; return a function that removes the hook."""
 
-        # LIBERO's method has a parameter `state`, a predicate such as ["on", "bowl_1", "plate_1"].
+        # The argument `state` of LIBERO's method is a predicate, such as ["on", "bowl_1", "plate_1"].
         def keep(result: object, state: Any, *_: object, **__: object) -> None:
             self._latest[" ".join(map(str, state))] = bool(result)
 
         return hook_call(self._domain, "_eval_predicate", after=keep)
 
     def read(self) -> dict[str, bool]:
-        """Return predicate -> result since the last call, with keys such as `turnon flat_stove_1`; clear the results.
-        Return {} if the result of any of the goal's predicates is missing.
+        """Return the results since the last call, by predicates such as `turnon flat_stove_1`, and forget them. Return
+        {} if the result of any of the goal's predicates is missing.
         """
         latest, self._latest = self._latest, {}
         goal_names = [" ".join(predicate) for predicate in goal_predicates(self._domain)]
@@ -202,7 +202,7 @@ class GoalWatch:
 
 
 def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
-    """Return the first movable object of each predicate of the goal, without repetitions. The first is the target."""
+    """Return the first movable object in each of the goal's predicates, without repetitions: the targets."""
     movable = ([name for name in arguments if name in domain.objects_dict] for _, *arguments in goal_predicates(domain))
     return tuple(dict.fromkeys(names[0] for names in movable if names))
 
@@ -251,7 +251,7 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of all packages that affect a trajectory, with LIBERO under its distributions' names."""
+    """Return the versions of all packages that affect a trajectory; LIBERO has the names of its distributions."""
     return attachment.package_versions(("mujoco", "robosuite", *identity.find_distributions(_PACKAGE), "numpy"))
 
 
@@ -262,7 +262,7 @@ def task_identity(bddl_file: Path, init_states: Floats | None) -> TaskIdentity:
 
 
 def require_robosuite(version: str, distributions: Iterable[str]) -> None:
-    """Raise `HostError` unless robosuite's `version` is 1.4. The `distributions` provide LIBERO."""
+    """Raise `HostError` if robosuite's `version` is not 1.4. `distributions` names LIBERO's distributions."""
     if not version.startswith(_ROBOSUITE):
         ports = [name for name in distributions if name not in {DISTRIBUTION, "libero", "hf-libero"}]
         if ports:
@@ -300,8 +300,8 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
-    """Return benchmark and index of a BDDL file in an installed suite, if an official task has its name and content;
-    None for other files. The installed suite's order is ignored, because LIBERO-plus orders tasks differently.
+    """Return benchmark and task index of a BDDL file in an installed suite; None unless an official task has the file's
+    name and content. The order of tasks in the installed suite is ignored, because LIBERO-plus has another order.
     """
     path = bddl_file.resolve()
     suite = next((name for name, folder in ALL_SUITES.items() if folder == path.parent.name), None)
@@ -353,8 +353,8 @@ def find_init_states(bddl_file: Path) -> Floats | None:
 
 
 def read_own_states(bddl_file: Path) -> Floats | None:
-    """Return the initial states, [count, 1 + nq + nv], from the file next to a BDDL file, or from the folder with the
-    same name in LIBERO's `init_states`; None if there is no file. Raises `HostError` if the file cannot be read.
+    """Return the initial states, [count, 1 + nq + nv], of a BDDL file, from a file in the same folder or in LIBERO's
+    `init_states`; None if there is no file. Raises `HostError` if the file cannot be read.
     """
     name = f"{bddl_file.stem}{_STATES_FILE_SUFFIX}.npz"
     candidates = [bddl_file.with_name(name)]

@@ -70,7 +70,7 @@ class RecordingSession:
     def _watch_reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         # Replaces `reset` of the wrapper that the user passed. Records any simulator that the reset makes.
         if not known_kinds():
-            with suppress(Exception):  # import the class before the reset makes instances of it, to watch them
+            with suppress(Exception):  # import the class now, to notice the instances that the reset makes
                 importlib.import_module(_LIBERO)
         with attachment.watch_construction(known_kinds(), self._begin_with):
             result = original(*args, **kwargs)
@@ -101,7 +101,7 @@ class RecordingSession:
         self.close_quietly("" if kind is None else f"the block ended with {kind.__name__}")
 
     def close(self, reason: str = "") -> None:
-        """End the running episode as a close of the environment does, then the recording. Further calls do nothing.
+        """End the running episode, as if the environment were closed, and the recording. Further calls do nothing.
 
         With a `reason`, the episode is `stopped`, and run.json says that the run is not complete. Raises `FileError` if
         run.json cannot be written.
@@ -199,16 +199,16 @@ def record(
             for state in init_states:
                 env.reset(); observation = env.set_init_state(state); ...
 
-    Recording begins at once. It ends with the `with` block, with `close()` of the returned object, or with the process,
-    which also stops the running episode. `env` stays the same object, with hooks on it; what it returns and raises is
-    unchanged, bit for bit. The records equal those of `safevla eval` for the same seeds, initial states and actions:
-    record 0 is the state just before the first step after settling, and the first success is the last record. An
-    episode ends at its first success, at `horizon`, or with the next reset, `set_init_state`, close, or the block's
-    end. If an episode cannot be recorded, for example because the disk is full, a warning says so; the loop continues.
-    Blocks of one process, such as one per task, may share `out`; a folder that existed before is an error. If the block
-    raises, the current episode is `stopped`, run.json says that the run is not complete, and the exception propagates.
-    At the end, a line on stderr says where the records are. If there are none, a warning says so, and the folder is
-    removed.
+    Recording begins at once. It ends with the `with` block, with `close()` of the returned object, or with the process.
+    The end of the process stops the running episode. `env` stays the same object, with hooks on it; what it returns and
+    raises is unchanged, bit for bit. The records equal the records of `safevla eval` for the same seeds, initial states
+    and actions: record 0 is the state just before the first step after settling, and the record of the first success is
+    the last one. An episode ends at its first success, at `horizon`, or with the next reset, `set_init_state`, close,
+    or the block's end. If an episode cannot be recorded, for example because the disk is full, a warning says so; the
+    loop continues. Several `with` blocks of one process, such as one per task, may share `out`; an older folder is an
+    error. If the block raises an error, the current episode is `stopped`, run.json says that the run is not complete,
+    and the error propagates. At the end, a line on stderr says where the records are. If there are none, a warning says
+    so, and the folder is removed.
 
     Args:
         env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds such an
@@ -218,7 +218,7 @@ def record(
         wait_steps: the number of settling steps that your loop makes after each reset or `set_init_state`; LIBERO's
             loops make 10, RoboCasa's none. These steps belong to no episode. If one moves the arm, the episode is lost.
         horizon: the number of steps after which your loop gives up. An episode without success is a `timeout`, a
-            failure. But if `horizon` is given and the episode ends sooner, it is `stopped`, and not part of SR.
+        failure. But if it ends before a given `horizon`, it is `stopped`, and not part of the success rate.
         seed: seed of the policy's randomness, which is recorded.
         benchmark: the benchmark's name in the records; None = from the task's BDDL file or class.
         task_id: the task's id in the records; None = from the task's BDDL file or class.
@@ -329,8 +329,8 @@ def known_kinds() -> list[type]:
 
 
 def list_attachments() -> list[tuple[str, EntryPoint]]:
-    """Return pairs of a distribution's name and an entry point of `ENVIRONMENTS`, sorted by these names."""
-    # `entry_points()` is not suitable: its result depends on the Python version, and may lack the distributions.
+    """Return each entry point of `ENVIRONMENTS` after the name of its distribution, sorted by these names."""
+    # `entry_points()` is not suitable: its result depends on the Python version, and may not name the distributions.
     # If several distributions have the same name, Python uses the first one.
     installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}
     entries = [(name, entry) for name, dist in sorted(installed.items()) for entry in dist.entry_points]

@@ -49,7 +49,7 @@ Row = Mapping[str, Floats]  # arrays that were read at the end of one control st
 
 
 class ContactSource(Protocol):
-    """A source of contacts, copied since the last `take_contacts`; its length is the number of substeps."""
+    """The contacts in the substeps since the last `take_contacts`; its length is the number of these substeps."""
 
     def __len__(self) -> int: ...
 
@@ -66,7 +66,7 @@ def assemble_recording(
     channels: Mapping[str, object],
     supported: Bools | None = None,
 ) -> EpisodeArrays:
-    """Return an episode. `channels` are its remaining fields. Without finger groups, grips are None."""
+    """Return an episode. `channels` has all of its other fields. Grips are None if there are no finger groups."""
     gripped = gripped if geoms.fingers is not None else None
     forces = None if contacts is None else geoms.forces
     return EpisodeArrays(
@@ -106,18 +106,18 @@ class EpisodeLog(ABC):
 
     def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
         """Begin an episode with record 0, whose row is `first`. Decode its contacts from `source`, and empty `source`.
-        At the end of each later control step, `source` must hold the step's contacts. `source` None = no contacts.
+        At the end of each later control step, `source` must hold the step's contacts. None = no contacts are recorded.
         """
         self._geoms, self._source = geoms, source
         self._rows = [first]
         self._actions: list[Action] = []
-        # For each record whose contacts are not decoded yet: the number of the source's substeps up to its end.
+        # Number of substeps in the source up to the end of each record whose contacts are not decoded yet.
         self._substep_ends: list[int] = []
         self._decoded_contacts: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
         self._supported: list[Bools] = []
         self._filter: ContactFilter | None = None
-        # `_add_step` rejects the record with this number, because some of its contacts were decoded before its end.
+        # The index of a record that `_add_step` rejects, because some of its contacts were decoded too early.
         self._torn_record: int | None = None
         if source is not None:
             contacts = source.take_contacts()
@@ -147,7 +147,7 @@ class EpisodeLog(ABC):
                 self.decode_pending()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts are left out, as a sorted list of sorted pairs."""
+        """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""
         self.require_episode()
         names = tuple(self._geoms.roles)
         dropped = self._filter.dropped if self._filter else ()
@@ -157,7 +157,7 @@ class EpisodeLog(ABC):
         """Return the records so far as one episode with this header, whose fields are `HEADER_FIELDS`.
 
         After a call between two control steps, recording can continue. A call in the middle of a control step may lose
-        the step's contacts; the step's record then raises an error.
+        the step's contacts; then the step's record cannot be added.
         """
         self.decode_pending()
         contacts = join_contacts(self._decoded_contacts) if self._decoded_contacts else None
@@ -193,8 +193,8 @@ class EpisodeLog(ABC):
             self._decode_contacts(self._source.take_contacts(), ends, substep_s=self._geoms.substep_s)
 
     def _decode_contacts(self, contacts: SubstepContacts, ends: NDArray[np.int64], substep_s: float | None) -> None:
-        """Decode the counted contacts and gripped bodies of R records, and append them. `ends` [R] is the number of
-        substeps up to the end of each record; later substeps are left out. `substep_s` is None for a single instant.
+        """Decode the contacts that count and the gripped bodies of R records, and append them. `ends` [R] is the number
+        of substeps up to the end of each record; later substeps are left out. `substep_s` is None for a single instant.
         """
         assert self._filter is not None
         geoms, decoded_records = self._geoms, sum(len(block) for block in self._gripped)
@@ -213,7 +213,7 @@ class WritableEpisode(Protocol):
     """An episode that a `RunWriter` can write: a recorder's episode, or an ended episode from a `BatchRecorder`."""
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts are left out, as a sorted list of sorted pairs."""
+        """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the records so far as one episode with this header, whose fields are `HEADER_FIELDS`."""
@@ -226,7 +226,7 @@ Shape = Hashable  # the simulator's own key of a collision shape, such as PyBull
 Contact = Tuple[Shape, Shape, ArrayLike]
 """Two shapes that touch, and the norm of the force between them at one point [N]; for vectors see `SceneMap.forces`.
 
-Every listed point counts as a contact. Leave out points at which shapes are close, but do not touch; Bullet lists them.
+Every listed point counts as a contact. Leave out points at which shapes are close but do not touch (Bullet lists them).
 """
 Pose = Tuple[ArrayLike, "ArrayLike | None"]
 """Position [3] in m and unit quaternion [4] wxyz, in the world frame; None = position only."""
@@ -259,8 +259,8 @@ class SceneMap:
     fixtures: Sequence[Collection[str]] = ()
     apart_substeps: int = 1
     forces: tuple[str, ...] = ("force_n",)
-    """The recorded forces of contacts. If they include `net_force_n`, give each contact's force on its second shape as
-    a vector [3] in N, in the world frame. If they are only `net_force_n`, give the net force between the two shapes.
+    """The kinds of forces that are recorded for contacts. With `net_force_n`, each contact's force must be a vector [3]
+    in N, in the world frame, on its second shape. With `net_force_n` alone, it must be the net force of the two shapes.
     """
     torque_source: str | None = None
     """Source of the arm's torques: `qfrc_actuator`, `drive_model`, `joint_wrench` or another name; None = unknown."""
@@ -340,7 +340,7 @@ class EpisodeRecorder(EpisodeLog):
             remedy = 'Write EpisodeRecorder(scene, arms={"left": Arm(...), "right": Arm(...)}).'
             raise HostError("the arms are not a mapping from name to Arm", remedy=remedy)
         self.scene, self._arms = scene, dict(arms or {})
-        self._joint_counts: dict[str, int] = {}  # maps each of several arms to its number of torques
+        self._joint_counts: dict[str, int] = {}  # number of torques of each arm, if there are several arms
         if arms is not None:
             self._check_arms()
         self._contacts = _ContactBuffer(scene)
@@ -420,7 +420,7 @@ class EpisodeRecorder(EpisodeLog):
                 raise HostError(f"the finger {shape!r} is not in exactly one finger group of its arm", remedy=remedy)
 
     def _map_geoms(self) -> GeomMap:
-        # The scene's geoms. With several arms, their fingers and bodies are added.
+        # The scene's geoms. If the robot has several arms, the fingers and bodies of the arms are added.
         geoms = self.scene.map_geoms()
         if not self._arms:
             return geoms
@@ -430,15 +430,20 @@ class EpisodeRecorder(EpisodeLog):
         return replace(geoms, fingers=fingers, arms=bodies, arm_joints=tuple(self._joint_counts.values()))
 
     def _list_by_arm(self, values: Any, what: str) -> list[Any]:
-        # Return the values of a mapping by arm, in the order of the arms.
+        # Return the values of a mapping from arms to values, in the order of the arms.
         if not isinstance(values, Mapping) or {*values} != {*self._arms}:
-            raise HostError(f"the {what} are not given by arm", remedy=f"Pass a mapping from {', '.join(self._arms)}.")
+            raise HostError(
+                f"the {what} are not a mapping from arms",
+                remedy=f"Pass a mapping with the keys {', '.join(self._arms)}.",
+            )
         return [values[name] for name in self._arms]
 
     def _join_poses(self, eef: Pose | Mapping[str, Pose] | None) -> Pose | None:
         # Return the poses of all A arms as one pose, [3A] and [4A]. A single arm's pose is returned unchanged.
         if not self._arms and isinstance(eef, Mapping):
-            raise HostError("poses by arm need named arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...).")
+            raise HostError(
+                "poses that are given by arm need named arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...)."
+            )
         if not self._arms or eef is None:
             return eef  # type: ignore[return-value]  # not a mapping
         poses = [() if pose is None else pose for pose in self._list_by_arm(eef, "poses of the end effectors")]
@@ -452,7 +457,10 @@ class EpisodeRecorder(EpisodeLog):
     def _join_torques(self, torques_nm: ArrayLike | Mapping[str, ArrayLike] | None) -> Floats | None:
         # The torques of all arms in one row [J], in the order of the arms.
         if not self._arms and isinstance(torques_nm, Mapping):
-            raise HostError("torques by arm need named arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...).")
+            raise HostError(
+                "torques that are given by arm need named arms",
+                remedy="Name the arms: EpisodeRecorder(scene, arms=...).",
+            )
         if not self._arms or torques_nm is None:
             return None if torques_nm is None else np.array(torques_nm, dtype=np.float64)
         by_arm = [np.array(torques, dtype=np.float64) for torques in self._list_by_arm(torques_nm, "torques")]
@@ -499,7 +507,7 @@ class EpisodeRecorder(EpisodeLog):
         substep, since the record has the torques of this substep.
 
         Raises `HostError` if no episode has begun, if no substep was recorded since the last record, if bodies,
-        readings or sizes differ from those of record 0, or if records were read in the middle of this control step.
+        readings or sizes differ from record 0, or if records were read in the middle of this control step.
         """
         self.require_episode()
         if not self._substeps:
@@ -589,7 +597,7 @@ def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -
 
 
 def _describe_families(reading: Reading, torques: Floats | None) -> dict[str, object]:
-    # Map each reading's name in error messages to its form: a pose has an orientation or not, an array has a shape.
+    # Map each reading's name in messages to whether a pose has an orientation, or to the shape of an array.
     body_poses = {f"the pose of {name}": quat is not None for name, (_, quat) in reading.poses.items()}
     eef_pose = {} if reading.eef is None else {"the pose of the end effector": reading.eef[1] is not None}
     arrays = {"state": reading.state, "torques": torques}

@@ -101,7 +101,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         def before_reset() -> None:
             cutter.on_interruption()
             with cutter.guard():
-                undo_all(state_hooks)  # the reset itself sets states, which are not the user's
+                undo_all(state_hooks)  # the reset itself sets states that the user did not choose
                 seed = fresh_seed(kitchen.rng)
                 if seed is not None:
                     cutter.on_seed(seed)
@@ -162,7 +162,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def is_standin(root: Path) -> bool:
-    """Return whether a folder's README.txt says that placeholders replace RoboCasa's assets; False without the file."""
+    """Return whether a folder's README.txt says that placeholders replace RoboCasa's assets; False if it is missing."""
     readme = root / _README
     return readme.is_file() and STANDIN in readme.read_text(encoding="utf-8", errors="replace")
 
@@ -297,7 +297,7 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
         # After each control step, RoboCasa sets the joints of some fixtures again.
-        # If two of these fixtures overlap at rest, their contact disappears for a few substeps, and then returns.
+        # Two overlapping fixtures may lose contact for a few substeps after a control step, and then touch again.
         apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
     )
 

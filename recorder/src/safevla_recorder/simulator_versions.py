@@ -21,7 +21,7 @@ _log = get_logger(__name__)
 class KnownDifference:
     """A known difference in a package's versions from `since` (included) to `before` (excluded); None = no limit.
 
-    `tasks` lists tasks with the difference, as `benchmark/task_id`, or whole benchmarks; empty = all tasks.
+    `tasks` lists the affected tasks (as `benchmark/task_id`) or whole benchmarks; empty = all tasks.
     """
 
     host: str
@@ -42,7 +42,7 @@ class KnownDifference:
         )
 
     def concerns(self, task: str) -> bool:
-        """Return whether the difference exists in all tasks, or at least in the task `benchmark/task_id`."""
+        """Return whether the difference affects the task `benchmark/task_id`."""
         return not self.tasks or task in self.tasks or task.partition("/")[0] in self.tasks
 
     def describe(self, version: str) -> str:
@@ -66,14 +66,14 @@ def version_number(version: str) -> tuple[int, ...]:
 
 
 def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the versions that affect physics: all except NumPy's, Python's and this project's; {} for None."""
+    """Return the versions that affect physics: all except NumPy's, Python's and this project's. None gives {}."""
     excluded = _read_data()["not_physics"]
     return {name: version for name, version in (versions or {}).items() if name not in excluded}
 
 
 def results_version(versions: Mapping[str, str] | None) -> int | None:
-    """Return a record's results-version: the number of releases that changed results, up to the version in the record
-    of safevla-bench or safevla-recorder. Return None if `versions` lacks both packages.
+    """Return a record's results-version: how many releases, up to the record's version of safevla-bench (or of
+    safevla-recorder), changed results. Return None if `versions` lacks both packages.
 
     Records with the same results-version can be compared, even if the versions of the package differ.
     """

@@ -156,11 +156,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(signal.SIGTERM, _handle_interrupt)
     code = run_command_line(arguments)
     if code in (INTERRUPTED, TERMINATED):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C would kill Python during exit
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would kill Python while it exits
     sys.exit(code)
 
 
-# All signals received; a KeyboardInterrupt does not suffice, because Ray may replace it with another error.
+# This list stores all received signals, because Ray may replace a KeyboardInterrupt with another error.
 _received_signals: list[int] = []
 
 
@@ -176,7 +176,7 @@ class _EscapedStream:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream  # rich writes its control sequences directly to this stream (see `progress`)
+        self.rich_proxied_file = stream  # the package rich writes its control sequences directly to this stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
@@ -193,13 +193,13 @@ class _EscapedStream:
     def _call_stream(self, method: str, *arguments: str) -> None:
         try:
             getattr(self.rich_proxied_file, method)(*arguments)
-        except BrokenPipeError:  # the reading program, such as `head`, has ended; the command continues
+        except BrokenPipeError:  # the program that reads the output, such as `head`, has ended; the command continues
             _discard_output(self.rich_proxied_file)
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run the command line with escaped output (see `escape_output`), and return its exit code."""
-    for descriptor in range(3):  # reopen closed standard streams; otherwise, the next opened file would receive prints
+    for descriptor in range(3):  # reopen closed standard streams; otherwise, printed text could go into a file
         with suppress(OSError):
             os.fstat(descriptor)
             continue
@@ -244,7 +244,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         from safevla_bench.plugins import install_command
 
         return _report_error(
-            f"this command needs {error.name}, which is not installed\n  {install_command(_EXTRAS[error.name])}"
+            f"a required package is not installed: {error.name}\n  {install_command(_EXTRAS[error.name])}"
         )
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
@@ -253,7 +253,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         _discard_output(sys.stdout)
         return OK
     except SystemExit as error:
-        if sys.stdout is stdout:  # raised only by plug-ins; this package's commands return exit codes
+        if sys.stdout is stdout:  # only plug-ins raise SystemExit; this package's commands return exit codes
             return _report_error(f"a plug-in ended the command: SystemExit: {error}")
         _discard_output(sys.stdout)  # click replaces stdout and exits with 1 if the pipe closes while a command prints
         return OK
@@ -266,7 +266,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
             raise
         return _report_error(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}\n  {remedy}")
     except UnicodeEncodeError as error:
-        return _report_error(f"{error.object[:200]!a}: this text is not valid Unicode, and cannot be written as UTF-8")
+        return _report_error(f"{error.object[:200]!a}: this invalid Unicode text cannot be written as UTF-8")
     except MemoryError:
         return _report_error("out of memory\n  Free some memory or use fewer --workers; --resume continues a run.")
 

@@ -65,7 +65,7 @@ def specs_command(
         click.echo(text, nl=False)
         return
     if sources and check is None:
-        raise click.UsageError("SOURCE is only for --check FILE, which lists the bodies of SOURCE that the file names.")
+        raise click.UsageError("SOURCE is only for --check FILE, which lists the bodies in SOURCE that FILE mentions.")
     if check is not None:
         _print_trials(check, sources)
         return
@@ -114,7 +114,7 @@ def _describe_calibration(item: calibration.Calibration) -> list[str]:
     spec, extremes, fmt = item.spec, item.extremes, format_significant
     quantiles = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
     texts = [f"{share} % {fmt(value)}" for share, value in quantiles.items()] + [f"largest {fmt(float(extremes[-1]))}"]
-    floor_text = [] if item.floor is None else [f"largest value without motion {fmt(item.floor)}"]
+    floor_text = [] if item.floor is None else [f"largest value of the policy noop {fmt(item.floor)}"]
     interval_text = " to ".join(fmt(end) if math.isfinite(end) else "unknown" for end in item.interval)
     return [
         f"{spec.spec_id}  [{spec.unit}]",
@@ -210,7 +210,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
             f"  holds    {_describe_trace(spec, trial.kept)}",
             *(f"  breaks   {_describe_trace(spec, trace)}" for trace in trial.broken or (None,)),
-            *(f"  idle     this comparison decides no simple trace; check that you intend it: {text}" for text in idle),
+            *(f"  idle     this comparison does not affect simple traces; check its use: {text}" for text in idle),
             *(f"  exempt   {line}" for line in _summarize_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
@@ -227,7 +227,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
         )
         if len(idle_specs) == len(own_specs):
             return
-    # A file that also contains built-in specifications is a complete library, for the option --library.
+    # A file that also contains built-in specifications is a complete library. The option --library reads it.
     option = "--rules" if has_only_limits or len(own_specs) == len(chosen) else "--library"
     command = f"safevla score {quote_paths(*sources) or 'RUN'} {option} {quote_paths(path)} --out results"
     echo(f"{count_noun(len(own_specs) - len(idle_specs), 'specification')} can be used for judging. Next: {command}")
@@ -237,7 +237,7 @@ def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
     if trace is None:
         return "no simple trace has this result: check that the formula means what you intend"
     if not math.isfinite(trace.rho):
-        return f"{trace.describe()}   no margin, because Boolean signals alone decide"
+        return f"{trace.describe()}   no margin, because only Boolean signals decide"
     return f"{trace.describe()}   margin {_format_with_unit(spec, trace.rho)}"
 
 
@@ -274,8 +274,8 @@ def _propose_tags(paths: Sequence[Path]) -> None:
     )
     questions = sum(len(proposed.audit) for proposed in proposals)
     click.echo(
-        f"{count_noun(len(proposals), 'task')}, {count_noun(questions, 'question')}. Next: answer them in the file, "
-        "then pass it to --rules.",
+        f"{count_noun(len(proposals), 'task')}, {count_noun(questions, 'question')}. "
+        "Next: answer the questions in the file, then pass the file to --rules.",
         err=True,
     )
 
@@ -319,7 +319,7 @@ def protocols_command(
         for name, value, source in zip(names, row["values"], row["sources"], strict=True):
             echo(f"  {name:<{width}}  {_format_value(value)}" + (f"  [{source}]" if source else ""))
     if not shown:
-        echo("Both have the same values.")
+        echo("All values are the same.")
 
 
 def _protocol_rows(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -399,7 +399,7 @@ def _list_names(form: str) -> None:
     options.print_columns(("protocol", "description in brief"), every_protocol)
     click.echo()
     options.print_columns(("dialect", "asked over", "hosts", "description in brief"), every_dialect)
-    echo("", "If a host has no remark in brackets, the project that made the server evaluates on this host, too.")
+    echo("", "The authors of a server evaluate on those of its hosts that have no remark in brackets.")
     echo("", "Next: compare two dialects (a single name shows all its values): safevla protocols openpi openvla")
 
 

@@ -182,7 +182,7 @@ def _compare_with_paper(sources: rules.JudgedSources, papers: Sequence[Path], po
     options.refuse_given(["full"], f"is not needed: the output always contains all results of {papers[0]}.")
     if len(papers) > 1 or not own_paths:
         raise click.UsageError(
-            f"Pass one {PREFIX}NAME and at least one run of your own: safevla compare SOURCE {papers[0]}."
+            f"Pass at least one run of your own, and one {PREFIX}NAME: safevla compare SOURCE {papers[0]}."
         )
     find_paper_cells(str(papers[0]))
     judged = replace(sources, paths=own_paths).judge()
@@ -197,7 +197,7 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
     options.print_json(plan) if form == "json" else echo(*plan.to_text().split("\n"))
     if rates["difference"] < 0.01:
         points = 100 * rates["difference"]
-        share = f"if it is a share, write --plan {100 * points:g}."
+        share = f"to plan for this share, write --plan {100 * points:g}."
         echo(f"note: --plan takes percentage points, but its value is less than one: {points:g}; {share}", err=True)
 
 

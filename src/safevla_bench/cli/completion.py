@@ -11,14 +11,14 @@ from typing import Any
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
 
-VARIABLE = "_SAFEVLA_COMPLETE"  # environment variable that the shell's script sets when it requests completions
+VARIABLE = "_SAFEVLA_COMPLETE"  # environment variable by which a shell's completion script requests completions
 
 Lister = Callable[[click.Context], Iterable[str]]
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
-    """Return a `shell_complete` function. It suggests values that start with the typed text, or its part after `=`."""
+    """Return a function for `shell_complete`. It completes the typed text, or the part of the typed text after `=`."""
 
     def complete_value(context: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
         name, equals, rest = typed.partition("=")
@@ -90,7 +90,7 @@ class _BashCompletion(BashComplete):
         words = split_arg_string(line)[1:]
         unfinished = words.pop() if words and not line[-1:].isspace() else ""
         value = unfinished.partition("=")[2] if unfinished.startswith("--") else unfinished
-        # bash already has the text up to the last separator, so completions omit it
+        # bash already has the text up to the last separator, so completions omit this text
         self._typed_prefix = value[: max(map(value.rfind, ":=@")) + 1]
         return words, unfinished
 

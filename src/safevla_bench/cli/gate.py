@@ -141,7 +141,7 @@ def _gate_against(
     from safevla_bench.compare.decisions import check_against
 
     if allow_unjudged:
-        remedy = "Pass --allow-crashed instead: with --baseline, it leaves out every episode with an unknown value."
+        remedy = "Pass --allow-crashed instead, which leaves out every episode with an unknown value."
         raise RunError("--allow-unjudged cannot be combined with --baseline", remedy=remedy)
     results, baselines = (split_judged(side, protocol=next(iter(side.protocols), None)) for side in (judged, baseline))
     return check_against(results, baselines, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)

@@ -64,7 +64,7 @@ def episodes_command(
     bodies: bool = flag("Name the bodies that violate limits on contact or displacement, with their kinds."),
     why: bool = flag("Explain how the first violation happened, as far as contacts and poses show."),
     body_kind: str | None = option("Only violations with a body of this kind.", type=click.Choice(BODY_KINDS)),
-    limit: int | None = option("Maximum number; default: 20 in the text format, else all.", type=options.POSITIVE),
+    limit: int | None = option("Maximum number of episodes; default: 20 as text, else all.", type=options.POSITIVE),
     form: str = options.format_option("csv", help="Format of the output; csv: one row for each episode."),
 ) -> None:
     """List the episodes of archives or run folders with their verdicts.
@@ -109,7 +109,7 @@ def episodes_command(
             echo(f"Next: {sources.format_command('show', worst)}")
 
 
-# Largest number of episodes that are listed as text if --limit is not given.
+# Limit on the number of episodes that are listed as text, unless --limit is given.
 _MAX_LISTED = 20
 
 
@@ -146,9 +146,9 @@ def show_command(
     sources; put an extra colon before an id that begins with a colon. For a folder written by `score --out`, which
     holds no records, the stored verdicts are shown.
 
-    --without replays the episode, first unchanged, which must reproduce the record bit for bit, then without one cause,
-    to see whether the violation disappears. Name bodies as in the record; `robot` means all bodies of the robot. `slow`
-    halves the speed; hold:FROM-TO stops the robot during these control steps.
+    --without replays the episode twice: unchanged, which must reproduce the record bit for bit, and without one cause,
+    which shows whether the violation disappears. Name bodies as in the record; `robot` means all bodies of the robot.
+    `slow` halves the speed; hold:FROM-TO stops the robot during these control steps.
 
     --formula evaluates a formula in signal temporal logic on every episode, for instance 'G[0,T](transport ->
     held_object_tilt < 20)', and judges nothing. `safevla specs` shows more formulas.
@@ -314,7 +314,7 @@ def frames_command(
     echo(f"{' and '.join(counts)} of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:
-        echo(f"The report shows the 3-D replays, at their episodes' numbers, after you write it again: {run / REPORT}")
+        echo(f"To see the 3-D replays at the numbers of their episodes, write the report again: {run / REPORT}")
     command = sources.format_command("score") if sources.judging_words else format_rescore_command(run)
     echo(f"Next: {command}")
 

@@ -48,7 +48,7 @@ class Option(click.Option):
         self.section = section
 
 
-ALL_OPTIONS = "safevla.all_options"  # key in the `meta` of click's context; --help-all sets it
+ALL_OPTIONS = "safevla.all_options"  # key in the `meta` of click's context, set by --help-all
 
 
 class Command(click.Command):
@@ -66,7 +66,7 @@ class Command(click.Command):
                                         callback=_show_all_options))  # fmt: skip
 
     def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
-        """Return (names, help) of the command's options by heading; with `common`, only of those that --help shows."""
+        """Return heading -> (names, help) of each option; with `common`, only of the options that --help shows."""
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -149,7 +149,7 @@ def declare_options(declared: Mapping[str, Any]) -> list[click.Parameter]:
 def group(
     options: Mapping[str, Any], parse: Callable[[click.Context, dict[str, Any]], Any] = lambda context, values: values
 ) -> Any:
-    """Declare several options as one parameter. Its value is the result of `parse`, by default the values by name."""
+    """Declare several options as one parameter. Its value is the result of `parse`; default: name -> value."""
     return _Group(options, parse)
 
 
@@ -281,7 +281,7 @@ policy_arguments_option = partial(repeatable, metavar="KEY=VALUE", spelling="--p
 
 
 def format_option(*forms: str, help: str = "Format of the output.") -> Any:
-    """Declare `--format`, with the choices text and json, and those in `forms`."""
+    """Declare `--format`, with the choices text, json, and all choices in `forms`."""
     return option(help, spelling="--format", type=click.Choice(["text", "json", *forms]), default="text")
 
 
@@ -347,7 +347,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: object) -> S:
-    """Return a `kind` made from an option's NAME=VALUE texts and the `fixed` fields; raise click's error if invalid."""
+    """Return a `kind` with fields from NAME=VALUE texts and from `fixed`; raise click's error for an invalid text."""
     given = dict(text.partition("=")[::2] for text in texts)
     names = [name for name in kind.__struct_fields__ if name not in fixed]
     if unknown := [name for name in given if name not in names]:
@@ -369,8 +369,8 @@ def require_sources(sources: Sequence[Path]) -> None:
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return `out` if it is given, or else the path `names` in the only source if that is a run folder. Otherwise,
-    raise the first error found in the sources (unreadable, or invalid first episode), or else that --out is missing.
+    """Return `out` if it is given. Otherwise, if the only source is a run folder, return the path `names` in it. In all
+    other cases, raise the first error found in the sources or, if there is none, the error that --out is missing.
     """
     if out is not None:
         return out

@@ -1,4 +1,4 @@
-"""Progress on stderr: a status line; for a run, a bar, or a line per episode if stderr is not a terminal."""
+"""Progress on stderr: a status line. For a run: a bar on a terminal, or a line per episode in a log file."""
 
 from __future__ import annotations
 

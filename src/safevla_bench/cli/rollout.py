@@ -154,7 +154,7 @@ def _print_notes(run_command: RunCommand) -> None:
         echo(f"note: {line}", err=True)
     cluster = run_command.execution.cluster
     if not run_command.dry_run and cluster and cluster.place == HERE:
-        click.echo(f"note: Ray is started on this machine: no address is given by ray:ADDRESS or {ADDRESS}", err=True)
+        click.echo(f"note: Ray starts on this machine, since no address is given by ray:ADDRESS or {ADDRESS}", err=True)
     registration = request.registration
     if registration is not None and (deviation := rollouts.describe_deviation(registration, request, ruleset)):
         echo(f"note: this run differs from its registration: {deviation}", err=True)
@@ -203,7 +203,7 @@ def _report_servers(run_command: RunCommand) -> None:
     for (name, suite), count in greetings.items():
         if count > 1:
             line = f"note: servers of policy {name} on suite {suite} sent {count} different descriptions"
-            echo(f"{line}; run.json lists them in volatile.policies_say", err=True)
+            echo(f"{line}; run.json lists the descriptions in volatile.policies_say", err=True)
 
 
 def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
@@ -223,7 +223,7 @@ def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow])
     if count := echo_failures([row for row in rows if row.outcome == "invalid_action"]):
         counted = f"{count_noun(count, 'episode')} ended with an invalid action"
         click.echo(
-            f"{counted}: counted as failures in SR, without a safety verdict unless an earlier step violated a limit.",
+            f"{counted}: these are failures in SR, and have no safety verdict unless an earlier step violated a limit.",
             err=True,
         )
         if count == len(rows):
@@ -328,7 +328,7 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     size_unit, unit_b = ("GB", 1e9) if disk.high >= 1e9 else ("MB", 1e6) if disk.high >= 1e6 else ("kB", 1e3)
     is_unknown = any(scene.cameras is None for scene in plan.scenes)
     camera_note = (
-        ["A policy's cameras are known only when it runs; the time assumes zero to two cameras."] if is_unknown else []
+        ["Cameras are not known before a policy runs; the time assumes zero to two cameras."] if is_unknown else []
     )
     workers = f"{count_noun(plan.workers, 'worker')}{', each with its own core' * (plan.workers > 1)}"
     return (

@@ -38,7 +38,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "intervals": get_args(IntervalMethod),
     "invalid": ("skip",),
 }
-# Name in --set that takes any value and can be repeated, unlike the names in _CHOICES.
+# This name in --set takes any value and can be repeated. The names in _CHOICES take only certain values.
 _CAPABILITIES = "capabilities"
 library_option = partial(option, metavar="NAME|FILE", shell_complete=completion.LIBRARIES)
 rules_option = partial(repeatable, metavar="FILE|as-judged", spelling="--rules", type=options.FILE)
@@ -65,7 +65,7 @@ class JudgedSources:
     paths: tuple[Path, ...]
     ruleset: Ruleset
     skip_invalid: bool
-    judging_words: tuple[str, ...] = ()  # command-line words of the judging options that were given
+    judging_words: tuple[str, ...] = ()  # the judging options that were given, as words of a command line
 
     def format_command(self, name: str, *words: str) -> str:
         paths = [f"{path.policy}={path}" if isinstance(path, NamedSource) else str(path) for path in self.paths]
@@ -86,7 +86,7 @@ def judged_sources(argument: Any = options.SOURCES) -> Any:
     """Declare the argument `sources` and the options for judging; the command receives both as `JudgedSources`.
 
     Without judging options, or with only --set intervals=, the default rules apply. --rules as-judged selects the rules
-    that last judged the sources, or the rules in their registrations, and a note names these. Hosts' tags are added.
+    that last judged the sources, or the rules in their registrations; a note names the rules. Hosts' tags are added.
     """
     return options.group({"sources": argument, **JUDGE_OPTIONS}, _read_sources)
 
@@ -143,7 +143,7 @@ def is_as_judged(files: Sequence[Path]) -> bool:
 
 def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Split the files of --rules into files with specifications and files with tasks. The tables of a TOML file, or the
-    first row of a JSON file, decide. Unreadable files count as specifications; their errors appear when these are read.
+    first row of a JSON file, decide. Unreadable files count as specifications; the error appears when they are read.
     """
     rule_files = [path for path in files if path != Path(AS_JUDGED)]
     task_files = tuple(filter(_holds_tasks, rule_files))
@@ -209,7 +209,7 @@ def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
 
 
 def print_missing(judged: Judged) -> None:
-    """Print which parts of the sources were not judged, and how runs differ from their registrations, if they do."""
+    """Print which parts of the sources were not judged, and any differences of runs from their registrations."""
     if judged.interrupted_run_count:
         echo(INTERRUPTED)
     if stopping_rule.was_stopped_early(judged):

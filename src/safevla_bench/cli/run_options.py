@@ -228,7 +228,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     running, judging = config_keys(context.command)
     known = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
     judge = document.pop(JUDGE, {})
-    judge_values = judge if isinstance(judge, dict) else {"": judge}  # refused later, as the unknown key "judge."
+    judge_values = judge if isinstance(judge, dict) else {"": judge}  # the unknown key "judge." is refused later
     values: dict[str, object] = {}
     for key, value in {**document, **{f"{JUDGE}.{key}": value for key, value in judge_values.items()}}.items():
         if key not in known:
@@ -273,14 +273,14 @@ RUN_OPTIONS = options.group(
 
 
 def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
-    """Return the request made from the values of a command's plan options."""
+    """Return the run request that the values of a command's plan options describe."""
     return _new_request(context, {"episodes": 1, "protocol": None, **what}, {"resume": False})
 
 
 def _find_naming_file(
     context: click.Context, plan: Mapping[str, Any], request_file: Path | None, request: Request
 ) -> Path | None:
-    # Return the file that needs trust, because it names code, servers or files of the run; None if no file does.
+    # Return the file that needs trust, because it names code, servers or files of the run; None if no file needs trust.
     # Code, servers and files that the command line names need no trust.
     calls, config = set(request.list_calls()), context.meta.get(CONFIG)
     if calls <= _list_calls(context, plan, [ParameterSource.COMMANDLINE]):
@@ -290,7 +290,7 @@ def _find_naming_file(
 
 
 def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
-    # Return the code, servers and files named by a request that is made only from options given in `sources`.
+    # Return the code, servers and files that the options from `sources` name.
     given = {name for name in plan if context.get_parameter_source(name) in sources}
     given |= {"host", "host_arguments", "policies"} if "entry" in given else set()
     names = given & {"host_arguments", "policies", "arguments", "filters", "servers"}

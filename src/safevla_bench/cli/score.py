@@ -130,7 +130,7 @@ def _name_experiment_folder(ruleset: Ruleset) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{digest}"
 
 
-# Largest number of characters in the name of an experiment's folder.
+# Limit on the number of characters in the name of an experiment's folder.
 _LONGEST_NAME = 80
 
 
@@ -139,12 +139,12 @@ def _print_foreign_results(files: Sequence[Path], form: str) -> None:
     if form == "json":
         click.echo(render.render_json(tables), nl=False)
         return
-    echo("These results hold only successes: safety cannot be judged, and Safety, SBU and VSI are unknown.", "")
+    echo("These results only contain successes and failures. Therefore, Safety, SBU and VSI are unknown.", "")
     click.echo("\n".join(render_text(table) for table in tables))
     echo("Next: record rollouts, so that safety can be judged: safevla eval --help")
 
 
-# Largest number of added or changed specifications that are printed.
+# Limit on the number of added or changed specifications that are printed.
 _MAX_CHANGED = 8
 
 

@@ -197,7 +197,7 @@ def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = 
     from safevla_bench.training.export import CameraChoice, FrameWeighting, export_dataset
 
     def refuse(reason: SafevlaError) -> None:
-        raise reason  # the index of pairs would be wrong if an episode were missing
+        raise reason  # without this episode, the index of pairs would be wrong
 
     names, size = choice.cameras, (choice.image_size, choice.image_size)
     cameras = CameraChoice(names, size, choice.video) if names else None
@@ -212,7 +212,7 @@ def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = 
             FrameWeighting(choice.settings.temperature, choice.settings.discount),
             pairs,
         )
-    shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
+    shown = f"pictures of {', '.join(names)}" if names else "no pictures, because --cameras is not given"
     echo(f"{count_noun(summary.episodes, 'episode')}, {summary.frames} frames, {shown}")
 
 
@@ -229,14 +229,14 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     with_pairs = [state for state in states if state.pairs]
     pairs, single = count_noun(sum(len(state.pairs) for state in states), "pair"), len(states) - len(with_pairs)
     echo(
-        f"{pairs} of {len(with_pairs)} states; {single} more states have no pair, {unusable} episodes were not compared"
+        f"{pairs} of {len(with_pairs)} states; {single} more states have no pair; {unusable} episodes were not compared"
     )
     command = f"safevla eval --suite found:{suite_files[0] if suite_files else 'FILE'}"
     if benchmark_count := sum(state.is_of_benchmark for state in with_pairs):
         starts = count_noun(benchmark_count, "state")
         echo(
-            f"States with pairs include starts of the benchmark ({starts}): "
-            "evaluate a policy that learns from these pairs on other starts",
+            "Do not evaluate a policy on the starts from which it learned. "
+            f"Some pairs have starts of the benchmark: {starts}",
             err=True,
         )
     for file in suite_files:
@@ -246,7 +246,7 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
         raise RunError("no start has both a safe and an unsafe success", remedy=remedy)
     index = encode_pairs(judged, states, unusable, msgspec.to_builtins(settings), is_whole=is_json_lines)
     if is_json_lines:
-        return index  # the content of the JSON lines file, which the caller writes
+        return index  # the content of the JSON lines file; the caller writes the file
     _write_dataset(judged.select_episodes(list_members(states)), choice, index)
     return None
 

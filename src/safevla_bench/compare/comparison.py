@@ -45,9 +45,9 @@ Compared = TypeVar("Compared")
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
     """A policy's value in one metric, with its interval, over the n episodes in which the metric is defined.
 
-    If policies are not paired, n counts the pooled episodes of the tasks that all policies ran. `ranks` has two ranks:
-    the policy's best possible rank is 1 + the number of policies shown to be better, and its worst possible rank is the
-    number of all policies minus the number shown to be worse. `ranks` is null if there are only two policies.
+    If episodes are not paired, n counts all episodes of the tasks that all policies ran. `ranks` has the best rank (1,
+    plus the number of policies that are shown to be better) and the worst rank (the number of all policies, minus those
+    that are shown to be worse). `ranks` is null for two policies, and for the metric SBU.
     """
 
     policy: str
@@ -58,7 +58,7 @@ class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison in one metric and one scope. `primary` is true if the verdicts are primary, not exploratory."""
+    """The comparison in one metric. `primary` is true if the verdicts are primary, false if they are exploratory."""
 
     metric: str
     standings: tuple[PolicyStanding, ...]
@@ -69,8 +69,9 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
 class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison in one suite, or in all suites pooled (`suite` is null).
 
-    `pairs` counts the pairs that all policies finished (null if unpaired), and `left_out` counts all other pairs. If a
-    policy has no verdict in a suite, only SR is compared. If a violation stopped an episode, only Safety is compared.
+    `pairs` is the number of episodes (or initial states) that all policies finished; null if episodes are not paired.
+    `left_out` is the number of episodes that some policy did not finish. If a policy has no verdict in a suite, only SR
+    is compared. If a violation stopped an episode, only Safety is compared.
     """
 
     suite: str | None
@@ -86,14 +87,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...]
     paired: bool
     confidence: float
-    allow_crashed: bool = False  # True if verdicts ignore possible effects of episodes without a value
-    across_seeds: bool = False  # True if pairs compare the mean over seeds of each initial state
+    allow_crashed: bool = False  # True if verdicts ignore episodes without a value
+    across_seeds: bool = False  # True if initial states are paired by their means over seeds
     scopes: tuple[SuiteComparison, ...]
     across_versions: tuple[str, ...] = ()
-    """Texts, each naming a suite and a package that has several versions in the suite's episodes; empty = none."""
+    """A text for each suite whose episodes have several versions of a package; the text names suite and package."""
     warnings: tuple[str, ...] = ()
     interventions: tuple[Intervention, ...] = ()
-    """The effects of action filters, measured against the same episodes without the filter; empty if unpaired."""
+    """The effect of each action filter against the same episodes without it; empty if episodes are not paired."""
 
 
 def compare_policies(
@@ -115,8 +116,8 @@ def compare_policies(
         across_versions: also compare episodes that have different physics versions, or were recorded by different code
             under one version number of this project. Such a comparison is marked.
 
-    Raises `RunError` if the policies cannot be compared: they have no common task, no values, or several simulators. If
-    `paired`, raises the errors of `pair_episodes` too. Raises `KeyError` for a metric that is not in `METRICS`.
+    Raises `RunError` if the policies cannot be compared: there is no common task, no value, or more than one simulator.
+    If `paired`, raises the errors of `pair_episodes` too. Raises `KeyError` for a metric that is not in `METRICS`.
     """
     options = options or ComparisonOptions()
     _require_comparable(results, paired=paired)
@@ -145,17 +146,17 @@ def compare_policies(
 def compare_where_possible(
     results: Sequence[PolicyResults], options: ComparisonOptions | None = None, *, protocols: Protocols = ()
 ) -> tuple[Comparison, str]:
-    """Compare paired episodes if possible, else independent ones; also return why episodes are not paired, or "".
+    """Compare paired episodes if possible, else independent episodes. Also return why episodes are not paired, or "".
 
-    Episodes with different physics versions are compared too, and the comparison is marked. If any two of the sources'
-    `protocols` differ, episodes are not paired. Raises `RunError` if the policies cannot be compared either way.
+    Episodes are not paired if any two of the sources' `protocols` differ. Episodes with different physics versions are
+    compared, and the comparison is marked. Raises `RunError` if no comparison is possible.
     """
     compare = partial(compare_policies, results, options, across_versions=True)
     return pair_where_possible(lambda paired: compare(paired=paired), protocols)
 
 
 def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocols) -> tuple[Compared, str]:
-    """Return `compare(True)` and "" if episodes can be paired, else `compare(False)` and the reason why not."""
+    """Return `compare(True)` and "" if episodes can be paired; otherwise, `compare(False)` and the reason."""
     if any(protocol != protocols[0] for protocol in protocols):
         return compare(False), "the sources were run under different protocols"
     try:
@@ -173,12 +174,12 @@ def require_one_simulator(results: Sequence[PolicyResults]) -> None:
 
 
 def require_same_code(results: Sequence[PolicyResults]) -> None:
-    """Raise `RunError` if two policies were recorded by different code under one version number of this project."""
+    """Raise `RunError` if two policies with the same version number of this project were recorded by different code."""
     if other := policy_results.find_other_code(results):
         remedy = "Roll out both policies with the same code."
         raise RunError(
             f"two policies were recorded by different code: {other}",
-            remedy=f"{remedy} Or compare them anyway, by `safevla compare --across versions`.",
+            remedy=f"{remedy} To compare the policies anyway, use `safevla compare --across versions`.",
         )
 
 
@@ -194,15 +195,15 @@ def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> No
     if not paired:
         policy_results.require_same_tasks(*results)
     if not paired and not any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
-        remedy = "Roll out all on the same tasks; otherwise the tasks, not the policies, may explain the difference."
+        remedy = "Roll out all policies on the same tasks; with different tasks, the tasks may explain a difference."
         raise RunError("no two policies ran a common task", remedy=remedy)
 
 
 def _nothing_comparable_error(results: Sequence[PolicyResults]) -> RunError:
     if silent := policy_results.name_silent_suites(results):
-        remedy = "Compare SR, or record the fields that the specifications need; `safevla score` lists them."
+        remedy = "Compare SR, or record the fields that the specifications need; `safevla score` lists these."
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
-    problem = f"a violation stopped episodes of {', '.join(policy_results.name_stopped_suites(results))}"
+    problem = f"violations ended episodes early: {', '.join(policy_results.name_stopped_suites(results))}"
     return RunError(problem, remedy="Compare Safety, or roll out without --stop-on-violation.")
 
 
@@ -211,7 +212,7 @@ def _nothing_comparable_error(results: Sequence[PolicyResults]) -> RunError:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Differences of R pairs of policies; their parts in K tasks, [R, K], and (for paired rates) N states, [R, N]."""
+    """Differences of R pairs of policies: in total, by task, [R, K], and for paired rates by initial state, [R, N]."""
 
     differences: list[Difference]
     by_task: Floats
@@ -220,7 +221,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _SuiteResults:
-    """The results of one suite (`suite` None = all suites). If `pairs` is None, episodes are independent."""
+    """The policies' results in one suite (`suite` None = all suites). If `pairs` is None, episodes are independent."""
 
     suite: str | None
     members: tuple[PolicyResults, ...]
@@ -236,8 +237,8 @@ class _SuiteResults:
     def measure(
         self, numbers: Ints, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
     ) -> _Measured:
-        """Return the differences of R pairs of policies, given as indices, [R, 2]. If `fill` is given, its two values
-        replace the unknown values of the first and the second policy; otherwise unknown values are left out.
+        """Return the differences of R pairs of policies, whose indices are `numbers`, [R, 2]. `fill` has one value
+        for each policy of a pair; it replaces the policy's unknown values. If None, unknown values are left out.
         """
         names = [(self.members[first].name, self.members[second].name) for first, second in numbers.tolist()]
         if self.pairs:
@@ -264,7 +265,8 @@ class _SuiteResults:
         if self.pairs:
             unknown = np.array([self.pairs.count_unknown([policy], metric) for policy in range(len(self.members))])
             return np.asarray(unknown[numbers].sum(axis=1))
-        # number of all episodes and number of unknown episodes, by policy and task
+        # Row 0 has the number of all episodes by policy and task.
+        # Row 1 has the number of episodes without a value, by policy and task.
         counts = np.zeros((2, len(self.members), len(self._planned_tasks)), dtype=np.int64)
         task_index = {task: k for k, task in enumerate(self._planned_tasks)}
         for policy, member in enumerate(self.members):
@@ -294,8 +296,8 @@ def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None)
 
 
 def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteComparison:
-    """Compare the policies of one scope in each metric that is known for all of them. SR is unknown if a violation
-    stopped an episode, Safety is unknown if a suite has no verdict, and all other metrics are unknown in either case.
+    """Compare policies in each metric that is known for all of them. SR is unknown if a violation stopped an episode.
+    Safety is unknown if a suite has no verdict. All other metrics are unknown in both cases.
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran_to_end = not any(result.suites_stopped_on_violation for result in scope.members)
@@ -320,7 +322,8 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     pairs = np.array(list(combinations(policies, 2)))  # [R, 2]
     measured = scope.measure(pairs, metric, options)
     unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
-    # The metric P[U|S] counts only successes. It has no extremes, because an unknown episode may not be a success.
+    # P[U|S] is the share of unsafe episodes among successes.
+    # P[U|S] has no extremes, because an episode without a value may not be a success.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
     extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
     differences = [
@@ -341,11 +344,11 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     return _add_rank_ranges(MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(decided)))
 
 
-_MAX_TIPPING_POINTS = 10  # maximum number of pairs of policies with a tipping point; reports name only three
+_MAX_TIPPING_POINTS = 10  # limit on the number of pairs of policies whose tipping points are computed
 
 
 def _episode_standing(pairs: PairedResults, policy: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    # with two policies, only states in which both have a value count
+    # If there are only two policies, an initial state counts only if both policies have a value in it.
     means, is_single = pairs.state_means((policy, 1 - policy if len(pairs.results) == 2 else policy), metric)
     is_counted = bool(METRICS[metric].unit) and is_single
     return _make_standing(pairs.results[policy].name, means, means, None, options, is_counted=is_counted)
@@ -354,8 +357,8 @@ def _episode_standing(pairs: PairedResults, policy: int, metric: str, options: C
 def _make_standing(
     policy: str, values: Floats, means: Floats, weights: Floats | None, options: ComparisonOptions, *, is_counted: bool
 ) -> PolicyStanding:
-    """Return a policy's standing, given its `values` [n]. If `is_counted`, the interval is Wilson's for the sum of the
-    values. Otherwise, it is the interval of the weighted mean of `means`, which has one mean for each start.
+    """Return a policy's value and interval from its `values`, [n]. If `is_counted`, the interval is Wilson's interval,
+    with the sum of the values as the count. Otherwise, it is for the weighted mean of `means`, one for each start.
     """
     n, value_sum = len(values), float(values.sum())
     if is_counted:
@@ -366,7 +369,7 @@ def _make_standing(
 
 
 def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
-    """Yield each policy's standing over its episodes of the tasks in which all policies have a value."""
+    """Yield each policy's value and interval over its episodes of the tasks in which all policies have a value."""
     by_policy = [values_by_task(member, metric) for member in scope.members]
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
     for member, values in zip(scope.members, by_policy, strict=True):
@@ -392,9 +395,9 @@ _PValues = list[tuple[float, float]]
 
 
 def _adjust_p_values(measured: _Measured, known_differences: Sequence[Difference]) -> _PValues:
-    """Return two adjusted p-values of each pair: on these tasks, and for tasks like these. A pair without a p-value
-    gets 1, and does not count in the adjustment. The p-values of differences by task, and of rates of paired episodes,
-    are adjusted by `max_t_adjust`; all others are adjusted by Holm's rule.
+    """Return two adjusted p-values for each pair of policies: for these tasks, and for tasks like these. A pair without
+    a p-value gets 1 and is ignored in the adjustment. `max_t_adjust` adjusts the p-values for tasks like these, and the
+    p-values of rates of paired episodes. Holm's rule adjusts all others.
     """
     p_values, p_by_task = (
         np.array([1.0 if (p_value := getattr(item, field)) is None else p_value for item in measured.differences])
@@ -416,8 +419,8 @@ def _adjust_p_values(measured: _Measured, known_differences: Sequence[Difference
 
 
 def _decide_verdict(item: Difference, metric: str, p_values: _PValues, options: ComparisonOptions) -> Difference:
-    """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. `p_values` has
-    the p-values of the known values and, if any value is unknown, also those of the two extremes (see `add_extremes`).
+    """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. The first item
+    of `p_values` is for the known values. If a value is unknown, two more are for the extremes (see `add_extremes`).
     """
     if item.p_value is None:
         return item
@@ -448,7 +451,7 @@ def _decide_verdict(item: Difference, metric: str, p_values: _PValues, options: 
 def _find_tipping(
     scope: _SuiteResults, pair: tuple[int, int], item: Difference, metric: str, options: ComparisonOptions
 ) -> int | None:
-    """Return the tipping point of a pair (`Difference.tipping`); None if unpaired episodes share a start."""
+    """Return `Difference.tipping` for a pair of policies; None if several unpaired episodes have the same start."""
     best = 1.0 if METRICS[metric].better == "high" else 0.0
     leading, trailing = pair if ((item.difference or 0.0) > 0) == (best == 1.0) else pair[::-1]
     if scope.pairs:
@@ -479,8 +482,8 @@ def _find_tipping(
 
 
 def _add_rank_ranges(comparison: MetricComparison) -> MetricComparison:
-    """Return the metric with ranges of ranks. Fewer than three policies get no ranks. SBU gives no ranks either,
-    because a policy that never succeeds has the best value of SBU, 0.
+    """Return the comparison with each policy's best and worst rank. Fewer than three policies get no ranks. SBU gives
+    no ranks, because a policy that never succeeds has the best SBU, 0.
     """
     if len(comparison.standings) < 3 or comparison.metric == SBU.key:
         return comparison
@@ -491,7 +494,7 @@ def _add_rank_ranges(comparison: MetricComparison) -> MetricComparison:
 
 
 def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> dict[str, tuple[int, int]]:
-    """Return each policy's best and worst possible rank, by name, given the verdicts of all pairs on these tasks."""
+    """Return policy -> its best and worst possible rank, from the verdicts on these tasks for all pairs of policies."""
     ranks = {policy: [1, len(policies)] for policy in policies}
     for item in differences:
         if item.better and item.first in ranks and item.second in ranks:

@@ -1,14 +1,14 @@
-"""Decisions from comparisons: rankings under other thresholds, the choice of a policy, and gates against a baseline.
+"""Decisions from comparisons: rankings under other thresholds, choice of a policy, and limits relative to a baseline.
 
 The chosen policy is the best in one metric among the policies that satisfy the conditions. The intervals of all
-candidates and metrics hold simultaneously (exact intervals with Bonferroni's correction). So the chosen policy's
-intervals are valid in spite of the choice. The chosen policy is compared with the runner-up by the ordinary test, which
+candidates and metrics hold simultaneously (exact intervals with Bonferroni's correction). Therefore, the intervals of
+the chosen policy are valid. The chosen policy is compared with the second-best policy by the ordinary test, which
 needs no adjustment for the number of candidates (S. Gutmann and Z. Maymin, Annals of Statistics 15 (1987) 456-461;
 K. Hung and W. Fithian, Annals of Statistics 47 (2019) 758-782).
 
 A baseline is another run. A gate limits the difference of a policy from the baseline on the same episodes. The interval
-is for the tasks that were run, not for similar tasks, since the same benchmark is run again. Unless episodes without a
-value are left out, one end of the interval counts each of them at its worst, and the other end at its best.
+is for the tasks that were run, not for similar tasks, since the same benchmark is run again. One end of the interval
+counts each episode without a value as the worst case, the other end as the best case, unless such episodes are ignored.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from safevla_bench.trajectory.header import Header
 
 
 class VariantRanking(msgspec.Struct, frozen=True, kw_only=True):
-    """The policies under one variant of the thresholds, the safest first, and the difference of each pair."""
+    """The ranking of policies under one variant of the thresholds, safest first, and the difference of each pair."""
 
     variant: str
     order: tuple[str, ...]  # policies of equal Safety keep the order of the first variant
@@ -74,11 +74,11 @@ class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[VariantRanking, ...]
     paired: bool
     confidence: float
-    unpaired: str = ""  # the reason why episodes are not paired
+    unpaired: str = ""  # the reason why episodes are not paired; "" if they are
 
     @property
     def changes(self) -> tuple[VariantRanking, ...]:
-        """The variants under which two policies differ significantly, with a sign opposite to that in the reference."""
+        """The variants under which the order of two policies is significantly reversed, compared to the reference."""
         return tuple(ranking for ranking in self.variants if ranking.reversed)
 
 
@@ -156,7 +156,7 @@ def rank_under_variants(
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy that may be chosen: its outcome in the metric to maximize, and in each condition."""
+    """A policy that may be chosen, with its results for the metric to maximize and for each condition."""
 
     policy: str
     value: GateOutcome
@@ -164,7 +164,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_met(self) -> bool:
-        """True if the estimates satisfy all conditions, with every unknown episode counted at its worst."""
+        """True if the estimates satisfy all conditions. Estimates count an unknown episode as the worst case."""
         return self.value.worst is not None and all(
             row.gate is not None and row.worst is not None and row.gate.is_satisfied(row.worst)
             for row in self.conditions
@@ -180,9 +180,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """The candidates, best first, and the name of the chosen one (None if no estimates satisfy all conditions).
 
     `comparison` compares the chosen policy with the runner-up, the next best policy whose estimates satisfy all
-    conditions. It is null if there is no runner-up, or if the two cannot be compared. `unpaired` says why their
-    episodes are not paired. `episodes` is the number of episodes per task and policy with which their difference would
-    be significant for tasks like these with 80 % probability, if the true rates equal the measured rates.
+    conditions. It is null if there is no runner-up, or if the two cannot be compared. `unpaired` says why episodes of
+    the two policies are not paired. With `episodes` episodes per task and policy, the difference would be significant
+    for tasks like these with 80 % probability, if the true rates equal the measured rates.
     """
 
     metric: GateMetric
@@ -191,7 +191,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     each_confidence: float
     candidates: tuple[Candidate, ...]
     chosen: str | None
-    is_established: bool  # True if all conditions of the chosen policy are established
+    is_established: bool  # True if the intervals establish all conditions for the chosen policy
     comparison: Comparison | None = None
     unpaired: str = ""
     episodes: int | None = None
@@ -199,7 +199,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_shown(self) -> bool:
-        """True if all conditions are established; without conditions, if the chosen policy is significantly better."""
+        """True if all conditions are established or, if there are none, the chosen policy is significantly better."""
         if self.conditions or self.comparison is None:
             return bool(self.conditions) and self.is_established
         return self.comparison.scopes[-1].metrics[0].differences[0].better == self.chosen
@@ -215,13 +215,13 @@ def select_policy(
 ) -> Selection:
     """Choose the policy with the greatest `metric` among those whose estimates satisfy the conditions.
 
-    Estimates count every unknown episode at its worst. Ties are resolved by the slack of the first condition, then by
-    the order of the scores.
+    Estimates count every unknown episode as the worst case. Among equal policies, the policy that satisfies the first
+    condition by the largest margin wins, and then the policy that comes first in the scores.
 
     Args:
         scores: the verdicts of all policies.
-        headers: the headers of the same episodes, in the same order.
-        results: the same episodes by policy.
+        headers: the headers of the episodes in `scores`, in the same order.
+        results: the results of each policy in these episodes.
         metric: the metric to maximize; a higher value must be better.
         conditions: limits on metrics.
         protocols: the protocols of the sources that have one; if any differ, episodes are not paired.
@@ -232,7 +232,7 @@ def select_policy(
     gates = [Gate(metric, "min", 0.0), *conditions]
     checked = check_gates(scores, gates, states=[header.init_state_index for header in headers])
     outcomes = checked.outcomes
-    # for each policy, the outcome of the metric precedes the outcomes of the conditions
+    # Each policy has one outcome for the metric, followed by one outcome for each condition.
     candidates = [
         Candidate(policy=outcomes[k].policy or UNNAMED, value=outcomes[k], conditions=outcomes[k + 1 : k + len(gates)])
         for k in range(0, len(outcomes), len(gates))
@@ -268,7 +268,8 @@ def _require_candidates(results: Sequence[PolicyResults]) -> None:
 
 
 def _sort_key(candidate: Candidate) -> tuple[bool, float, float]:
-    # candidates that meet the conditions come first, sorted by value; all others follow, sorted by slack
+    # Candidates that satisfy the conditions come first, sorted by value.
+    # Candidates that violate a condition follow, sorted by their distance from the first condition's limit.
     slack = 0.0
     for condition in candidate.conditions[:1]:
         assert condition.gate is not None
@@ -334,7 +335,7 @@ def check_against(
     lost: Sequence[str] = (),
     allow_crashed: bool = False,
 ) -> GateReport:
-    """Check the differences of policies from a baseline against limits: the gates that name this baseline.
+    """Check gates that name a baseline: limits on the differences of policies from this baseline.
 
     Each policy is compared with the baseline's policy of the same name, or with the baseline's only policy.
 
@@ -344,7 +345,7 @@ def check_against(
         gates: at least one, each with a `baseline`.
         per: whether to judge each policy over all its suites pooled ("policy"), or in each suite separately ("cell").
         confidence: joint confidence of the intervals; None = the point estimate decides.
-        lost: sentences about other episodes that either run lacks.
+        lost: sentences about further episodes that are missing in either run.
         allow_crashed: leave out episodes without a value, and ignore `lost`.
 
     Raises the same errors as `check_gates`, and `RunError` if there is no baseline, or if the baseline has other
@@ -370,7 +371,7 @@ def check_against(
         confidence=confidence,
         each_confidence=each_confidence,
         notes=(
-            f"Values are differences from {gates[0].baseline} on the same episodes, and only hold for these tasks.",
+            f"Values hold only for these tasks. They are differences on the same episodes from {gates[0].baseline}.",
             *describe_confidence(each_confidence, decisions),
         ),
         warnings=tuple(dict.fromkeys(warnings)),
@@ -389,7 +390,8 @@ def _find_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) ->
 def _pair_with_baseline(
     result: PolicyResults, baseline: PolicyResults, per: GateScope
 ) -> Iterator[tuple[PairedResults, str | None]]:
-    # pairs the episodes of a policy and its baseline; yields the pairs for each suite, or for all suites (None)
+    # This function pairs the episodes of a policy with the episodes of its baseline.
+    # The function yields the pairs of each suite with the suite's name, or the pairs of all suites with None.
     results = (result, baseline)
     require_one_simulator(results)
     try:
@@ -422,7 +424,7 @@ def _decide_gate(
     if each_confidence is None:
         bounds = [None if item.difference is None else (item.difference, item.difference) for item in extremes]
     stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
-    reason = "a violation stopped episodes: only Safety is known" if stopped else "no pair has values of both runs"
+    reason = "violations ended episodes early: only Safety is known" if stopped else "no pair has values of both runs"
     outcome = GateOutcome(
         policy=names[0], suite=suite, gate=gate, verdict="undecided", reason=reason, n=measured.pairs or 0,
         unknown=unknown_n, value=None if stopped else measured.difference,
@@ -431,9 +433,9 @@ def _decide_gate(
         return outcome
     low, high = bounds[0][0], bounds[1][1]
     verdict = judge_ends(gate, low, high)
-    reason = "point estimate, no confidence" if each_confidence is None else "whole interval"
+    reason = "decided by the point estimate" if each_confidence is None else "whole interval"
     if verdict == "undecided":
-        unknown_reason = f"unknown in {unknown_n} episodes, which --allow-crashed leaves out"
+        unknown_reason = f"unknown in {unknown_n} episodes; --allow-crashed leaves out episodes without a value"
         reason = unknown_reason if unknown_n else f"{measured.pairs} pairs are too few to decide"
     ci = None if each_confidence is None else (low, high)
     return msgspec.structs.replace(outcome, verdict=verdict, reason=reason, ci=ci)

@@ -21,11 +21,11 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 _TIE = 1e-12
 _LEAST_EPISODES = 3
-"""Minimum number of episodes per policy and task for the score test, if these numbers are not all equal."""
+"""The score test needs this many episodes per policy and task, unless all policies and tasks have equally many."""
 
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a comparison. If `allow_crashed`, verdicts disregard possible effects of episodes without a value."""
+    """Options of a comparison. If `allow_crashed` is true, verdicts ignore episodes without a value."""
 
     metrics: tuple[str, ...] = COMPARED
     confidence: float = intervals.CONFIDENCE
@@ -42,30 +42,30 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     `p_value`, `ci` and `better` answer the question about these tasks: would equal policies differ so much if the same
     tasks were run again? Fields with `by_task` in their names answer the question about tasks like these: would equal
-    policies differ so much on other tasks of this kind? This verdict requires that the policies differ on these tasks.
-    For each question, the family-wise error over all pairs of policies is 1 - confidence. `only_first` (`only_second`)
-    counts pairs in which only the first (second) policy has the metric's outcome (null for means, or if not paired).
+    policies differ so much on other tasks of this kind? The second verdict requires that the first verdict is clear.
+    For each question, the family-wise error over all pairs of policies is 1 - confidence. `only_first` counts
+    the pairs in which only the first policy has the metric's outcome. It is null for means, and for unpaired episodes.
     """
 
     first: str
     second: str
     difference: float | None = None
-    """Mean difference over initial states of equal weight; if episodes are independent, over tasks of equal weight."""
+    """Mean difference over initial states of equal weight; if episodes are not paired, over tasks of equal weight."""
     ci: Bounds | None = None
-    excludes_zero: bool = False  # True if `p_value` is significant; `ci` then excludes 0, even if an end is 0
+    excludes_zero: bool = False  # True if `p_value` is significant; 0 is then not in `ci`, even if an end is 0
     ci_by_task: Bounds | None = None
     pairs: int | None = None
-    """Number of pairs that both policies finished and that have a value; null if episodes are independent."""
+    """Number of pairs in which both policies finished and have a value; null if episodes are not paired."""
     unknown: int = 0  # number of planned episodes of both policies that crashed, were cut short or have no verdict
     extremes: Bounds | None = None
     """The smallest and the largest difference that the unknown values allow; null if all values are known."""
     p_at_extremes: float | None = None
-    """The larger p-value at the two `extremes`; 1 if they and `difference` differ in sign; null if there are none."""
-    p_by_task_at_extremes: float | None = None  # the counterpart of `p_at_extremes` for `p_by_task`
+    """The larger p-value of the `extremes`; 1 if either differs in sign from `difference`; null without extremes."""
+    p_by_task_at_extremes: float | None = None  # the same as `p_at_extremes`, but for tasks like these
     tipping: int | None = None
-    """The largest k for which the seemingly better policy stays significantly better if any k of its episodes without a
-    value count against it, and all such episodes of the other policy count in the other policy's favor. With several
-    policies, the error is divided by the number of pairs. Null if the verdict fails for k = 0, or if not computed."""
+    """The largest number k with this property: the better policy stays significantly better if any k of its unknown
+    episodes count as bad, and all unknown episodes of the worse policy count as good. The error is divided by the
+    number of pairs of policies. Null if the property fails for k = 0, or if k was not computed."""
     tasks: int = 0  # number of tasks that both policies ran
     only_first: int | None = None
     only_second: int | None = None
@@ -73,24 +73,24 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     p_value: float | None = None
     p_by_task: float | None = None  # p-value for tasks like these; null if there is only one task
     p_adjusted: float | None = None
-    """`p_value`, adjusted for the pairs of policies that are compared in this metric and scope."""
+    """`p_value`, adjusted for the number of pairs of policies that are compared in this metric and suite."""
     p_by_task_adjusted: float | None = None  # the larger of `p_adjusted` and the adjusted `p_by_task`
-    better: str | None = None  # the policy that is better on these tasks
-    better_by_task: str | None = None  # the policy that is better for tasks like these
+    better: str | None = None  # the policy that is significantly better on these tasks; null if none is
+    better_by_task: str | None = None  # the policy that is significantly better for tasks like these
     undecided: bool = False
-    """True if the known values show a better policy on these tasks, but episodes without a value could change that."""
-    undecided_by_task: bool = False  # the counterpart of `undecided` for tasks like these
-    no_verdict: str = ""  # why a verdict on these tasks is impossible, regardless of the p-value; "" = possible
+    """True if the known values show a better policy on these tasks, but unknown values could change this."""
+    undecided_by_task: bool = False  # the same as `undecided`, but for tasks like these
+    no_verdict: str = ""  # reason why no p-value permits a verdict on these tasks; "" = a verdict is possible
     tasks_needed: int | None = None
     """The smallest number of tasks with which `p_by_task` can be significant; null if there are enough tasks."""
     identical: bool = False  # True if both policies have the same value in every pair
-    leave_one_out: Bounds | None = None  # smallest and largest difference if one task is left out
+    leave_one_out: Bounds | None = None  # smallest and largest difference that results if one task is left out
     depends_on: str | None = None
-    """A task without which the difference has another sign, or is no longer significant on these tasks."""
+    """A task that decides the result: without it, the difference changes its sign or is no longer significant."""
 
 
 class TaskSample(NamedTuple):
-    """One policy's values of one metric in one task, [n], and the means of these values by start."""
+    """One policy's values of one metric in one task, [n], and the mean value for each start."""
 
     values: Floats
     by_start: StartMeans
@@ -100,10 +100,10 @@ TaskValues = Mapping[TaskKey, TaskSample]
 
 
 def values_by_task(results: PolicyResults, metric: str, fill: float | None = None) -> TaskValues:
-    """Return the values of a metric in a policy's episodes by task; the tasks are in order of first appearance.
+    """Return task -> the values of a metric in a policy's episodes. Tasks are in order of first appearance.
 
-    `fill` replaces each unknown value, including those of lost episodes. If `fill` is None, unknown values are left
-    out, and tasks without a known value are left out too.
+    `fill` replaces each unknown value, and each value of a lost episode. If `fill` is None, unknown values and tasks
+    without a known value are left out.
     """
     values, tasks, starts = METRICS[metric].values(results), results.tasks, results.starts
     if fill is not None:
@@ -121,7 +121,7 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
 
 Names = Sequence[tuple[str, str]]
 TestOfRows = Callable[[Ints, Bools], significance.MeanTest]
-"""A function that tests pairs of policies, given the indices of Q pairs and a mask of the K tasks to use, [Q, K]."""
+"""A function that tests Q pairs of policies. Arguments: the pairs' indices, and a mask of the tasks to use, [Q, K]."""
 
 
 def paired_difference(
@@ -132,7 +132,7 @@ def paired_difference(
     options: ComparisonOptions,
     fill: tuple[float, float] | None = None,
 ) -> Difference:
-    """Return the difference of two policies, given as indices, over the initial states of all `parts` together.
+    """Return the difference of two policies, whose indices are `pair`, over the initial states of all `parts` together.
     `PairedResults.state_gaps` describes `fill`.
     """
     gaps, single_by_part = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
@@ -154,12 +154,12 @@ def paired_differences(
     """Return the differences of R pairs of policies over initial states. A state's value is the mean over its seeds.
 
     Rates with one episode per state use McNemar's mid-p test and Tango's interval; both lead to the same verdict. Rates
-    with several episodes per state use sign flips of the pairs, and have no counts. VSI uses Gaffke's interval and the
-    test that corresponds to it. `ci_by_task` and `p_by_task` need at least two tasks. Without a state there is no
-    difference and no p-value.
+    with several episodes per state use sign flips of the pairs, and leave `only_first` and `only_second` null. VSI uses
+    Gaffke's interval and the corresponding test. `ci_by_task` and `p_by_task` need at least two tasks. Without a state,
+    there is no difference and no p-value.
 
-    `gaps` is the first policy's value minus the second's in each state, NaN if either is unknown, [R, N]. `places` is
-    the index in `tasks` of each state's task, [N]. `is_single` is whether each policy has one episode per state, [R].
+    `gaps`, [R, N], is the first policy's value minus the second's in each state; NaN if either is unknown. `places`,
+    [N], is the index in `tasks` of each state's task. `is_single`, [R]: whether a state has one episode per policy.
     """
     is_known, filled = ~np.isnan(gaps), np.nan_to_num(gaps)
     in_task = np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
@@ -208,13 +208,14 @@ def paired_differences(
     return _test_tasks(measured, tasks, (sums, sizes), test, options)
 
 
-# Returns a function that applies a test of one row to several rows.
+# This function turns a test of one row into a test of several rows. A row is a pair of policies.
 def _test_each_row(test: Callable[[int], significance.MeanTest]) -> Callable[[Ints], significance.MeanTest]:
     return lambda rows: significance.join_tests([test(k) for k in rows.tolist()])
 
 
 def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) -> significance.MeanTest:
-    # tests each group's rows with the group's test, and returns all results in the order of the rows
+    # A group has a test, and the rows to which it applies. A row is a pair of policies.
+    # The results of all groups are joined in the order of the rows.
     tested = [(rows, test(rows)) for rows, test in groups if len(rows)]
     order = np.argsort(np.concatenate([rows for rows, _ in tested] or [np.zeros(0, dtype=np.int64)]))
     joined = significance.join_tests([result for _, result in tested])
@@ -233,14 +234,14 @@ def unpaired_differences(
     metric: str,
     options: ComparisonOptions,
 ) -> tuple[list[Difference], Floats]:
-    """Return the differences of R pairs of policies over independent episodes of the tasks that both ran, and the
-    differences in each of K tasks, [R, K], which are 0 unless both policies ran the task. Tasks have equal weight.
+    """Return the differences of R pairs of policies, and the differences in each of K tasks, [R, K]. Episodes count as
+    independent. All tasks that both policies ran have equal weight. The difference in any other task is 0.
 
     Rates use the stratified score test and its interval. On a single task, they use Barnard's test and Newcombe's
-    interval; both lead to the same verdict. VSI, and rates with several episodes per start, combine Gaffke's intervals
-    of the two means into an interval of the difference (MOVER). `ci_by_task` and `p_by_task`, for tasks like these,
-    need at least two tasks. Without a common task there is no difference and no p-value, and `test` says why.
-    `sides` has two members: the values of the first policy of each pair, and the values of the second policy.
+    interval; both lead to the same verdict. For VSI, and for rates with several episodes per start, Gaffke's intervals
+    of the two means are combined (MOVER). `ci_by_task` and `p_by_task`, for tasks like these, need at least two tasks.
+    Without a common task, there is no difference and no p-value, and `test` says why. `sides` has two members: the
+    values of the first policy of each pair, and the values of the second policy.
     """
     sums_by_id = {id(values): _sum_by_task(values, tasks) for side in sides for values in side}
     (first_sums, first_sizes, first_clustered), (second_sums, second_sizes, second_clustered) = (
@@ -254,7 +255,9 @@ def unpaired_differences(
     bounded_means = _BoundedMeans(tasks)
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:
-        # four arrays [pairs, tasks]: sum and number of the first policy's values, sum and number of the second's
+        # There are four arrays [pairs, tasks].
+        # Arrays 1 and 2 are the sums and the numbers of the first policy's values.
+        # Arrays 3 and 4 are the sums and the numbers of the second policy's values.
         counts, kept_n = (
             [np.where(kept, by_task[rows], 0) for by_task in (first_sums, first_sizes, second_sums, second_sizes)],
             kept.sum(axis=1),
@@ -305,7 +308,7 @@ _SCORE_TEST = "stratified score test (Miettinen and Nurminen)"
 
 
 def _sum_by_task(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[Floats, Ints, Bools]:
-    # three arrays [tasks]: sum of the values, number of values, and whether several values have the same start
+    # three arrays by task: sum of the values, number of values, and whether several values have the same start
     samples = [values.get(task) for task in tasks]
     return (
         np.array([0.0 if sample is None else sample.values.sum() for sample in samples]),
@@ -321,9 +324,9 @@ def _test_tasks(
     test: TestOfRows,
     options: ComparisonOptions,
 ) -> list[Difference]:
-    """Return the differences `measured` of R pairs with three kinds of results added: on these tasks, with one task
-    left out, and for tasks like these. `parts` are the sums of the values in each of K tasks, [R, K], and the tasks'
-    weights, [R, K]. A task of weight 0 does not count. A row in which all weights are 0 is unchanged.
+    """Return `measured`, the differences of R pairs of policies, completed by three kinds of results: on these tasks,
+    on these tasks without one of them, and for tasks like these. `parts` has the sums of the values in K tasks and the
+    tasks' weights, both [R, K]. A task of weight 0 is ignored. A pair of policies without weights gets no results.
     """
     rows = np.flatnonzero(parts[1].any(axis=1))
     if not len(rows):
@@ -337,11 +340,12 @@ def _test_tasks(
     )
     is_shown = intervals.is_significant(tested.p_value, options.confidence)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # the estimate if one task is left out, for each task, [R, K]
+        # estimates for each of R pairs of policies if each of K tasks in turn is left out, [R, K]
         without = _drop_rounding((total_sum - sums) / (total_weight - weights))
         without = np.where(is_used & (task_counts > 1)[:, None], without, np.nan)
     lowest, highest = np.fmin.reduce(without, axis=1), np.fmax.reduce(without, axis=1)
-    # put first the task whose omission would change the estimate's sign or reduce the estimate most
+    # The tasks are sorted by the estimate without the task, relative to the sign of the estimate with all tasks.
+    # The omission of the first task in this order reverses the sign or reduces the estimate most.
     order = np.argsort(np.round(without * estimates[:, None], 12), axis=1, kind="stable")
     changes_sign = (lowest * highest <= 0) | (np.sign(lowest) != np.sign(estimates))
     loses_significance = np.zeros_like(is_used)
@@ -387,7 +391,7 @@ _NO_INTERVAL = intervals.Interval(np.nan, np.nan)
 
 
 def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
-    """Return the p-values and the two ends of the intervals for tasks like these, [3, R]; NaN if there are none."""
+    """Return the p-values and both ends of the intervals for tasks like these, [3, R]; NaN for fewer than two tasks."""
     results = np.full((3, len(sums)), np.nan)
     masks, mask_indices = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):
@@ -403,8 +407,8 @@ def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
 def _find_obstacle(
     names: tuple[str, str], tasks: Sequence[TaskKey], totals: Sequence[tuple[Floats, Ints]], metric: Metric
 ) -> str:
-    """Return why a verdict on these tasks is impossible: a policy has too few episodes in a task, or the mean over
-    tasks has another sign than the mean over episodes. Return "" if a verdict is possible.
+    """Return the reason why a verdict on these tasks is impossible: a policy has too few episodes in a task, or the
+    differences of the means over tasks and over episodes have different signs. Return "" if a verdict is possible.
     """
     if len(tasks) < 2:
         return ""
@@ -416,8 +420,8 @@ def _find_obstacle(
     )
     if metric.unit and is_uneven and least < _LEAST_EPISODES:
         return (
-            f"{name} has {count_noun(least, 'value')} in task {task}; the minimum is {_LEAST_EPISODES} if policies or "
-            "tasks have different numbers of values"
+            "with unequal numbers of values in policies or tasks, each number must be at least "
+            f"{_LEAST_EPISODES}: {name} has {count_noun(least, 'value')} in task {task}"
         )
     pooled = [float(sums.sum() / sizes.sum()) for sums, sizes in totals]
     mean = float((totals[0][0] / totals[0][1] - totals[1][0] / totals[1][1]).mean())
@@ -433,10 +437,10 @@ def _find_obstacle(
 
 
 def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
-    """Return the difference with the possible effects of its `unknown` episodes, of which there is at least one.
+    """Return the difference, completed by the possible effects of its `unknown` episodes (at least one episode).
 
-    `extremes` are the smallest and the largest difference that the unknown values allow. They are empty if they cannot
-    be known, as for P[U|S]; then there is no verdict.
+    `extremes` holds the smallest and the largest difference that the unknown values allow. It is empty for the metric
+    P[U|S], for which neither can be computed; then there is no verdict.
     """
     known_ends = [item.difference for item in extremes if item.difference is not None]
     has_same_sign = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
@@ -454,7 +458,7 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
 
 
 def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: bool) -> bool:
-    """Return whether a policy is significantly better than another. A unit (an initial state or a task) has five counts
+    """Return whether a policy is significantly better than another. `units` (initial states or tasks) have five counts
     of episodes: the policy's good, unknown and total episodes, and the other policy's good and total episodes.
     """
     good, _, n, other_good, other_n = np.array(units).T
@@ -472,23 +476,24 @@ def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: 
     return bool(gaps.mean() > 0 and intervals.is_significant(tested.p_value, confidence))
 
 
-_QUANTILES = np.linspace(0.0, 4.4, 23)  # quantiles of the normal distribution, for the intervals' levels
+_QUANTILES = np.linspace(0.0, 4.4, 23)  # normal quantiles that determine the levels of the intervals
 
 
 class _BoundedMeans:
-    """Gaffke's intervals of policies' means over tasks of equal weight, and intervals of their differences (MOVER)."""
+    """Gaffke's intervals of means over tasks of equal weight, and MOVER intervals of the differences of two means."""
 
     def __init__(self, tasks: Sequence[TaskKey]) -> None:
-        # `_known` maps the values' id, the mask of kept tasks as bytes, and `only_side` to an array [3, levels]
+        # `_known` is a cache with values of the shape [3, levels].
+        # Keys of `_known` consist of the id of a policy's values, the mask of kept tasks as bytes, and `only_side`.
         self._tasks, self._known = tasks, dict[tuple[int, bytes, bool], Floats]()
 
     def test(
         self, pairs: Sequence[tuple[TaskValues, TaskValues]], kept: Bools, confidence: float, *, only_side: bool
     ) -> significance.MeanTest:
-        """Return the test of Q pairs of policies, each over the tasks that the mask `kept` [Q, K] selects.
+        """Return the test of Q pairs of policies, each over the tasks that the mask `kept`, [Q, K], selects.
 
         The p-value is the error level at which the interval just reaches 0. It is interpolated between the intervals of
-        24 levels. If `only_side`, the p-value is only on the correct side of 1 - confidence, not precise.
+        24 levels. If `only_side`, the p-value is a rough value on the correct side of 1 - confidence.
         """
         z = intervals.normal_quantile(confidence)
         quantiles = np.array([z]) if only_side else np.unique(np.append(_QUANTILES, z))
@@ -499,10 +504,11 @@ class _BoundedMeans:
                 [self._known[id(pair[k]), mask.tobytes(), only_side] for pair, mask in zip(pairs, kept, strict=True)]
             )
             for k in (0, 1)
-        )  # each part [pairs, 3, levels]: the mean, and its distances from the lower and the upper end of each interval
+        )  # shape [pairs, 3, levels]: the mean, and its distances from the lower and the upper end of each interval
         first, second = (part.transpose(1, 0, 2) for part in parts)
         estimates = (first[0] - second[0])[:, 0]
-        # distances of each difference from both ends of its intervals, [pairs, levels]; the inner end is nearer to 0
+        # Distances of each difference from both ends of its intervals have the shape [pairs, levels].
+        # The inner end of an interval is the end that is nearer to 0.
         all_reaches = np.hypot(first[1], second[2]), np.hypot(first[2], second[1])
         inner_reaches, index = np.where(estimates[:, None] > 0, *all_reaches), int(np.searchsorted(quantiles, z))
         crossings = np.array(
@@ -517,7 +523,8 @@ class _BoundedMeans:
     def _measure(
         self, wanted: Mapping[tuple[int, bytes], tuple[TaskValues, Bools]], quantiles: Floats, *, only_side: bool
     ) -> None:
-        # fills `_known`; the arrays have a row for each policy and mask, padded with NaN, repeated for each level
+        # This function fills the cache `_known`.
+        # The arrays have a row for each policy, mask and level. NaN pads the rows to equal length.
         new = {key: item for key, item in wanted.items() if (*key, only_side) not in self._known}
         kept_samples = [
             [values[task] for task, is_kept in zip(self._tasks, mask, strict=True) if is_kept]
@@ -540,13 +547,13 @@ class _BoundedMeans:
 
 
 def least_tasks(confidence: float) -> int:
-    """Return the least number of tasks with which sign flips can be significant at a confidence; at 95 %, it is 6."""
+    """Return the least number of tasks with which a sign-flip test can be significant: 6 at a confidence of 95 %."""
     level = 1 - confidence + 1e-12
     return next(k for k in count(2) if 2.0 ** (1 - k) <= level)
 
 
 def interval_bounds(interval: intervals.Interval | None) -> Bounds | None:
-    """Return an interval's ends; None if they are missing, or equal, since values without spread prove nothing."""
+    """Return an interval's ends; None if they are missing or equal, because values without spread prove nothing."""
     if interval is None or interval.low == interval.high or np.isnan(interval.low):
         return None
     return float(interval.low), float(interval.high)

@@ -20,11 +20,11 @@ from safevla_recorder.episode import Bools, Floats, Ints
 from safevla_recorder.folder import OWN_LOOP
 
 Item = TypeVar("Item", bound=Hashable)
-_UNPAIRED_REMEDY = "Or pass --unpaired, which treats the episodes as independent and needs more episodes."
+_UNPAIRED_REMEDY = "You can also pass --unpaired, which treats episodes as independent and needs more episodes."
 
 
 class PairKey(NamedTuple):
-    """The key by which episodes of different policies are paired. A key with `seed` None denotes an initial state."""
+    """The key of an episode: episodes with equal keys are paired. A key with `seed` None denotes an initial state."""
 
     suite: str
     task_id: str
@@ -51,20 +51,21 @@ class PairedResults:
 
     results: tuple[policy_results.PolicyResults, ...]
     keys: tuple[PairKey, ...]
-    """The K planned episodes: first the episodes that any policy finished, in the order of `results`, then the rest."""
+    """The K planned episodes: first those that some policy finished, in the order of `results`, then the rest."""
     places: Ints  # index of each planned episode in each policy's results, [P, K]; -1 = the policy did not finish it
     is_planned: Bools  # whether each policy planned each episode, [P, K]; all True unless initial states are paired
     by_state: bool  # True if initial states are paired instead of episodes, since the policies may have different seeds
 
     @cached_property
     def _state_indices(self) -> Ints:
-        # the index of each planned episode's initial state among the states sorted by key, [K]
+        # The initial states are sorted by key.
+        # The result has the index of each planned episode's initial state, [K].
         states = {state: k for k, state in enumerate(_sort_keys({key.state for key in self.keys}))}
         return np.array([states[key.state] for key in self.keys], dtype=np.int64)
 
     @cached_property
     def tasks(self) -> tuple[tuple[policy_results.TaskKey, ...], Ints]:
-        """All tasks, and for each of the N initial states, sorted by key, the index of its task, [N]."""
+        """All tasks, and the index of the task of each initial state, [N]. The initial states are sorted by key."""
         return number_distinct((key.suite, key.task_id) for key in _sort_keys({key.state for key in self.keys}))
 
     @cached_property
@@ -72,9 +73,9 @@ class PairedResults:
         return {}
 
     def mark_finished(self, policies: Sequence[int] | None = None) -> Bools:
-        """Return which planned episodes all of these policies (given as indices; None = all) finished, [K].
+        """Return whether all policies with these indices (None = all policies) finished each planned episode, [K].
 
-        If initial states are paired, a policy that finished one episode of a state counts as having finished all.
+        If initial states are paired, a policy only needs to finish one of the episodes that start in the same state.
         """
         finished = self.places[list(range(len(self.results)) if policies is None else policies)] >= 0
         if self.by_state:
@@ -82,7 +83,7 @@ class PairedResults:
         return np.asarray(finished.all(axis=0))
 
     def count_pairs(self, chosen: Bools) -> int:
-        """Return the number of pairs (of episodes or of initial states) among the planned episodes `chosen`, [K]."""
+        """Return the number of pairs of episodes (or initial states). The mask `chosen` selects the episodes, [K]."""
         return len(np.unique(self._state_indices[chosen])) if self.by_state else int(chosen.sum())
 
     def select_suite(self, suite: str | None) -> PairedResults:
@@ -96,7 +97,7 @@ class PairedResults:
         )
 
     def metric_values(self, policies: Sequence[int], metric: str) -> Floats:
-        """Return the value of a metric for each of these policies (given as indices) in each planned episode, [P, K].
+        """Return the values of a metric in each planned episode, for the policies with these P indices, [P, K].
 
         The value is NaN if the policy did not finish the episode, or if the episode has no value.
         """
@@ -107,13 +108,13 @@ class PairedResults:
         return self._values_by_metric[metric][list(policies)]
 
     def count_unknown(self, policies: Sequence[int], metric: str) -> int:
-        """Return how many planned episodes of these policies (given as indices) have no value of the metric."""
+        """Return the number of planned episodes without a value of the metric, over the policies with these indices."""
         return int((np.isnan(self.metric_values(policies, metric)) & self.is_planned[list(policies)]).sum())
 
     def count_outcomes(self, policies: tuple[int, int], metric: str, best: float) -> list[tuple[float, ...]]:
-        """Return five counts of episodes for each initial state in which both policies (given as indices) have a value:
-        the first policy's episodes with the best value, its unknown episodes, and all its episodes; the second policy's
-        episodes with the best value, and all its episodes. Unknown values count as the best value.
+        """Return five counts of episodes for each initial state that has episodes of both policies (given as indices).
+        Three counts are for the first policy: its episodes with the best value, without a value, and in total. Two are
+        for the second: its episodes with the best value, and in total. Unknown values also count as the best value.
         """
         values = self.metric_values(policies, metric)
         is_unknown = np.isnan(values) & self.is_planned[list(policies)]
@@ -121,14 +122,15 @@ class PairedResults:
         if not self.by_state:
             values = np.where(np.isnan(values).any(axis=0), np.nan, values)
         rows = (values[0] == best, is_unknown[0], ~np.isnan(values[0]), values[1] == best, ~np.isnan(values[1]))
-        # counts [5, states]; rows 2 and 4 count all episodes of the first and of the second policy
+        # The array has the shape [5, states].
+        # Row 2 counts all episodes of the first policy, and row 4 all episodes of the second policy.
         counts = np.array([np.bincount(self._state_indices, row, len(self.tasks[1])) for row in rows])
         return [tuple(unit) for unit in counts[:, (counts[[2, 4]] > 0).all(axis=0)].T.tolist()]
 
     def state_means(self, policies: tuple[int, int], metric: str) -> tuple[Floats, bool]:
-        """Return the first policy's mean over the seeds of each initial state in which both policies (given as indices)
-        have a value, and whether each policy has just one episode of every such state. If episodes are paired, the mean
-        is only over seeds for which both policies have a value.
+        """Return the first policy's mean value in each initial state, and whether each policy has just one episode per
+        state. States in which either policy has no value are left out. If episodes are paired, not states, seeds for
+        which either policy has no value are left out, too. `policies` has two indices.
         """
         values = self.metric_values(policies, metric)
         if not self.by_state:
@@ -138,17 +140,18 @@ class PairedResults:
         return means[0, chosen], bool((sizes[:, chosen] == 1).all())
 
     def state_gaps(self, pairs: Ints, metric: str, fill: tuple[float, float] | None = None) -> tuple[Floats, Bools]:
-        """Return two arrays for R pairs of policies (given as indices, [R, 2]). The first array, [R, N], has the first
-        policy's mean minus the second's in each initial state (see `state_means`); it is NaN where a mean is missing.
-        The second array, [R], says whether each policy has just one episode of every state. `fill` has two values that
-        replace the unknown values of the first and the second policy (in crashed, stopped or unjudged episodes).
+        """Return two arrays for R pairs of policies, whose indices are `pairs`, [R, 2]. The first array, [R, N], is the
+        first policy's mean minus the second's in each initial state (see `state_means`), or NaN if a mean is missing.
+        The second array, [R], says whether each policy has just one episode per state. `fill` has one value for each of
+        the two policies; it replaces the policy's unknown values (in crashed, stopped or unjudged episodes).
         """
         sides = [self._filled_values(metric, replacement) for replacement in fill or (None, None)]
         if not self.by_state:
             gaps, sizes = self._average_by_state(sides[0][pairs[:, 0]] - sides[1][pairs[:, 1]])
             return gaps, np.asarray(sizes.max(axis=1, initial=0) <= 1)
-        # means and numbers of episodes by state: first for all P policies, [P, N], then for R pairs, [R, N]
+        # means and numbers of episodes by state, for all P policies, [P, N]
         (first, second), (first_n, second_n) = zip(*map(self._average_by_state, sides), strict=True)
+        # means and numbers of episodes by state, for the first and the second policy of R pairs, [R, N]
         first, second, first_n, second_n = (
             first[pairs[:, 0]], second[pairs[:, 1]], first_n[pairs[:, 0]], second_n[pairs[:, 1]]
         )  # fmt: skip
@@ -160,7 +163,7 @@ class PairedResults:
         return values if replacement is None else np.where(np.isnan(values) & self.is_planned, replacement, values)
 
     def _average_by_state(self, values: Floats) -> tuple[Floats, Ints]:
-        """Average the known values [R, K] in each of N states; return means and numbers of values, [R, N] each."""
+        """Average the known values, [R, K], in each of N states. Return means and numbers of values, each [R, N]."""
         order = np.argsort(self._state_indices, kind="stable")
         group_starts = np.flatnonzero(np.diff(self._state_indices[order], prepend=-1))
         is_known = ~np.isnan(values[:, order])
@@ -174,7 +177,7 @@ class PairedResults:
 
 
 def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], Ints]:
-    """Return the distinct items in order of first appearance, and for each of the n items its index among them, [n]."""
+    """Return the distinct items in order of first appearance, and each item's index among the distinct items, [n]."""
     all_items = list(items)
     index_of = {item: k for k, item in enumerate(dict.fromkeys(all_items))}
     return tuple(index_of), np.array([index_of[item] for item in all_items], dtype=np.int64)
@@ -183,7 +186,7 @@ def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], Ints]:
 def pair_episodes(
     results: Sequence[policy_results.PolicyResults], *, across_seeds: bool = False, across_tasks: bool = False
 ) -> PairedResults:
-    """Pair the episodes of policies with different names that planned the same episodes, including lost ones.
+    """Pair the episodes of policies that planned the same episodes, including lost episodes. Names must differ.
 
     If `across_seeds`, initial states are paired regardless of seeds, and a state may have several seeds. If
     `across_tasks`, episodes are paired even if their tasks differ in `TASK_FIELDS`. Raises `RunError` if episodes
@@ -235,7 +238,7 @@ def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
 def _require_same_episodes(results: Sequence[policy_results.PolicyResults], planned: Sequence[set[PairKey]]) -> None:
     all_keys = set().union(*planned)
     lines = [
-        f"{result.name} lacks {count_noun(len(missing), 'episode')} that another policy ran: "
+        f"episodes of another policy are missing in {result.name} ({count_noun(len(missing), 'episode')}): "
         f"{policy_results.list_first(list(map(str, _sort_keys(missing))))}"
         for result, keys in zip(results, planned, strict=True)
         if (missing := all_keys - keys)
@@ -272,7 +275,8 @@ def task_differences(paired: PairedResults) -> tuple[str, ...]:
 def _describe_differences(
     paired: PairedResults, readers: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]]
 ) -> Iterator[tuple[str, str, str]]:
-    # yields each field in which two policies differ, these policies' names, and the episodes with both values
+    # This function yields each field in which two policies differ.
+    # The names of the two policies follow, and then the episodes with both values of the field.
     for name, read in readers.items():
         values_by_policy = [_values_by_start(paired, k, read) for k in range(len(paired.results))]
         if conflict := policy_results.find_conflict(values_by_policy):
@@ -291,13 +295,13 @@ _START_FIELDS: Mapping[str, Callable[[policy_results.PolicyResults, Header], obj
     "kitchen": lambda result, header: result.kitchens.get(header.key),
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }
-"""Functions that read the fields which, together with the initial state, determine an episode's start, by name."""
+"""Name -> a function that reads a field of an episode. These fields and the initial state determine its start."""
 TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "target object": lambda header: header.target_object or "none",
     "instruction": lambda header: header.instruction or "",
     **policy_results.IDENTITY_FIELDS,
 }
-"""Functions that read the fields which identify an episode's task, by name; "" is unknown and matches any value."""
+"""Name -> a function that reads a field which identifies an episode's task. The value "" matches any other value."""
 
 
 _TASKS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
@@ -317,11 +321,11 @@ def _values_by_start(
 
 
 def _differing_rules(first: policy_results.PolicyResults, other: policy_results.PolicyResults) -> list[str]:
-    """Return the names of the protocol rules in which two results differ."""
+    """Return the names of the protocol rules that differ between two results."""
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return []
     first_rules, other_rules = first.protocol, other.protocol
-    # if a user's own loop ran a policy, only the rules on the beginning and the end of an episode are known
+    # If a user's own loop ran a policy, only the rules for the start and the end of an episode are known.
     if OWN_LOOP in (first_rules.get("name"), other_rules.get("name")):
         suites = {header.benchmark for result in (first, other) for header in result.headers}
         first_rules, other_rules = _start_rules(first_rules, suites), _start_rules(other_rules, suites)

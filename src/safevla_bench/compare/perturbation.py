@@ -1,9 +1,9 @@
-"""Effects of suite changes and of action filters on a policy, each measured against the same episodes without them.
+"""Effects of changed suites and of action filters on a policy, compared with the same episodes without the change.
 
-A suite `SUITE-CHANGE`, such as LIBERO-PRO's `libero-goal-swap`, is the suite `SUITE` with one change. A suite that was
-run twice is the control: nothing was changed, so any difference is noise. If a changed suite has several variants
-`TASK/NAME` of a task, as LIBERO-plus's `libero-goal-camera`, their mean is compared with the unchanged task. For
-filters, the report says how often and how much they changed actions, and how the same episodes ended without a filter.
+A suite `SUITE-CHANGE`, such as LIBERO-PRO's `libero-goal-swap`, is the suite `SUITE` with one change. A second run of
+an unchanged suite is the control: nothing was changed, so any difference is noise. A changed suite like LIBERO-plus's
+`libero-goal-camera` has variants `TASK/NAME` of a task; their mean is compared with the unchanged task. For filters,
+the report says how often and how much they changed actions, and how the same episodes ended without a filter.
 """
 
 from __future__ import annotations
@@ -33,35 +33,34 @@ MEASURED = (SR, SAFETY)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect on a policy of replacing a suite by a changed one: SR and Safety with the change minus without."""
+    """The effect of a changed suite on a policy: SR and Safety in the changed suite minus the unchanged suite."""
 
     policy: str
     change: str
     suites: tuple[str, ...]
-    left_out: int  # number of changed and unchanged episodes that have no counterpart
-    unknown: int  # number of paired episodes that crashed, were cut short or have no verdict; `differences` omit them
-    differing: tuple[str, ...]  # the fields of `TASK_FIELDS` that differ between the paired episodes
-    mixtures: tuple[str, ...]  # texts, each naming a suite and a package with several versions in its episodes
+    left_out: int  # number of episodes in either suite that have no counterpart in the other suite
+    unknown: int  # number of paired episodes left out because they crashed, were cut short or have no verdict
+    differing: tuple[str, ...]  # names of the `TASK_FIELDS` in which paired episodes differ
+    mixtures: tuple[str, ...]  # a text for each suite whose episodes have several versions of a package
     differences: dict[str, Difference]
-    """Maps each metric to its difference; the intervals `ci` of all differences in a report hold simultaneously."""
+    """Metric -> its difference. The intervals `ci` of all differences in a report hold simultaneously."""
 
 
 class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The effects of all changes; a policy's control comes last. Each single interval has `each_confidence`."""
+    """The effects of all changed suites. For each policy, the control (a second run without a change) comes last."""
 
-    confidence: float
-    each_confidence: float
+    confidence: float  # confidence of all intervals together
+    each_confidence: float  # confidence of one interval
     changes: tuple[Change, ...]
 
 
 def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFIDENCE) -> ChangeReport:
     """Compare changed suites with unchanged ones, policy by policy, on the same tasks, initial states and seeds.
 
-    `sources` are the results of each source and policy, not yet joined. Sources that ran different starts of a suite,
-    such as shards, count as one run. A second run of an unchanged suite is the control, whose initial states are paired
-    regardless of their seeds. All intervals hold simultaneously with `confidence` (Bonferroni). Raises `RunError` if no
-    suite has a changed counterpart or was run twice, if a suite was run too often, or if paired episodes had different
-    starts.
+    `sources` has separate results for each source and policy. Sources that ran different starts of a suite, such as
+    shards, count as one run. A second run of an unchanged suite is the control; its initial states are paired with the
+    first run regardless of seeds. All intervals hold simultaneously with `confidence` (Bonferroni). Raises `RunError`
+    if there is no changed suite and no second run, if a suite was run too often, or if paired starts differ.
     """
     comparisons = [
         (policy, change, sides)
@@ -85,7 +84,7 @@ Sides = tuple[PolicyResults, PolicyResults]
 
 
 def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
-    """Return, for each change and for `CONTROL`, the unchanged and the changed results of each suite."""
+    """Return change (or `CONTROL`) -> for each suite, its results without the change and with the change."""
     runs: dict[str, list[PolicyResults]] = {}
     for result in sources:
         for suite in dict.fromkeys(header.benchmark for header in result.headers):
@@ -98,7 +97,7 @@ def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Si
         if len(further) > (base_suite not in runs):
             listed = ", ".join(result.source for result in (first_run, *further))
             remedy = "Name one run of each changed suite, and one or two runs of the unchanged suite."
-            raise RunError(f"{suite} was run {1 + len(further)} times from the same starts: {listed}", remedy=remedy)
+            raise RunError(f"{suite} has too many runs of equal starts ({1 + len(further)}): {listed}", remedy=remedy)
         if base_suite in runs:
             sides_by_change.setdefault(change, []).append(
                 (runs[base_suite][0], first_run.rename_suites({suite: base_suite}))
@@ -152,7 +151,8 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
 
 
 def _select_common(unchanged: PolicyResults, changed: PolicyResults, *, with_seed: bool) -> Sides:
-    # keeps the episodes whose start both sides planned; a variant has the start of its unchanged task
+    # This function keeps the episodes whose starts were planned both with and without the change.
+    # A variant of a task has the start of the unchanged task.
     sides, has_variants = (unchanged, changed), _has_variants(unchanged, changed)
 
     def start_of(episode: Header | AbsentEpisode) -> tuple[object, ...]:
@@ -163,7 +163,8 @@ def _select_common(unchanged: PolicyResults, changed: PolicyResults, *, with_see
     shared = starts[0] & starts[1]
     common_unchanged, common_changed = (side.select(lambda episode: start_of(episode) in shared) for side in sides)
     if has_variants:
-        # give the variants of a task different seeds of one start, so that their mean is compared
+        # The variants of a task become episodes of one start with different seeds.
+        # The comparison then uses the mean over the variants.
         new_seeds = count()
         common_changed = replace(
             common_changed,
@@ -181,12 +182,12 @@ def _strip_variant(episode: Header | AbsentEpisode) -> str:
 
 
 def _number_variant(episode: Episode, new_seeds: Iterator[int]) -> Episode:
-    # turns an episode of a variant into a repetition of the unchanged task with a new seed
+    # A variant's episode becomes an episode of the unchanged task with a new seed.
     return msgspec.structs.replace(episode, task_id=_strip_variant(episode), seed=next(new_seeds))
 
 
 def _has_variants(unchanged: PolicyResults, changed: PolicyResults) -> bool:
-    # whether only the changed suite has tasks that are named TASK/NAME
+    # True if the changed suite has tasks named TASK/NAME, and the unchanged suite has none
     tasks_by_side = ((*side.tasks, *side.lost_tasks) for side in (unchanged, changed))
     unchanged_varies, changed_varies = (any("/" in task_id for _, task_id in tasks) for tasks in tasks_by_side)
     return changed_varies and not unchanged_varies
@@ -196,30 +197,30 @@ def _has_variants(unchanged: PolicyResults, changed: PolicyResults) -> bool:
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of a filter on a policy, in the `pairs` of episodes that finished with and without the filter."""
+    """The effect of an action filter on a policy. A pair is an episode that finished with and without the filter."""
 
     policy: str
     without: str
     actions: int  # number of actions in all episodes of the filtered `policy`
-    changed: int  # number of these actions that the filter changed
-    mean_change: float  # mean norm of the filter's changes to actions, in the units of actions
+    changed: int  # number of actions that the filter changed
+    mean_change: float  # mean norm of the change over all changed actions, in the units of actions
     pairs: int
-    violations: int  # number of pairs with two verdicts whose unfiltered episode is unsafe
+    violations: int  # number of pairs that are unsafe without the filter, if both episodes have a verdict
     violations_made: int
     successes: int
     successes_gained: int
-    clean: tuple[int, int]  # numbers of clean successes without the filter, and with it
+    clean: tuple[int, int]  # number of clean successes without the filter, and number with the filter
     extra_steps: float | None
-    """Mean number of steps that the filter adds in pairs of two successful episodes; None = there is no such pair."""
-    saved: tuple[str, ...]  # filtered episodes that are safe, but unsafe without the filter
-    spoiled: tuple[str, ...]  # filtered episodes that fail, but succeed without the filter
+    """Mean number of steps that the filter adds, over pairs with two successes; None if no pair has two successes."""
+    saved: tuple[str, ...]  # ids of episodes that are unsafe without the filter, and not unsafe with the filter
+    spoiled: tuple[str, ...]  # ids of episodes that succeed without the filter, and fail with the filter
 
 
 def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
     """Yield the effect of each filter that changed actions, compared with an unfiltered policy.
 
-    The unfiltered policy is the one whose name shares the longest beginning with the filtered policy's name. Yields
-    nothing if a filter changed actions of every policy, or if initial states are paired instead of episodes.
+    Of several unfiltered policies, the one that shares most initial letters with the filtered policy's name is used.
+    Yields nothing if a filter changed actions of every policy, or if initial states are paired, not episodes.
     """
     names, changes = zip(*((result.name, join_changes(result.changes)) for result in pairs.results), strict=True)
     unfiltered = [policy for policy, total in enumerate(changes) if not total.changed]
@@ -231,7 +232,8 @@ def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
 
 def _measure_intervention(pairs: PairedResults, filtered: int, unfiltered: int, total: ActionChanges) -> Intervention:
     finished = pairs.mark_finished([unfiltered, filtered])
-    # without and with the filter: the results, and the indices of the paired episodes in these results, [pairs]
+    # The first side is without the filter, the second side with the filter.
+    # Each side has the results, and the indices of the paired episodes in these results, [pairs].
     sides = [(pairs.results[policy], pairs.places[policy][finished]) for policy in (unfiltered, filtered)]
     counted, judged = (
         np.logical_and(*(getattr(side, name)[episodes] for side, episodes in sides))

@@ -1,4 +1,4 @@
-"""Results of one policy in one source: the facts about its episodes that comparisons use, and the caveats to report."""
+"""Results of one policy in one source: facts about the policy's episodes for comparisons, and caveats to report."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Protocols = Sequence[Mapping[str, object]]
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyResults(EpisodeOutcomes):
-    """One policy's episodes with a value, [n].
+    """The results of a policy in its episodes with a value, [n].
 
-    `lost` are its episodes without a value: crashed, stopped before any violation, or without their record.
+    `lost` lists the episodes without a value: they crashed, were stopped before any violation, or lack a record.
     """
 
     name: str
@@ -51,11 +51,11 @@ class PolicyResults(EpisodeOutcomes):
     privileged: bool = False
     standin_suites: tuple[str, ...] = ()  # suites that were simulated with substitutes for the host's own assets
     earlier_resets: Mapping[EpisodeKey, int] = field(default_factory=dict)
-    """Maps an episode to the number of resets between the seeding of its environment and the episode's own reset."""
+    """Episode -> number of resets after the environment was seeded and before the episode's own reset."""
     kitchens: Mapping[EpisodeKey, Kitchen] = field(default_factory=dict)
-    """Maps each RoboCasa episode to the values that determine its start, if its record has them."""
+    """RoboCasa episode -> the values that determine its start. Episodes that do not record these are missing."""
     left_out_clauses: tuple[str, ...] = ()
-    """Warnings that name scored clauses by which these episodes were not judged, and the reasons."""
+    """Warnings about scored clauses that were not used to judge some episodes, and the reasons."""
     changes: tuple[ActionChanges, ...] = ()  # how a filter changed the actions of each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
     """Texts that identify the code that recorded the runs (`sources.runs.folder.recorded_code`); empty for archives."""
@@ -75,7 +75,7 @@ class PolicyResults(EpisodeOutcomes):
 
     @property
     def simulator_by_suite(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """For each suite, the versions of each package that affects physics in the suite's episodes."""
+        """Suite -> package that affects physics -> the versions of this package in the suite's episodes."""
         suites = dict.fromkeys(header.benchmark for header in self.headers)
         return {
             suite: collect_versions(
@@ -138,10 +138,10 @@ def split_by_policy(
     """Split the scores of one source by policy, in order of first appearance; policies with only lost episodes come
     last.
 
-    `headers` are those of the scored episodes, in the same order, [E]. Episodes without a policy get the policy name
-    `(unnamed)`. `source` distinguishes two policies with the same name. `privileged` policies saw simulator state that
-    no real robot has. `left_out` holds a sentence, without the final period, for each kind of episode that the scores
-    lack. The fields `earlier_resets` and `kitchens` stay empty.
+    `headers` has the header of each scored episode, in the same order, [E]. Episodes without a policy get the policy
+    name `(unnamed)`. `source` distinguishes two policies with the same name. Policies named in `privileged` saw
+    simulator state that no real robot has. `left_out` holds a sentence, without the final period, for each kind of
+    episode that the scores lack. The fields `earlier_resets` and `kitchens` stay empty.
     """
     is_known = scores.is_counted | scores.is_judged
     results = []
@@ -208,8 +208,8 @@ def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
 def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Return the results with unique names.
 
-    A name that several results have becomes `NAME (SOURCE)`; if this is not unique either, ` #K` is appended, with the
-    index K among all results, from 1.
+    If several results have the same name, it becomes `NAME (SOURCE)`. If this is not unique either, ` #K` is appended,
+    where K is the index of the result among all results, from 1.
     """
     for pattern in ("{name} ({source})", "{name} #{k}"):
         counts = Counter(result.name for result in results)
@@ -274,7 +274,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     if any(result.code for result in results) and (
         unknown := [result.name for result in results if UNKNOWN in (result.code or (UNKNOWN,))]
     ):
-        yield f"The code that recorded {', '.join(unknown)} is unknown, and may differ from the code of other policies."
+        yield f"Unknown code, which may differ from the code of other policies, recorded {', '.join(unknown)}."
     for result in results:
         yield from (f"{result.name}: {clause}" for clause in result.left_out_clauses)
     versions = [result.versions for result in results]
@@ -282,15 +282,15 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
         distinct = dict.fromkeys(own_versions.get(name, "unknown") for own_versions in versions)
         is_marked_elsewhere = physics_versions({name: ""}) or name.startswith("safevla-")
         if len(distinct) > 1 and ("unknown" in distinct or not is_marked_elsewhere):
-            yield f"Versions of {name} differ: {' and '.join(distinct)}; results may depend on them."
+            yield f"Results may depend on different versions of {name}: {' and '.join(distinct)}."
     force_kinds = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
     if set().union(*force_kinds) == {True, False}:
         named = ", ".join(result.name for result, kinds in zip(results, force_kinds, strict=True) if True in kinds)
-        yield f"Forces are not comparable: net forces in {named}, forces of single contacts in other policies."
+        yield f"Forces of single contacts are not comparable with net forces, which are recorded for {named}."
     if silent := ", ".join(name_silent_suites(results)):
-        yield f"No specification reached a verdict for {silent}. Such suites, and all suites pooled, compare only SR."
+        yield f"Only SR is compared in suites where a policy has no verdict, and in pooled suites: {silent}."
     if stopped := ", ".join(name_stopped_suites(results)):
-        yield f"A violation stopped episodes of {stopped}. Such suites, and all suites pooled, compare only Safety."
+        yield f"Only Safety is compared in suites where a violation stopped episodes, and in pooled suites: {stopped}."
     task_sets = [dict.fromkeys(result.tasks) for result in results]
     partly_run = [
         "/".join(task)
@@ -307,16 +307,19 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
         crashed_side = "one side" if len(results) == 2 else "some policy"
-        yield f"{left_out} {noun} left out because {crashed_side} crashed, was stopped, or lost its record."
+        yield (
+            f"{left_out} {noun} left out because {crashed_side} "
+            "has an episode that crashed, was stopped or lost its record."
+        )
     yield from dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
     crashes = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
     if crashed := _list_counts(crashes):
         yield f"Crashed or stopped: {crashed}. Such episodes are left out; a policy that causes them looks too good."
     if paired and any(header.seed is None for result in results for header in result.headers):
-        yield "Some episodes do not record their seed; they are paired by initial state alone."
+        yield "Episodes that do not record their seed are paired by initial state alone."
     if 0 < sum(result.privileged for result in results) < len(results):
         names = ", ".join(result.name for result in results if result.privileged)
-        yield f"{names} saw simulator state that no real robot has; other policies did not."
+        yield f"Only some policies saw simulator state that no real robot has: {names}."
 
 
 def _list_counts(counts: Mapping[str, int]) -> str:
@@ -334,8 +337,8 @@ def name_stopped_suites(results: Sequence[PolicyResults]) -> list[str]:
 
 
 def find_other_code(results: Sequence[PolicyResults]) -> str:
-    """Return a text that names two results whose runs were recorded by different code under one version number of this
-    project, and the code of each; "" if there are none. Results with different version numbers are not reported.
+    """Return a text that names two results and the different code that recorded each; "" if there are no such results.
+    Two results count only if they have the same version number of this project.
     """
     for first, second in combinations(results, 2):
         project_versions = [
@@ -350,8 +353,8 @@ def find_other_code(results: Sequence[PolicyResults]) -> str:
 
 
 def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:
-    """Return the versions of each package that affects physics, by (policy, suite) and by package. The additional
-    package `results-version` stands for this project's results versions.
+    """Return (policy, suite) -> package that affects physics -> its versions. The additional key `results-version` has
+    this project's results versions.
     """
     cells: dict[provenance_marks.Cell, dict[str, tuple[str, ...]]] = {}
     for result in results:
@@ -371,7 +374,7 @@ IDENTITY_FIELDS: Mapping[str, Callable[[Header], str]] = {
         "official" if has_official_source(header) else (header.task_source or {}).get("sources_sha256", "")[:12]
     ),
 }
-"""Functions that read the fields which prove what task an episode ran, by name; the value "" means unknown."""
+"""Name -> a function that reads a field which proves the task that an episode ran. The value "" means unknown."""
 
 
 def list_arms(header: Header) -> str:
@@ -383,7 +386,7 @@ SAME_TASKS = "Roll out both policies on the same tasks; `compare --changes` comp
 
 
 def require_same_tasks(*results: PolicyResults) -> None:
-    """Raise `RunError` if episodes of two policies in a task differ in one of the `IDENTITY_FIELDS` or in the arms."""
+    """Raise `RunError` if two policies' episodes of a task differ in one of the `IDENTITY_FIELDS` or in the arms."""
     for identity, read_field in {**IDENTITY_FIELDS, "arms": list_arms}.items():
         values_by_task: list[dict[TaskKey, set[str]]] = [{} for _ in results]
         for task_values, result in zip(values_by_task, results, strict=True):
@@ -398,7 +401,7 @@ def require_same_tasks(*results: PolicyResults) -> None:
 
 
 def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list[Key]] | None:
-    """Return the indices of two sides that disagree, and the keys with different values; None if all sides agree."""
+    """Return the indices of two mappings that disagree, and the keys whose values differ; None if all sides agree."""
     first_seen: dict[Key, tuple[object, int]] = {}
     for index, side in enumerate(sides):
         conflicts: dict[int, list[Key]] = {}
@@ -412,7 +415,7 @@ def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list
 
 
 def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, Counter[str]]:
-    """Return the number of episodes for each (policy, suite), by the judged identity of the episode's task."""
+    """Return (policy, suite) -> a result of `judge_identity` for episodes' tasks -> the number of these episodes."""
     cells: dict[provenance_marks.Cell, Counter[str]] = {}
     for result in results:
         for header in result.headers:
@@ -421,6 +424,6 @@ def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Ce
 
 
 def list_first(texts: Sequence[str], most: int = 5) -> str:
-    """Return the first `most` of the texts, joined with commas, and how many more there are."""
+    """Return the first `most` of the texts, joined with commas, and the number of remaining texts."""
     more = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")

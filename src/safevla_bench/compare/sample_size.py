@@ -1,4 +1,4 @@
-"""Sample size of a comparison: the number of episodes that it needs for a verdict."""
+"""Sample size: the number of episodes that a comparison of policies needs for a verdict."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from safevla_bench.text import count_noun, format_compact, format_fixed
 from safevla_recorder.episode import Floats, Ints
 
 LEAST_DIFFERENCE = 1e-6
-"""The smallest difference of rates that can be planned for; a smaller one has no practical meaning."""
+"""The smallest difference of rates that can be planned for. A smaller difference has no practical meaning."""
 _SIGN_FLIP_TEST = "Sign-flip test of the tasks' differences"
-_UNLIMITED_EPISODES = 10**9  # a number of episodes per task that makes the sampling error within a task negligible
+_UNLIMITED_EPISODES = 10**9  # a number of episodes per task with negligible sampling error within a task
 
 
 class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     least_tasks: int | None
     request: SampleSizeRequest
     by_spread: dict[str, int | None] = {}
-    """The number `episodes` for each spread between tasks (0, 0.1, 0.2); empty for one task or if a spread is given."""
+    """Spread between tasks (0, 0.1 or 0.2) -> `episodes`; empty for one task, or if the request has a spread."""
 
     def to_text(self) -> str:
         """Return the plan in sentences, one per line: the answer, and its assumptions."""
@@ -89,8 +89,8 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     """Return the number of episodes per policy and task that detects the difference.
 
     Raises:
-        SafevlaError: the difference is too small to plan for or not above 0, the other rate would be outside 0 to 1,
-            `discordant` is smaller than the difference, or a number is not a fraction from 0 to 1.
+        SafevlaError: the difference is too small to plan for, the other rate would be below 0 or above 1, `discordant`
+            is smaller than the difference, or a number is not a fraction from 0 to 1.
     """
     _check_request(request)
     baseline, difference = request.baseline, request.difference
@@ -120,7 +120,8 @@ def _plan_episodes_and_tasks(
     if tasks == 1:
         pairs_needed = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)
         return pairs_needed, 1
-    # with `too_few` tasks, no sign-flip test can be significant; `variance` is the variance of a pair's difference
+    # With `too_few` tasks, no sign-flip test can be significant.
+    # `variance` is the variance of the difference between the two episodes of a pair.
     too_few, variance = least_tasks(confidence) - 1, discordant - difference**2
     power = request.power
     extra_tasks = least_number(
@@ -144,7 +145,7 @@ def _check_request(request: SampleSizeRequest) -> None:
     if request.tasks < 1:
         raise SafevlaError("the number of tasks is below 1", remedy="Give at least one task.")
     if request.discordant is not None and not request.difference - 1e-12 <= request.discordant <= 1:
-        problem = f"discordant is below {request.difference:g}, the difference of {points}, or above 1"
+        problem = f"discordant must be at most 1 and at least the difference, {request.difference:g} ({points})"
         raise SafevlaError(problem, remedy=f"Give discordant a value from {request.difference:g} to 1.")
 
 
@@ -166,9 +167,9 @@ def flip_power(
     """Return the power of the sign-flip test of at least 2 tasks with exact p-values (`flip_task_means`).
 
     For up to twelve tasks, the test is simulated with normally distributed sums, rounded to whole episodes; equal
-    arguments give equal results. For more tasks, the power of a t test is returned. `episodes` is the number per policy
-    and task. `variance` is the variance of the difference between one episode of each policy on one task. `spread` is
-    the standard deviation, between tasks, of the true difference.
+    arguments give equal results. For more tasks, the power of a t test is returned. `episodes` is the number of
+    episodes per policy and task. `variance` is the variance of the difference between one episode of each policy on one
+    task. `spread` is the standard deviation, between tasks, of the true difference.
     """
     sum_deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:
@@ -193,17 +194,18 @@ def _normal_draws(tasks: int) -> Floats:
 def paired_power(n: int, difference: float, discordant: float, confidence: float = CONFIDENCE) -> float:
     """Return the power of McNemar's test with mid-p-values over n pairs.
 
-    `discordant` is the share of pairs in which the policies differ. The power is exact: it sums over the number of such
-    pairs, and over the number of them that the first policy wins. Both numbers have binomial distributions.
+    `discordant` is the share of pairs in which the policies differ. The power is an exact sum over two binomial counts:
+    the number of pairs in which the policies differ, and the number of these pairs in which the first policy wins.
     """
     from scipy.special import bdtr, bdtrik
 
     winning_share = (discordant + abs(difference)) / (2 * discordant)
     margin = 9 * sqrt(n * discordant * (1 - discordant)) + 9
     low, high = max(0, int(n * discordant - margin)), min(n, int(n * discordant + margin))
-    # the numbers of pairs in which the policies differ, within nine standard deviations of the mean number
+    # possible numbers of pairs in which the policies differ, up to nine standard deviations from the expected number
     pair_counts: Ints = np.arange(low, high + 1)
-    # For each number of discordant pairs, the largest significant count of the rarer outcome; -1 = none.
+    # Discordant pairs are the pairs in which the policies differ.
+    # This is the largest significant count of the rarer outcome for each number of discordant pairs; -1 means none.
     rarer_counts = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, pair_counts, 0.5)))
     mid_p = 2 * bdtr(rarer_counts, pair_counts, 0.5) - binomial_pmf(rarer_counts.astype(np.int64), pair_counts, 0.5)
     rarer_counts = np.where(mid_p <= 1 - confidence + 1e-12, rarer_counts, rarer_counts - 1)
@@ -215,9 +217,9 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
 
 
 def least_number(power_of: Callable[[int], float], power: float = POWER, most: int = 1_000_000) -> int | None:
-    """Return a number n that reaches the power while n - 1 does not; None if n would be over about `most`.
+    """Return a number n that reaches the power, although n - 1 does not; None if n would exceed about `most`.
 
-    Power does not rise steadily: a slightly larger number may fall just short of it again.
+    Power does not rise steadily: a slightly larger number may fall just short of the power again.
     """
     low, high = 0, 1
     while power_of(high) < power:

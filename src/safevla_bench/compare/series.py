@@ -1,6 +1,6 @@
 """Series of runs, ordered by a number in their names, such as training steps: each run's four metrics, and its gains.
 
-A gain is a run's SR or Safety minus the value of the series' first run, on the same episodes if both ran the same ones.
+A gain is the SR or Safety of a run minus the value of the first run in the series, on the same episodes if possible.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _parse_number(text: str) -> float:
 class SeriesPoint:
     """One run: the metrics `NUMBERS`, each with a separate 95 % interval, and its gains over the first run.
 
-    The intervals of all gains of a curve hold simultaneously.
+    The intervals of all gains in a series hold simultaneously.
     """
 
     label: float
@@ -100,16 +100,16 @@ class SeriesPoint:
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Page's test for a trend of one metric over ordered checkpoints, on the initial states that all have finished."""
+    """Page's test for a trend of one metric over ordered checkpoints, on initial states that all of them finished."""
 
     metric: str
     states: int
     correlation: float
-    """Spearman's rank correlation of metric and order, as the mean over states; positive if the metric rises."""
+    """Spearman's rank correlation of the metric with the order of checkpoints, averaged over initial states."""
     p_adjusted: float  # two-sided p-value, adjusted for testing both SR and Safety (Holm)
-    unknown: int = 0  # number of planned episodes without a value; the test omits them at every checkpoint
+    unknown: int = 0  # number of planned episodes without a value; the test omits such episodes at all checkpoints
     p_at_worst: float | None = None
-    """The adjusted p-value if unknown values count against the trend; 1 if they reverse it; null if all are known."""
+    """The adjusted p-value if unknown values count against the trend; 1 if they reverse it; null if none is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class SeriesCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesComparison:
-    """The curves of each suite, then pooled curves of each series with several suites; `warnings` are sentences."""
+    """The curves of each suite, followed by a curve of all suites pooled for each series with several suites."""
 
     curves: tuple[SeriesCurve, ...]
     warnings: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class SeriesComparison:
 
     @property
     def suites(self) -> tuple[str | None, ...]:
-        """The suites, followed by None (all suites pooled) if some series has several."""
+        """The suites, followed by None (all suites pooled) if some series has several suites."""
         return tuple(dict.fromkeys(curve.suite for curve in self.curves))
 
     def select_suite(self, suite: str | None) -> list[SeriesCurve]:
@@ -151,7 +151,7 @@ class SeriesComparison:
 
 
 def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Return, in the given order, the results whose names mark them as checkpoints of a series of at least two.
+    """Return the results whose names mark them as checkpoints of a series of at least two runs, in the same order.
 
     A name marks a checkpoint if it is only a number, or says that the number counts training (`step-1000`). Other
     numbers may mean anything, such as a version.
@@ -239,8 +239,8 @@ def _make_curve(
 def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) -> Iterator[Trend]:
     """Yield the trends of SR and Safety over at least three ordered runs; nothing if the runs cannot be paired.
 
-    Seeds of an initial state are averaged. The first test omits episodes without a value. The second test counts them
-    against the trend: if the metric rises, as bad in the later half of the runs and good before; if not, vice versa.
+    Each initial state gets the mean of its seeds. The first test omits episodes without a value. The second test gives
+    them the values 1 in the first half of the runs and 0 in the second half if the metric rises; otherwise, 0 and 1.
     """
     if len(results) < 3 or any(protocol != protocols[0] for protocol in protocols):
         return
@@ -251,7 +251,7 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
     states, state_indices = number_distinct(key.state for key in pairs.keys)
 
     def test_trend(values: Floats) -> tuple[int, float, float]:
-        # values [runs, episodes] -> number of states, rank correlation, p-value
+        # values [runs, episodes] -> number of initial states, rank correlation, p-value
         is_known = ~np.isnan(values).any(axis=0)
         counts = np.bincount(state_indices[is_known], minlength=len(states))
         sums = np.array([np.bincount(state_indices[is_known], row[is_known], len(states)) for row in values])

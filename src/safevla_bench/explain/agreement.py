@@ -26,7 +26,7 @@ UNKNOWN = -1
 
 class CostLabel(NamedTuple):
     """One kind of cost in one episode: its sum over the steps, and the first record with a cost above 0, -1 for none.
-    `has_gaps` is true if a step before the last lacks a cost, or if all steps do.
+    `has_gaps` is true if all steps lack this cost, or if a step before the last step lacks it.
     """
 
     total: float
@@ -34,12 +34,12 @@ class CostLabel(NamedTuple):
     has_gaps: bool = False
 
 
-Labels = Sequence[dict[str, CostLabel]]  # the labels of each episode, by name; {} if there are none; [E]
+Labels = Sequence[dict[str, CostLabel]]  # the labels of each episode by name, {} if there are none, [E]
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Agreement of one label with our verdict on one clause, or on `ANY_CLAUSE`, as numbers of episodes."""
+    """Agreement of one label with our verdict on one clause, or on `ANY_CLAUSE`, in numbers of episodes."""
 
     label: str
     clause: str
@@ -49,12 +49,12 @@ class Agreement:
 
     @property
     def n(self) -> int:
-        """Number of episodes that both the label and the clause decide."""
+        """Number of episodes that have both a label and a verdict on the clause."""
         return int(self.counts.sum())
 
 
 class Disagreement(NamedTuple):
-    """An episode (by index) in which a label differs from our verdict over all clauses."""
+    """An episode (given by its index) in which a label differs from our verdict over all clauses."""
 
     episode: int
     label: str
@@ -83,7 +83,7 @@ def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
 
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
-    """Return each label's agreement with `ANY_CLAUSE` and with each clause, and disagreements with `ANY_CLAUSE`."""
+    """Return each label's agreement with each clause and `ANY_CLAUSE`, and its disagreements with `ANY_CLAUSE`."""
     rows, disagreements = [], []
     is_cut = np.isin(scores.outcome, CUT_SHORT)
     ours = dict(_clause_verdicts(scores, is_cut))
@@ -121,7 +121,7 @@ def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tupl
 
 
 def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return Cohen's kappa [...] for tables [..., 2, 2] of the verdicts of two raters, as counts or shares.
+    """Return Cohen's kappa [...] for tables [..., 2, 2] of two raters' verdicts. Tables contain counts or shares.
 
     Kappa is 1 if the raters always agree, and 0 if they agree as often as by chance. It is NaN without episodes, and if
     both raters gave all episodes the same label. J. Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
@@ -139,7 +139,7 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
 def kappa_interval(counts: NDArray[np.int64]) -> Interval | None:
     """Return the 95 % credible interval of kappa for a table [2, 2] of counts, with Jeffreys' prior; None if kappa is
     NaN. Shares are drawn from the Dirichlet distribution with the parameters `counts` + 0.5. The interval keeps its
-    coverage with only ten episodes, and under full agreement, in which case the usual standard error is 0.
+    coverage with only ten episodes. It also does so under full agreement, for which the usual standard error is 0.
     """
     if np.isnan(cohen_kappa(counts)):
         return None

@@ -1,4 +1,4 @@
-"""The bodies that determine a signal's value in one record, the bodies in every violation, and the kinds of bodies.
+"""Find the bodies that determine a signal's value in a record, the bodies in every violation, and the kind of a body.
 
 A kind is one of the words in `BODY_KINDS`. It says how a body relates to the task. It depends on the body's role and
 name, on the task's goal, and on whether the body's position is recorded.
@@ -45,7 +45,7 @@ BODY_KINDS: tuple[BodyKind, ...] = (
     "fixture link",
     "furniture",
 )
-"""The kinds, in the order used in tables; docs/reference/tables.md has their meanings."""
+"""The kinds of bodies, in the order of tables; docs/reference/tables.md has their meanings."""
 # In robosuite (1.4 for LIBERO, 1.5 for RoboCasa), the name of a robot's body contains a word for the robot's part.
 _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
     ("mobile base", re.compile(r"mobile_?base|wheel", re.IGNORECASE)),
@@ -56,7 +56,7 @@ _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
 
 
 def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) -> BodyKind:
-    """Return the kind of a body. `episode` is an index of the batch's episodes, `body` an index of its body table."""
+    """Return the kind of a body. `episode` is an index in the batch, and `body` an index in its table of bodies."""
     header, poses = batch.headers[episode], batch.body_pos_m
     name, role = batch.body_label(body), int(batch.body_role[body])
     if role == ROBOT:
@@ -84,18 +84,18 @@ def _matches_any(names: Sequence[str], body: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Contributors:
-    """The bodies that determine a signal's value in one record. `what` is their relation, such as `hardest contact`."""
+    """The bodies that determine a signal's value in one record. `what` is their role, such as `hardest contact`."""
 
     what: str
     names: tuple[str, ...]
     amount: str = ""  # the value as text with its unit; "" if it is not known
-    kinds: tuple[BodyKind, ...] = ()  # kind of each body; empty if `names` has a joint instead
-    arms: tuple[str, ...] = ()  # for several arms, the arm of each body, or the arm that holds the body; "" if none
-    joint: int | None = None  # index of the joint in `names` among the joints of all arms; None for bodies
+    kinds: tuple[BodyKind, ...] = ()  # kind of each body; empty if `names` has a joint instead of bodies
+    arms: tuple[str, ...] = ()  # with several arms: the arm of each body, or the arm that holds it; "" without an arm
+    joint: int | None = None  # index of the named joint among the joints of all arms; None for bodies
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names with kinds, and with arms if there are several: `palm (gripper of left)`. A joint has no kind."""
+        """The names with kinds and, for several arms, with the arm: `palm (gripper of left)`. A joint has no kind."""
         if not self.kinds:
             return self.names
         owners = self.arms or ("",) * len(self.names)
@@ -103,13 +103,13 @@ class Contributors:
         return tuple(f"{name} ({fact})" for name, fact in zip(self.names, facts, strict=True))
 
     def __str__(self) -> str:
-        """Return the relation and labels, such as `hardest contact hand (gripper) and plate_1 (goal receptacle)`."""
+        """Return `what` with the labels, such as `hardest contact hand (gripper) and plate_1 (goal receptacle)`."""
         return f"{self.what} {' and '.join(self.labels)}"
 
 
 def find_contributors(reading: RecordFields, signal: str, record: int, registry: Registry) -> Contributors | None:
-    """Return the bodies that determine a signal's value in one record of the only episode; None if none can be named.
-    For a signal of torque, return the name of the joint nearest to its limit, such as `joint 7`, without a kind.
+    """Return the bodies that determine a signal's value in one record of the only episode; None if no body can be
+    named. For a signal of torque, return the name of the joint nearest to its limit, such as `joint 7`, without a kind.
     """
     batch, selector, amount = reading.batch, SIGNALS[signal].bodies if signal in SIGNALS else None, ""
     if selector is None:
@@ -143,7 +143,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
 
 def pair_reader(reading: RecordFields, selector: Bodies) -> Callable[[int], dict[tuple[int, int], float]]:
-    """Return a function that returns the largest known value of each pair of bodies in a record, lower index first."""
+    """Return a function from a record to the largest known value of each pair of bodies, lower index first."""
     contacts, is_chosen = reading.batch.contacts, contacts_between(reading, *selector.roles)
     if selector.channel == NET_IMPULSE:
         strikes = strikes_by_pair(reading, is_chosen)
@@ -162,8 +162,8 @@ def pair_reader(reading: RecordFields, selector: Bodies) -> Callable[[int], dict
 
 
 def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the watched bodies of the only episode, [W], and their distances [n, W] in meters from their positions in
-    record 0, or in the first record of the judged interval. NaN if one of both poses is unknown.
+    """Return the W watched bodies of the only episode, [W], and their distances [n, W] in meters from their positions
+    in record 0, or in the first record of the judged interval. A distance is NaN if one of the two poses is unknown.
     """
     batch, origin = fields.batch, fields.origin
     bodies, xyz = batch.body_pos_m.episode_poses(0)
@@ -199,13 +199,13 @@ class BodyViolation:
     spec_id: str
     bodies: tuple[str, ...]  # names of one or two bodies, in the order of `kinds`
     kinds: tuple[BodyKind, ...]
-    worst: float  # largest value of the body or pair while it exceeds the limit, in `unit`; 1 for a touch
+    worst: float  # largest value of the body or pair beyond the limit, in `unit`; 1 for a touch
     unit: str
     first_violation_step: int
 
 
 def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset: Ruleset) -> Iterator[BodyViolation]:
-    """Yield the bodies in violations by episode, then by specification in library order, with the worst body first.
+    """Yield the bodies in violations, ordered by episode, then by specification in library order, then from the worst.
 
     `chunks` have the episodes of the scores, in the same order. The ruleset's registry has the bodies in each task's
     goal. Specifications that the ruleset's library lacks are skipped.
@@ -252,7 +252,7 @@ def _find_bodies_in_episode(
             )
 
 
-# Maps the indices of one or two bodies to their worst value and the first record beyond the limit.
+# Maps the indices of one or two bodies to their worst value and to their first record beyond the limit.
 _WorstByBodies = dict[tuple[int, ...], tuple[float, int]]
 
 

@@ -1,7 +1,7 @@
 """Causes of violations, inferred from contacts and poses: a chain such as arm → bowl → plate, with times and speed.
 
-A chain leads from the body that began the violation to the affected body; each body touches the next body. A contact in
-record t took place between records t - 1 and t.
+A chain begins with the body that caused the violation and ends with the affected body. Each body touches the next body.
+A contact in record t took place between records t - 1 and t.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import FURNITURE, ROBOT
 
-MOVED_M = 0.0005  # a body counts as moved if it is farther than this from its initial position [m]
+MOVED_M = 0.0005  # a body counts as moved if it is farther than this distance [m] from its initial position
 RECENT_S = 0.5  # maximum time between a contact and the contact or violation that it caused [s]
 _LONGEST_CHAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CauseChain:
-    """The cause of a violation. `bodies` are in the order of the chain; `steps` are the records in which each body
-    touches the next body. `others` also touched the last body, so they may be the cause, too. `step` is the record in
+    """The cause of a violation. `bodies` form a chain; `steps` are the records in which each body touches the next
+    body. `others` are bodies that also touched the last body, so they may be the cause, too. `step` is the record in
     which the violation began; for a displacement, the record in which the body left its place.
     """
 
@@ -54,18 +54,18 @@ class _Contact:
 class _ContactChain:
     bodies: tuple[int, ...]
     contacts: tuple[_Contact, ...] = ()  # the contact of each body with the next body
-    others: tuple[int, ...] = ()  # other bodies that touched the last body
+    others: tuple[int, ...] = ()  # bodies outside the chain that touched its last body
 
     def extend(self, contact: _Contact, body: int, others: tuple[int, ...] = ()) -> _ContactChain:
         return _ContactChain((*self.bodies, body), (*self.contacts, contact), others)
 
 
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> CauseChain | None:
-    """Return the cause of the violation of a signal's limit that began in record `first` of the only episode.
+    """Return the cause of a violation that began in record `first` of the only episode, when `signal` passed its limit.
 
     Return None for signals of motion, if `first` is below 0 (no violation), if contacts are not recorded, or if the
     record lacks what the signal needs: a known displacement, a contact or a held object. A signal of joint torque needs
-    none of these, but its cause may lack bodies. The registry says in which tasks the robot holds an object.
+    nothing of this kind, but its cause may lack bodies. The registry says in which tasks the robot holds an object.
     """
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
@@ -83,7 +83,7 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
     body, path_m = int(bodies[column]), distances_m[: first + 1, column]
     path_m[: reading.origin[first]] = 0.0
     still_records, away_records = np.flatnonzero(path_m <= MOVED_M), np.flatnonzero(path_m > MOVED_M)
-    # The body left its place in the first record after the last one in which it was still at its place.
+    # The body left its place in the record after the last record in which it was still there.
     begin = (
         int(away_records[away_records > (still_records[-1] if len(still_records) else -1)][0])
         if path_m[first] > MOVED_M
@@ -110,7 +110,7 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
 
 
 def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    assert signal.bodies is not None  # every signal of contact or touch has them
+    assert signal.bodies is not None  # every signal of contact or touch names its bodies
     batch, strength_of_pair = reading.batch, pair_reader(reading, signal.bodies)(first)
     hardest = _find_hardest(
         batch,
@@ -205,7 +205,7 @@ def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _Conta
 
 
 def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited: set[int]) -> _ContactChain:
-    """Return the chain of contacts from the robot to a body up to a record; only the body if there is no chain."""
+    """Return the chain of contacts from the robot to a body up to a record; without a chain, return only the body."""
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
         return _ContactChain((body,))
@@ -226,7 +226,7 @@ def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited:
 
 
 def _may_push(batch: Batch, body: int) -> bool:
-    # Furniture whose pose is not tracked does not move, so it cannot push.
+    # Furniture without a tracked pose does not move, so it cannot push other bodies.
     return bool(batch.body_role[body] != FURNITURE) or body in batch.body_pos_m.body
 
 
@@ -257,13 +257,13 @@ def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None
 
 
 def _find_other_touching(batch: Batch, contacts: Iterable[_Contact], body: int, chosen: _Contact) -> tuple[int, ...]:
-    # Return the bodies with which `body` has these contacts, except the body in the chosen contact.
+    # Return the bodies that touch `body` in these contacts, except the body in the contact `chosen`.
     others = {contact.other(body) for contact in contacts} - {chosen.other(body)}
     return tuple(sorted(others, key=batch.body_label))
 
 
 def _first_record_of_contact(reading: RecordFields, contact: _Contact) -> int:
-    # Of the successive records with this contact that end at `contact.step`, return the first.
+    # The bodies of `contact` may touch in several successive records up to `contact.step`. Return the first record.
     contacts, bodies = reading.batch.contacts, (contact.a, contact.b)
     end = contacts.starts[contact.step + 1]
     a, b = contacts.a[:end], contacts.b[:end]
@@ -274,7 +274,7 @@ def _first_record_of_contact(reading: RecordFields, contact: _Contact) -> int:
 
 
 def _first_recent_record(reading: RecordFields, step: int) -> int:
-    # Return the index of the first record within the `RECENT_S` before the record `step`; it may be negative.
+    # Return the index of the first record in the last `RECENT_S` seconds before the record `step`; it may be negative.
     times = reading.batch.stamps_s.get(0)
     if times is None:
         return step - round(RECENT_S / float(reading.batch.dt_s[0]))
@@ -301,7 +301,7 @@ def _make_cause(
 
 
 def _choose_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
-    """Return the fields of the arm of the first body that belongs to an arm; return `reading` if none does."""
+    """Of the named bodies, take the first that belongs to an arm. Return this arm's fields, else `reading`."""
     header = reading.batch.headers[0]
     owners = [(header.arm_bodies or {}).get(name) for name in names]
     arm = next((arm for arm in owners if arm is not None), None)
@@ -311,9 +311,9 @@ def _choose_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFie
 
 
 def _find_grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
-    """Return the stage of the grasp in a record: `before grasp` until the first record with a grip, `after release`
-    after the last one; in between, `transport` while the gripped object is more than 5 cm above its start, else
-    `handling`. Return "" if the task holds no object, a needed channel is missing, or the acting arm is unknown.
+    """Return the stage of the grasp in a record: `before grasp` until the first record with a grip, and `after release`
+    after the last such record. In between, it is `transport` while the object is more than 5 cm above its start, else
+    `handling`. Return "" if the task holds no object, a channel is missing, or the acting arm is unknown.
     """
     header, names = reading.batch.headers[0], ("grip", "transport")
     if header.arms and not reading.name_arm():

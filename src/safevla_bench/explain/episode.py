@@ -36,7 +36,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class SpecTrace:
-    """The verdict on one specification, and its signal. `rho` is -inf for a violation that a Boolean signal decided."""
+    """The verdict on one specification, and its signal. If a Boolean signal decided a violation, `rho` is -inf."""
 
     spec: SpecColumn
     formula: str
@@ -50,7 +50,7 @@ class SpecTrace:
     first: Moment | None  # the first violating record; None if the specification holds
     worst: Moment
     why: CauseChain | None = None  # the cause of the violation, inferred from contacts and poses
-    arm: str = ""  # the arm that decides the verdict; "" if the robot has one arm, or the signal is not about an arm
+    arm: str = ""  # the arm that decides the verdict; "" for robots with one arm, or if the signal is not about an arm
 
     @property
     def first_step(self) -> int:
@@ -63,14 +63,14 @@ class SpecTrace:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """An explained episode: its scores, its judged clauses, the worst first, and why other clauses have no verdict."""
+    """An explained episode: its scores, its judged clauses from the worst on, and why other clauses have no verdict."""
 
     number: int
     score: EpisodeScore
     instruction: str | None
     records: int
     dt_s: float
-    times_s: Floats | None  # seconds from record 0 to each record, [records]; None if records are `dt_s` apart
+    times_s: Floats | None  # seconds from record 0 to each record; None if successive records are `dt_s` apart
     clauses: tuple[SpecTrace, ...]
     vacuous: Mapping[str, str]  # the reason why a specification is vacuous, by id
     inactive: Mapping[str, str]  # the reason why a specification is inactive, by id
@@ -93,8 +93,8 @@ class Explanation:
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts on one episode. `index` is its index in the scores, and `place` its index in the batch, None
-    if it is the same as `index`. `ruleset` must be the ruleset that judged the episode.
+    """Explain the verdicts on one episode. `index` is its index in the scores. `place` is its index in the batch; None
+    means that both are equal. `ruleset` must be the ruleset that judged the episode.
     """
     episode_batch = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(episode_batch)
@@ -120,7 +120,7 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
 
     Episodes are left out if they have no violation, if the cause is unknown, or if the library lacks the specification
     that was violated first. `chunks` have the episodes of the scores, in the same order. If several specifications are
-    first violated in the same record, the specification that `Scores.first_violation` names counts.
+    first violated in the same record, `Scores.first_violation` chooses one.
     """
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
@@ -143,7 +143,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
     """Return the reason why each specification is vacuous in the only episode of `reading`, by id."""
     reasons = {}
     for spec_id in spec_ids:
-        view = reading.views(library[spec_id].signals)[0]  # one arm suffices, since all arms are vacuous
+        view = reading.views(library[spec_id].signals)[0]  # one arm is enough, since all arms are vacuous
         values_by_signal = signals.derive_signals(view, library[spec_id].signals)
         undefined = [
             name for name, series in values_by_signal.items() if series.dtype != np.bool_ and np.isnan(series[0])
@@ -160,8 +160,8 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
 
 
 def to_document(explanation: Explanation) -> dict[str, object]:
-    """Return the explanation in plain values for JSON: the episode's row in scores.json and its explained clauses.
-    Numbers are None if they are not finite or do not apply.
+    """Return the explanation as plain values for JSON: the episode's row in scores.json and its explained clauses.
+    Numbers that are not finite or do not apply are None.
     """
     return {
         "number": explanation.number,
@@ -207,8 +207,8 @@ def _make_moment_document(moment: Moment) -> dict[str, Any]:
 
 def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, ruleset: Ruleset) -> list[SpecTrace]:
     """Return the traces of the scored specifications with a verdict in the episode: first violated specifications by
-    decreasing depth, then others by increasing ratio of margin to threshold. Specifications that the library lacks are
-    left out. `record` only has this episode; `episode` is its index in the scores.
+    decreasing depth, then satisfied ones by increasing ratio of margin to threshold. Specifications that the library
+    lacks are left out. `record` contains only this episode; `episode` is its index in the scores.
     """
     reading = record if isinstance(record, RecordFields) else ruleset.read_fields(record)
     return [
@@ -264,7 +264,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 
 
 def _describe_signal(signal: Signal, reading: RecordFields) -> str:
-    """Return the meaning of a signal. If phases are judged, it says from which records a displacement is measured."""
+    """Return the meaning of a signal. With phases, it names the records from which displacement is measured."""
     if arm := reading.name_arm():
         return f"{signal.meaning} The arm {arm} decides the verdict; these are the values of this arm."
     if reading.judged is None or signal.bodies is not DISPLACED:
@@ -283,9 +283,9 @@ def _add_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int
 
 
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
-    """Return the indices of at most `max_count` worst unsafe episodes, in the order of `rank_by_severity`. Each cell
-    (policy × benchmark) contributes its worst episode, then its second worst, and so on. If no episode is unsafe,
-    choose from all judged episodes.
+    """Return the indices of the worst unsafe episodes, at most `max_count`, in the order of `rank_by_severity`. First,
+    the worst episode of each cell (policy × benchmark) is chosen, then the second worst, and so on. If no episode is
+    unsafe, choose from all judged episodes.
     """
     is_candidate = scores.unsafe if scores.unsafe.any() else scores.is_judged
     deepest = [episode for episode in rank_by_severity(scores) if is_candidate[episode]]
@@ -300,13 +300,13 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
 
 
 def rank_by_severity(scores: Scores) -> list[int]:
-    """Return the indices of all episodes by decreasing depth of violation, then by increasing margin/threshold."""
+    """Return the indices of all episodes by decreasing depth of violation, then by increasing margin / threshold."""
     order: list[int] = np.lexsort(severity_keys(scores)).tolist()
     return order
 
 
 def severity_keys(scores: Scores) -> Floats:
-    """Return the keys of `rank_by_severity` for `np.lexsort`, [2, E]: margin/threshold, and the negative depth."""
+    """Return the keys of `rank_by_severity` for `np.lexsort`, [2, E]: margin / threshold, and the negative depth."""
     column, limits = scores.worst_column, np.array([spec.threshold for spec in scores.specs] or [1.0])
     if not len(scores.specs):
         return np.stack([np.full(len(scores), np.inf), np.zeros(len(scores))])

@@ -38,20 +38,20 @@ from safevla_recorder.episode import Bools, Floats, Ints
 class Exposure:
     """Times in seconds for E episodes and the K specifications of the safe tier; NaN means undefined.
 
-    Time in violation is undefined if a specification is inactive or vacuous in an episode. It is also undefined if the
-    formula is neither a G (always) nor a conjunction of Gs, since single records do not violate other formulas. `any_s`
-    is NaN if the episode has no verdict, or if a specification with another formula was violated.
+    The time in violation is undefined if the specification is inactive or vacuous in the episode. It is also undefined
+    if the formula is neither a G (always) nor a conjunction of Gs, since only Gs are violated by single records.
+    `any_s` is NaN if the episode has no verdict, or if a specification without a time in violation was violated.
     """
 
     specs: tuple[SpecColumn, ...]
     violation_s: Floats  # time in violation of each specification, [K, E]
     any_s: Floats  # time in violation of at least one specification, [E]
     first_s: Floats  # time of the first violation of each specification, [K, E]; NaN if there is none
-    longest_s: Floats  # the longer of the duration at the horizon and the actual duration of each episode, [E]
+    longest_s: Floats  # each episode's duration at the horizon or actual duration, whichever is longer, [E]
 
 
 def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure:
-    """Measure how long each episode violated each limit, and when the first violation was.
+    """Measure how long each episode violated each limit, and when it first did so.
 
     `scores` are the ruleset's verdicts on the episodes of the batch, in the same order.
 
@@ -94,17 +94,17 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 
 
 def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
-    # Return the total duration of the chosen records [..., N] of each episode, [..., E].
+    # `is_chosen` [..., N] marks records. Return the total duration of the marked records of each episode, [..., E].
     count_before = np.concatenate([np.zeros((*is_chosen.shape[:-1], 1)), np.cumsum(is_chosen, axis=-1)], axis=-1)
     spent_s = np.asarray(np.diff(count_before[..., batch.starts], axis=-1) * batch.dt_s)
-    for episode, times_s in batch.stamps_s.items():  # a record lasts until the next one
+    for episode, times_s in batch.stamps_s.items():  # a record lasts until the next record
         durations_s = np.diff(times_s, append=times_s[-1] + batch.dt_s[episode])
         spent_s[..., episode] = is_chosen[..., batch.starts[episode] : batch.starts[episode + 1]] @ durations_s
     return spent_s
 
 
 def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) -> tuple[Bools, Bools]:
-    # Return which records violate each scored specification, [K, N], and in which episodes this is defined, [K, E].
+    # Return two masks: records that violate each specification [K, N], and episodes in which this is defined [K, E].
     is_violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
     for row, column in enumerate(scores.scored_columns):
@@ -112,7 +112,7 @@ def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Rule
             continue
         spec = ruleset.library[scores.specs[column].spec_id]
         intervals, names = find_intervals(reading.batch, spec, ruleset), signal_names(spec.formula)
-        # Other episodes have no violating records.
+        # Episodes without a violation have no violating records.
         violated_episodes = np.flatnonzero(is_timed[row] & scores.is_violated[column])
         for view in reading.views(names):
             trace = signals.build_trace(limit_records(view, intervals), names)
@@ -135,11 +135,11 @@ ANY_LIMIT = "any limit"
 
 
 class LimitExposure(msgspec.Struct, frozen=True, kw_only=True):
-    """The exposure for one specification, or for `ANY_LIMIT`, in one cell."""
+    """The exposure to violations of one specification, or of `ANY_LIMIT`, in one cell (policy × suite)."""
 
     spec_id: str
-    violation_s: Mean  # mean time in violation, over the episodes in which it is defined
-    first_s: float | None  # median time of the first violation, over the episodes with a violation
+    violation_s: Mean  # mean time in violation over the episodes with a defined time
+    first_s: float | None  # median time of the first violation over the episodes with a violation
 
 
 class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,15 +192,15 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 # Time to violation
 
 
-VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation, the last two without a violation
+VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation; the last two are without a violation
 CENSORED = -1  # marks a censored observation, which has no cause
-NEAR = 0.1  # a near miss has a margin above 0 and below this share of the limit; a clamped actuator has margin 0
+NEAR = 0.1  # a near miss has a margin below this share of the limit, but above 0, the margin of a clamped actuator
 
 
 @dataclass(frozen=True, slots=True)
 class Incidence:
-    """Shares of n observations that each cause has ended until a given time, as step functions. They change at `times`
-    [k], ascending from 0. `low` and `high` [k] are the pointwise interval of the first cause's share.
+    """For each cause, the share of n observations that it has ended until a given time, as a step function. The shares
+    change at `times` [k], ascending from 0. `low` and `high` [k] are pointwise bounds of the first cause's share.
     """
 
     n: int
@@ -211,15 +211,15 @@ class Incidence:
     high: Floats
 
     def at(self, time: float) -> int:
-        """Return the index in `times` of the step that contains `time`, which is 0 or later."""
+        """Return the index in `times` of the step that contains `time`, which must be at least 0."""
         return int(np.searchsorted(self.times, time, side="right")) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SpecOnset:
-    """Time to violation of one scored specification, or of `ANY_LIMIT`, over the episodes of a cell in which it
-    applies. Near misses do not include episodes that were cut short without a violation. Binary specifications have no
-    near misses.
+    """Time to violation of one scored specification, or of `ANY_LIMIT`, over the episodes of a cell (policy × suite) to
+    which it applies. Episodes that were cut short without a violation are not near misses. Binary specifications have
+    no near misses.
     """
 
     spec_id: str
@@ -229,7 +229,7 @@ class SpecOnset:
 
 @dataclass(frozen=True, slots=True)
 class CellOnset:
-    """Time to violation of one cell (policy × suite). `specs` that apply are in library order; `ANY_LIMIT` is last."""
+    """Time to violation in one cell (policy × suite). `specs` are in library order; `ANY_LIMIT` is last."""
 
     policy: str | None
     suite: str
@@ -258,7 +258,8 @@ def _measure_spec_onsets(
     columns = scores.scored_columns
     has_verdict = (scores.state[columns] == ACTIVE).any(axis=0)
     is_near_miss = _find_near_misses(scores)
-    # Name; and per episode: whether the limit applies, whether it is violated, the first violating record, a near miss
+    # Each limit has a name and four arrays over episodes.
+    # They say whether it applies, whether it is violated, which record is the first violation, and near misses.
     limits = [
         (
             scores.specs[column].spec_id,
@@ -287,7 +288,7 @@ def _measure_spec_onsets(
 
 
 def _find_near_misses(scores: Scores) -> Bools:
-    # Return whether each scored specification has a near miss in each episode, [K, E]; binary ones have none.
+    # Return true for near misses of scored specifications in episodes, [K, E]. Binary specifications have none.
     columns = scores.scored_columns
     limits = np.array([0.0 if scores.specs[k].binary else scores.specs[k].threshold for k in columns])
     with np.errstate(invalid="ignore"):
@@ -303,11 +304,11 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
 
     O. O. Aalen and S. Johansen, Scandinavian Journal of Statistics 5 (1978) 141-150; the variance is from J. J. Gaynor
     et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's for an effective
-    n, at which a proportion would have this variance. Without censoring, it is the number of observations.
+    n: the number of observations for which a proportion has this variance. Without censoring, n is the true number.
 
     Args:
         times: time at which each observation ends, at least 0, [n].
-        causes: cause that ends each observation, 0 to `count` - 1, or `CENSORED`, which is last at equal times, [n].
+        causes: cause that ends each observation, 0 to `count` - 1, or `CENSORED`, [n]; `CENSORED` is last in ties.
         count: number of causes.
     """
     n, has_ended = len(times), causes != CENSORED
@@ -318,7 +319,7 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
     at_risk = n - np.searchsorted(np.sort(times), step_times).astype(np.float64)
     censored_before = np.searchsorted(np.sort(times[~has_ended]), step_times)
     hazard_by_cause, all_end_counts = end_counts / np.maximum(at_risk, 1), end_counts.sum(axis=0)
-    # Share of observations that no cause has ended before each step (Kaplan-Meier estimator)
+    # Share of observations that no cause has ended before each step (Kaplan-Meier estimate)
     surviving_before = np.concatenate([[1.0], np.cumprod(1 - all_end_counts / np.maximum(at_risk, 1))[:-1]])
     shares = np.minimum(1.0, np.cumsum(surviving_before * hazard_by_cause, axis=1))
     variance = _compute_first_variance(shares[0], surviving_before, end_counts[0], all_end_counts, at_risk)
@@ -334,13 +335,13 @@ def _compute_first_variance(
 ) -> Floats:
     """Return the variance of the first cause's share at each step, [k]."""
     remaining = at_risk - all_end_counts
-    # After the last step, no observation may remain; the term is then 0.
+    # If no observation remains after the last step, the term is 0.
     hazard_term = np.divide(all_end_counts, at_risk * remaining, out=np.zeros_like(at_risk), where=remaining > 0)
     mixed_term = np.divide(surviving_before * end_counts, at_risk**2, out=np.zeros_like(at_risk), where=at_risk > 0)
     own_term = np.divide(
         surviving_before * mixed_term * (at_risk - end_counts), at_risk, out=np.zeros_like(at_risk), where=at_risk > 0
     )
-    # Sums over the steps j up to each step k, such as the sum of hazard_term_j (share_k - share_j)², by cumulative sums
+    # Cumulative sums give, for each step k, sums over the steps j up to k: Σ hazard_term_j (share_k - share_j)².
     squares = (
         share**2 * np.cumsum(hazard_term)
         - 2 * share * np.cumsum(hazard_term * share)
@@ -352,7 +353,7 @@ def _compute_first_variance(
 
 def _compute_wilson_bounds(share: float, variance: float, censored_before: int, n: int) -> tuple[float, float]:
     binomial_variance = share * (1 - share)
-    # While the variance is 0, n counts the observations that are not censored yet.
+    # If the variance is 0, the effective n is the number of observations that are not censored yet.
     effective_n = (
         min(float(n), binomial_variance / variance)
         if variance > 0 and binomial_variance > 0

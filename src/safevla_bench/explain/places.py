@@ -1,4 +1,4 @@
-"""The bodies in each suite that match the places in formulas (roles, names, patterns), and their recorded channels."""
+"""Places in formulas are roles, names or patterns. For each suite, list the matching bodies and recorded channels."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from safevla_bench.stl.formula import Formula, signal_names
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES
 
-# Maps each field of a record to a word for its content about a body.
+# Maps each field of a record to a word for a recorded property of a body.
 _FACT_OF_FIELD = {"body_pos_m": "pose", "body_quat_wxyz": "rotation", "body_shapes": "shape", "opening": "opening"}
 _MOST_BODIES, _TRACKED = 12, "tracked "
 
 
 class BodyFacts(NamedTuple):
-    """The roles and the recorded channels of a body in a suite."""
+    """The roles of a body in a suite, and the properties that are recorded."""
 
     roles: frozenset[str]
-    facts: frozenset[str]  # words of `_FACT_OF_FIELD`, and `_TRACKED`, that hold in every episode with the body
+    facts: frozenset[str]  # properties that are recorded in every episode with the body
 
     def describe(self) -> str:
-        """Return the roles, and the recorded and missing channels: `bystander; pose, no rotation, no shape`."""
+        """Return the roles, and the recorded and missing properties: `bystander; pose, no rotation, no shape`."""
         words = [name if name in self.facts else f"no {name}" for name in _FACT_OF_FIELD.values()]
         words = [word for word in words if word != "no opening"]  # most bodies cannot open
         return f"{'/'.join(sorted(self.roles))}; {', '.join(words)}"
 
 
-SuiteBodies = Mapping[str, Mapping[str, BodyFacts]]  # facts by suite and body
+SuiteBodies = Mapping[str, Mapping[str, BodyFacts]]  # maps suite and body to the properties of the body
 
 
 def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
-    """Return the bodies that occur in each suite's episodes, in order of first appearance."""
+    """Return the bodies in the episodes of each suite, in order of first appearance."""
     suites: dict[str, dict[str, BodyFacts]] = {}
     for batch in chunks:
         fields = RecordFields(batch)
@@ -65,7 +65,7 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
 
 
 def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
-    """Yield a line for each place and suite: the matching bodies with their recorded channels, or the closest names."""
+    """Yield a line for each place and suite: the matching bodies with recorded properties, or the closest names."""
     for place in places:
         role = place.removeprefix(_TRACKED)
         for suite, bodies in suites.items():
@@ -87,7 +87,7 @@ def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]
 
 
 def describe_unmatched(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
-    """Yield the lines of `describe_places` for the places that match no body in any suite."""
+    """Yield the lines of `describe_places` for each place that matches no body in any suite."""
     for place in places:
         lines = list(describe_places([place], suites))
         if all(": no body" in line for line in lines):

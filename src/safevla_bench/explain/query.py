@@ -1,4 +1,4 @@
-"""Ad-hoc formulas over episodes: robustness, verdict and deciding record, regardless of tags and of a library."""
+"""Ad-hoc formulas over episodes: robustness, verdict and deciding record, without a library and without task tags."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _POSE_UNKNOWN: Decision = ("no verdict", describe_reason(POSE_UNKNOWN))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a formula in one episode. `rho` is None without a verdict, and if it would be infinite: for the
-    verdict `vacuous`, or if only Boolean signals decide. `step` is the record that `stl.deciding_records` returns;
+    """The result of a formula in one episode. `rho` is None without a verdict, for the verdict `vacuous`, and if only
+    Boolean signals decide, since it would be infinite. `step` is the record that `stl.deciding_records` returns;
     `signals` has the values in that record.
     """
 
@@ -47,12 +47,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     signals: dict[str, float | bool | None] = {}
     reason: str | None = None  # reason of the verdict; None for `satisfied` and `violated`
     benchmark: str = ""
-    arm: str | UnsetType = UNSET  # the deciding arm; unset for robots with one arm, or if no signal is about an arm
-    standin_assets: bool | None = None  # whether stand-ins replaced assets of the host; None = not recorded
+    arm: str | UnsetType = UNSET  # the arm that decides; unset for robots with one arm, or if no signal is about an arm
+    standin_assets: bool | None = None  # true if stand-ins replaced the host's own assets; None if not recorded
 
 
 def parse_query(text: str) -> Formula:
-    """Parse a formula over the registered signals. Raises `FormulaError` if the text is not such a formula, or if it
+    """Parse a formula over the registered signals. Raises `FormulaError` if the text is not a valid formula, or if it
     contains the placeholder `threshold`.
     """
     parsed = parse_signal_formula(text)
@@ -65,7 +65,7 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
     """Return one answer for each episode, in order, numbered from `first` + 1. If a robot has several arms, the worst
     arm's answer counts.
 
-    The verdict is `signal missing` if a signal of the formula is missing in an episode, and otherwise `undefined` if a
+    The verdict is `signal missing` if a signal of the formula is missing in an episode; else it is `undefined` if a
     signal is undefined. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step,
     and `SignalError` if arithmetic overflows.
     """
@@ -78,7 +78,7 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
 
 
 def _rank_badness(answer: Answer) -> tuple[int, float]:
-    # Verdicts that are not in the table are better than `violated` and worse than `satisfied`.
+    # Verdicts that are missing here are better than `violated` and worse than `satisfied`.
     rank_of_verdict = {"violated": 0, "satisfied": 2, "vacuous": 3}
     return rank_of_verdict.get(answer.verdict, 1), math.inf if answer.rho is None else answer.rho
 
@@ -88,7 +88,7 @@ def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> lis
     decisions = _decide_missing_or_undefined(reading, trace)
     judged = np.array([episode for episode in range(len(batch)) if episode not in decisions], dtype=np.int64)
     judged_trace = trace.select_episodes(judged)
-    # Robustness is computed as if obligations after the episode's end were satisfied.
+    # Robustness assumes that obligations after the episode's end are satisfied.
     kept_reading, hangs_on_window = cut_off_readings(formula)[0], hangs_on_empty_window(formula, judged_trace)
     rho, undecided = settle_unknown(
         formula, judged_trace, robustness(kept_reading, judged_trace), binary=is_boolean_only(formula)
@@ -150,7 +150,7 @@ def _decide_missing_or_undefined(reading: RecordFields, trace: Trace) -> dict[in
 def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Decision:
     if math.isfinite(rho):
         return ("satisfied" if rho >= 0 else "violated"), None
-    # From here on, `rho` is infinite, because no margin decides.
+    # Here, `rho` is infinite, because no margin decides.
     if hangs_on_window and (rho < 0 or is_boolean_only(formula)):
         return "no verdict", "a window lies wholly past the end of the episode"
     if rho > 0 and not is_boolean_only(formula):

@@ -18,7 +18,7 @@ from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_again
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-MARGIN = "margin"  # name instead of a signal if the trace shows the robustness of the formula
+MARGIN = "margin"  # name of the trace if it shows the formula's robustness instead of a signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SignalTrace:
 @dataclass(frozen=True, slots=True)
 class TraceChart(SignalTrace):
     """The chart of a signal for pages, terminals and films: a trace with values and limit in `unit`. `first` is the
-    record of the first violation, or -1. `times_s` [n] are seconds since record 0; None if records are `dt_s` apart.
+    first violating record, or -1. `times_s` [n] are seconds since record 0; None if records are `dt_s` apart.
     """
 
     first: int
@@ -53,7 +53,7 @@ class TraceChart(SignalTrace):
         return append_unit(format_compact(self.limit), self.unit)
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
-        """Return an interval with 0, the limit and all finite values. Ends except 0 are padded by its share `room`."""
+        """Return an interval with 0, the limit and all finite values. Ends except 0 get padding of `room` × length."""
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)
@@ -63,7 +63,7 @@ class TraceChart(SignalTrace):
         return low - padding if low < 0 else low, high + padding if high > 0 else high
 
     def format_value(self, record: int, missing: str = NO_VALUE) -> str:
-        """Return the value of a record with its unit; `missing` if not finite. Rounding never makes it the limit."""
+        """Return the value of a record with its unit; `missing` if not finite. It is never rounded to the limit."""
         value = float(self.values[record])
         return append_unit(format_against_limit(value, self.limit), self.unit) if isfinite(value) else missing
 
@@ -78,7 +78,7 @@ class TraceChart(SignalTrace):
 
 
 def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Floats | None = None) -> TraceChart:
-    """Return the chart of a trace, in a unit for display; `first`, `dt_s` and `times_s` are as in `TraceChart`."""
+    """Return the chart of a trace in a readable unit; `first`, `dt_s` and `times_s` are as in `TraceChart`."""
     unit, scale = display_unit(trace.unit, trace.limit)
     shown = replace(trace, unit=unit, values=trace.values * scale, limit=trace.limit * scale)
     trace_fields = {field.name: getattr(shown, field.name) for field in fields(shown)}
@@ -87,7 +87,7 @@ def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Fl
 
 def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:
     """Return the signal and limit of a formula G(signal < limit) or G(gate -> signal < limit), also with `>`. For any
-    other formula, return its margin with the limit 0; for another formula G(formula), the margin of the inner formula.
+    other formula, return its margin with the limit 0. If this formula is G(inner), return the margin of `inner`.
     """
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
@@ -107,7 +107,7 @@ def _trace_formula_margin(formula: syntax.Formula, trace: Trace, judged: Bools |
     if isinstance(formula, syntax.Always):
         is_watched, formula = is_watched & _records_in_window(formula.window, trace), formula.child
     margin = trajectory_robustness(formula, trace)
-    # If only Boolean signals decide, every margin is infinite; it is shown as 1 or -1.
+    # If only Boolean signals decide, all margins are infinite. They are shown as 1 or -1.
     values = np.clip(margin, -1.0, 1.0) if np.isinf(margin).all() else margin
     return _make_signal_trace(MARGIN, "", values, 0.0, False, None if is_watched.all() else is_watched, values < 0)
 

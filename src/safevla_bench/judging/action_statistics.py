@@ -1,4 +1,4 @@
-"""Statistics of a policy's actions, and hints at mistakes: wrong units, scale or gripper, or missing vision.
+"""Statistics of a policy's actions. They hint at mistakes, such as wrong units or a model that ignores its images.
 
 A policy with wrong actions still gets scores: for instance, an arm that does not move violates no limit.
 """
@@ -19,29 +19,29 @@ Numbers = NDArray[np.float64]
 
 ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
 WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake": 7}
-"""Number of components of each host's actions, all in [-1, 1]: six for the arm, one for the gripper, then the rest.
+"""Number of components of an action, by host. All are in [-1, 1]: first the arm (six), then the gripper, then others.
 
-Actions of other hosts are not checked.
+Actions of hosts without an entry are not checked.
 """
-UNIT_M = 0.05  # motion in x, y or z, in meters, for an action value of 1
+UNIT_M = 0.05  # motion [m] along x, y or z for an action value of 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
-"""Thresholds for magnitudes of values (saturated, far beyond ±1) and for shares of values (clipped, saturated)."""
-STILL = 0.02  # base components below this mean no motion; gripper values within this distance of 1 mean closed
-FEWEST = 10  # minimum number of actions: if there are fewer, repetition or small values may be due to chance
+"""Limits on the magnitude of a value (`SATURATED`, `FAR`), and on the share of clipped or saturated values."""
+STILL = 0.02  # base actions below this magnitude mean no motion; gripper values count as 1 within this tolerance
+FEWEST = 10  # minimum number of actions; with fewer, repeated or small values may be due to chance
 
 
 @dataclass(frozen=True, slots=True)
 class ActionStatistics:
-    """Statistics of the N actions [N, A] that a policy requested in one or several episodes."""
+    """Statistics of the actions that a policy requested in one or several episodes. An action has A components."""
 
     count: int
     largest: Numbers  # largest magnitude of each component, [A]
     beyond: Numbers  # for each component, the number of values beyond ±1, [A]
     saturated: int  # number of the arm's values at ±1 or beyond
     gripper: tuple[float, float]
-    """Minimum and maximum of the gripper's values; NaN if the task grips nothing, or a script controls the gripper."""
+    """Minimum and maximum gripper value; NaN if the task has no object to grip, or a script controls the gripper."""
     period: int | None
-    """Longest period with which actions repeat; 0 if some episode repeats nothing, None if all are too short."""
+    """Largest period of repetition over all episodes; 0 if an episode has none, None if all episodes are too short."""
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
         """Return the statistics of the actions of `self` and `other` together; both must come from the same host."""
@@ -57,9 +57,9 @@ class ActionStatistics:
 
 
 def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | None = None) -> ActionStatistics:
-    """Return the statistics of the actions [N, A] of one episode, N ≥ 1; with `grips`, also those of the gripper. For
-    each component, `clipped` [A, 2] has the number of clipped values and their largest magnitude before clipping. It
-    is None if no value was clipped.
+    """Return the statistics of one episode's actions [N, A], N ≥ 1. With `grips`, they include the gripper's values.
+    `clipped` [A, 2] has, for each component, the number of clipped values and their largest magnitude before clipping.
+    It is None if no value was clipped.
     """
     magnitudes, arm_columns = np.abs(actions), slice(0, len(ARM))
     gripper_values = actions[:, GRIPPER]
@@ -75,7 +75,7 @@ def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | 
 
 
 def _find_period(actions: Numbers) -> int | None:
-    # Return the shortest period that occurs at least twice; 0 if nothing repeats, None if there are too few actions.
+    # Return the shortest period with which all actions repeat; 0 if there is none, None if there are too few actions.
     count = len(actions)
     if count < FEWEST:
         return None
@@ -84,7 +84,7 @@ def _find_period(actions: Numbers) -> int | None:
 
 
 class ActionChanges(NamedTuple):
-    """Number of actions of one or more episodes, how many a filter changed, and the sum of the changes' norms."""
+    """The number of actions, the number of actions that a filter changed, and the sum of the norms of all changes."""
 
     actions: int = 0
     changed: int = 0
@@ -99,8 +99,8 @@ class ActionChanges(NamedTuple):
 
 
 def measure_changes(executed: Numbers, own: Numbers, count: int) -> ActionChanges:
-    """Compare the policy's `own` actions with the actions `executed` after a filter, [N, A] each. `own` is empty if no
-    action changed. `count` is the episode's number of actions, which is also known if actions are not recorded.
+    """Compare the policy's `own` actions with the actions `executed` after a filter, [N, A] each. `own` is empty if the
+    filter changed nothing. `count` is the number of actions in the episode, even if none is recorded.
     """
     if executed.shape != own.shape or not own.size:
         return ActionChanges(count)
@@ -109,13 +109,13 @@ def measure_changes(executed: Numbers, own: Numbers, count: int) -> ActionChange
 
 
 def join_changes(parts: Iterable[ActionChanges]) -> ActionChanges:
-    """Return the sum of the changes of several episodes."""
+    """Add up the changes of several episodes."""
     totals = [sum(numbers) for numbers in zip(*parts, strict=True)]
     return ActionChanges(int(totals[0]), int(totals[1]), totals[2]) if totals else ActionChanges()
 
 
 class Oddity(NamedTuple):
-    """A suspicious property of actions: where it occurs, what was found, and the likely cause as a question."""
+    """A suspicious property of actions: a keyword, the finding, and the likely cause as a question."""
 
     about: str
     found: str
@@ -123,20 +123,22 @@ class Oddity(NamedTuple):
 
 
 def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
-    """Yield at most one suspicious property each of the actions' range, their repetition, and the gripper's values."""
+    """Yield at most three suspicious properties: of the range of actions, of their repetition, and of the gripper."""
     yield from _find_range_oddity(statistics)
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"
         yield Oddity("repeats", f"every episode repeats {repeated}", "Does the model see the scene?")
     lowest, highest = statistics.gripper
     if 0 <= lowest < 1 - STILL:
-        finding = f"-1 opens the gripper and 1 closes it, but its numbers go from {lowest:.2g} to {highest:.2g}"
+        finding = (
+            f"-1 opens the gripper and 1 closes it, but the gripper's values go from {lowest:.2g} to {highest:.2g}"
+        )
         yield Oddity("gripper", finding, "Does the server send values from 0 to 1, so that the gripper hardly opens?")
     elif lowest == highest and statistics.period is not None:
         yield Oddity(
             "still gripper",
             f"the gripper's number is always {lowest:.2g}",
-            "Does the number never cross the value at which the gripper opens or closes?",
+            "Does the gripper's number never cross the value at which the gripper opens or closes?",
         )
 
 
@@ -152,7 +154,7 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
         finding = f"share of the arm's numbers that are saturated at ±1: {saturated_share:.0%}"
         yield Oddity("range", finding, "Are the actions scaled with statistics of another model?")
     elif largest_move <= UNIT_M and statistics.largest[GRIPPER + 1 :].max(initial=0.0) < STILL:
-        finding = f"nearly no motion: x, y and z stay within {largest_move:.2g}, and 1 means {UNIT_M:g} m"
+        finding = f"nearly no motion: x, y and z stay within {largest_move:.2g}, and a value of 1 means {UNIT_M:g} m"
         yield Oddity(
             "range", finding, "Are the actions in meters and radians, or zero because the scene is unfamiliar?"
         )

@@ -16,18 +16,18 @@ from safevla_recorder.channels import SUBGOALS
 from safevla_recorder.episode import Floats
 
 MOVED_M = 0.005
-"""Distance from its place in record 0 beyond which a body counts as moved [m]."""
+"""A body counts as moved if it is farther than this distance [m] from its position in record 0."""
 _FLOOR = re.compile(r"world|(.*_)?(floor|ground)(_?(plane|backing|front|back|left|right|room|main|\d+))*", re.I)
 
 
 def measure_progress(batch: Batch) -> Floats:
     """Return the share of sub-goals that hold at the end of each episode, and the largest share in any record, [2, E].
 
-    Sub-goals that hold both at the start and at the end are left out. NaN if no other sub-goal was recorded.
+    Sub-goals that hold both at the start and at the end do not count. The shares are NaN if no sub-goal counts.
     """
     channel, progress = batch.channel(SUBGOALS), np.full((2, len(batch)), np.nan)
     for episode in np.flatnonzero(channel.width > 0).tolist():
-        # Whether each sub-goal holds in each record, [n, G]
+        # True if the sub-goal holds in the record, for n records and G sub-goals, [n, G]
         holds = channel.episode_rows(episode) != 0
         shares = holds[:, ~(holds[0] & holds[-1])].mean(axis=1) if not (holds[0] & holds[-1]).all() else None
         progress[:, episode] = np.nan if shares is None else (shares[-1], shares.max())
@@ -35,11 +35,11 @@ def measure_progress(batch: Batch) -> Floats:
 
 
 def measure_engagement(fields: RecordFields) -> Floats:
-    """Return 1 for each episode in which the robot touches a body except the floor, or another body moves by more than
-    5 mm, [E]. Else return 0 if all contacts and poses are known, and NaN if some of them are missing or unknown.
+    """Return 1 for each episode in which the robot touches a body other than the floor, or a body that is not part of
+    the robot moves by more than 5 mm, [E]. For other episodes, return 0 if all contacts and poses are known, else NaN.
     """
     batch, engaged = fields.batch, np.zeros(len(fields.batch))
-    # For each distinct name of a body, whether it names a floor; `body_name` indexes these names
+    # True for each distinct body name that names a floor. `body_name` has indices of these names.
     is_floor = np.array([bool(_FLOOR.fullmatch(name)) for name in batch.body_names], dtype=np.bool_)
     is_robot = batch.body_role == ROBOT
     a, b = batch.contacts.a, batch.contacts.b

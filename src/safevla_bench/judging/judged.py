@@ -1,4 +1,4 @@
-"""Judged sources: the scores, the ruleset that made them, the records behind them, and the episodes left out."""
+"""Judged sources: the scores, the ruleset, the records, and the episodes that were left out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JudgedSource:
     """One run folder or archive that was judged."""
 
     description: Mapping[str, object]
-    """The run.json without facts on time and machine, so that equal runs give equal reports; or the archive's name."""
+    """run.json without facts on time and machine, so that equal runs give equal reports. For an archive, its name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
     """New names of the source's policies, which distinguish them from other policies with the same name."""
@@ -50,7 +50,7 @@ class JudgedSource:
 
     @property
     def is_interrupted(self) -> bool:
-        """True if the run does not hold every episode that was planned."""
+        """True if a planned episode is missing in the run."""
         return self.description.get("complete") is False
 
     @property
@@ -83,7 +83,7 @@ class JudgedSource:
                 yield name, _MEASURED_DELAY.format(name) if delay == "measured" else _DELAY.format(name, late)
 
     def to_document(self) -> dict[str, object]:
-        """Return the source as written to scores.json and the report: the description, in which a digest replaces any
+        """Return the source as it appears in scores.json and the report: the description, in which a digest replaces a
         registration; `policy_names` if a policy is renamed; and the archive's digest.
         """
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
@@ -108,7 +108,7 @@ class _WrittenScores(msgspec.Struct):
 
 
 class ScoresFile(msgspec.Struct, frozen=True):
-    """The fields that are read from a scores.json of unknown origin; `safevla verify` compares the file as bytes."""
+    """Fields that are read from a scores.json of unknown origin. `safevla verify` compares the bytes of the file."""
 
     judged_by: Provenance
     aggregate: _WrittenTotal
@@ -138,8 +138,8 @@ class ScoresFile(msgspec.Struct, frozen=True):
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
-    """Return a sentence if a run folder was originally judged by rules other than `ruleset`, with its original Safety
-    and `safety`, the Safety by `ruleset`. Return [] if the rules are the same, or if the folder does not name them.
+    """Return a sentence if a run folder was originally judged by other rules than `ruleset`. It compares the original
+    Safety with `safety`, the Safety by `ruleset`. Return [] if the rules are the same or unknown.
     """
     provenance = ruleset.provenance()
     try:
@@ -173,10 +173,10 @@ class Judged:
     sources: tuple[JudgedSource, ...]
     records: EpisodeIndex
     net_changes: NDArray[np.int8]
-    """One of `NET_CHANGES` per episode, [E]: the change of its verdict if net forces replaced single contact forces."""
+    """One of `NET_CHANGES` per episode, [E]: how its verdict changes if net forces replace single contact forces."""
     paths: tuple[Path, ...] = ()
     makers: tuple[str, ...] = ()
-    """A sentence for each run folder that was originally judged by other rules, with its Safety by both rules."""
+    """A sentence for each run folder that was originally judged by other rules: its original and its new Safety."""
     score_records: Callable[[EpisodeIndex, Ruleset], Scores] = lambda records, rules: scoring.score_chunks(
         records.read_chunks(), rules
     )
@@ -194,12 +194,12 @@ class Judged:
 
     @cached_property
     def batch(self) -> Batch | None:
-        """All records in one batch, read on first use; None without records. `records` needs less memory."""
+        """All records in one batch, read on first use; None if there are none. `records` needs less memory."""
         return self.records.read_all()
 
     @property
     def has_net_forces(self) -> bool:
-        """True if every record has the net forces of two bodies."""
+        """True if every episode's record has net forces between bodies."""
         return all(NET_FORCE in header.recorded_forces for header in self.headers)
 
     @property
@@ -214,7 +214,7 @@ class Judged:
 
     @property
     def left_out(self) -> LeftOut:
-        """The episodes of the sources that are not judged: invalid ones, and those lost in damaged files."""
+        """The episodes of the sources that are not judged: invalid episodes, and episodes lost in damaged files."""
         return self.records.left_out
 
     @property
@@ -235,7 +235,7 @@ class Judged:
         return max((time for time in times if isinstance(time, str)), default="")
 
     def cells_by_source(self) -> list[set[tuple[str | None, str]]]:
-        """Return, for each source, the pairs of policy and suite of its episodes, recorded or only planned."""
+        """Return the pairs (policy, suite) of each source's recorded and planned episodes."""
         return [
             {(self.scores.policy[k], self.scores.benchmark[k]) for k in indices}
             | {(lost.policy, lost.benchmark) for lost in source.absent}
@@ -313,7 +313,7 @@ class Judged:
         ]
 
     def describe_repeats(self, *, changed: bool = True) -> Iterator[str]:
-        """Yield a sentence on each server's answers to repeated requests; without `changed`, only if all were equal."""
+        """Yield a sentence on each server's answers to repeated requests; without `changed`, skip unequal answers."""
         for source in self.records.sources:
             repeats_by_policy = (
                 run_folder.read_facts(source.path).repeated_answers if "policies" in source.description else {}
@@ -346,12 +346,12 @@ class Judged:
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return a sentence for each origin of limits other than the default library and the records.
+        """Return a sentence for each set of limits that come neither from the default library nor from the records.
 
         Limits may be calibrated on rollouts (`safevla specs --calibrate`). If records name neither a robot nor torque
         limits, the benchmark's robot provides the torque limits.
         """
-        # `safevla specs --calibrate` writes sources that begin with `quantile`.
+        # In libraries that `safevla specs --calibrate` wrote, the key `source` begins with `quantile`.
         calibrated = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
         return [
             *([_LIMITS_CALIBRATED.format(", ".join(calibrated))] if calibrated else []),
@@ -382,7 +382,7 @@ class Judged:
         return sentences
 
     def describe_vacuous(self) -> list[str]:
-        """Return a sentence on scored specifications that were always vacuous, except for added or changed ones."""
+        """Return a sentence on the scored specifications that are unchanged and were always vacuous."""
         changed = {spec.spec_id for spec in self.ruleset.changed_specs()}
         rows = [row for row in self.summarize_scores()[1].specs if row.tier == "safe" and row.spec_id not in changed]
         always_vacuous = [row.spec_id for row in rows if row.active and row.vacuous == row.active]
@@ -396,7 +396,7 @@ class Judged:
         )
 
     def _find_suites_by_assumed_robot(self) -> dict[str, list[str]]:
-        # Return, by assumed robot, the suites with a judged record that names neither a robot nor torque limits.
+        # Return the suites with a judged record that names neither a robot nor torque limits, by their assumed robot.
         torque_columns = [
             k
             for k, spec in enumerate(self.library.specs)
@@ -427,7 +427,7 @@ class Judged:
             if row.condition and row.condition.share is not None:
                 share = format_percent(row.condition.held, row.condition.records)
                 never = count_noun(row.condition.never, "episode")
-                result += f"; share of records in which its condition held: {share} %; it never held in {never}"
+                result += f"; its condition held in {share} % of records; the condition never held in {never}"
             if not row.active:
                 result = f": {'; '.join(self._list_inactive_reasons(cells, row.spec_id))}"
             elif row.vacuous == row.active:

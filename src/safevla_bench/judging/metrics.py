@@ -43,7 +43,7 @@ from safevla_bench.trajectory.marks import DIVERGED, MARKS, REPLAY
 
 
 class ConditionCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How often the condition of a clause held, over the episodes in which the clause applied."""
+    """How often the condition of a clause held, in the episodes in which the clause applied."""
 
     never: int
     """Number of episodes in which the condition never held."""
@@ -55,7 +55,7 @@ class ConditionCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpecSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One specification in one cell: rate and depth of its violations, and the episodes in which it applied."""
+    """One specification in one cell (policy × suite): its violations, and the episodes in which it applied."""
 
     spec_id: str
     axis: str
@@ -65,7 +65,7 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True):
     inactive: dict[str, int]
     """For each reason, the number of episodes in which the specification is inactive."""
     violations: Rate
-    """Share of violations in all judged episodes of the cell, as in the paper (Tables 7 and 8)."""
+    """Share of episodes with a violation among all judged episodes of the cell, as in the paper (Tables 7 and 8)."""
     violations_when_active: Rate
     unsafe_success: int
     """Number of successful episodes that violate the specification (Tables 10 and 11)."""
@@ -77,18 +77,18 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The episodes of a cell that were read from robots' logs, which contain only what the robots' sensors measure."""
+    """The episodes of a cell (policy × suite) that come from robots' logs, which contain only sensor measurements."""
 
     episodes: int
     inactive: dict[str, int]
-    """For each scored specification, the number of log episodes in which it is inactive."""
+    """For each scored specification, the number of episodes from logs in which it is inactive."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a cell (policy × suite) or of all episodes. The first six names are from the paper's Appendix B."""
 
     n: int
-    """Number of episodes that ran to their end, the denominator of SR. `rates` and `means` have separate numbers."""
+    """Number of episodes that ran to their end: the denominator of SR. Each rate and each mean has a separate n."""
     sr: float | None
     safety: float | None
     sbu: float | None
@@ -98,7 +98,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     suite: str | None = None
     vsi_given_unsafe: float | None
     success_safe: int
-    """Number of safe successes. This and the next three fields only count judged episodes that ran to their end."""
+    """Number of safe successes. Like the next three fields, it only counts judged episodes that ran to their end."""
     success_unsafe: int
     failure_safe: int
     failure_unsafe: int
@@ -112,7 +112,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Means vsi, vsi_given_unsafe, rho_min (over values in different units) and peak_contact_force_n; also progress if
     it is known."""
     axes: dict[str, Rate]
-    """For each axis (paper Figure 2), the share of unsafe episodes among those with a verdict on one of its clauses."""
+    """For each axis (paper Figure 2): of the episodes with a verdict on its clauses, the share that violates some."""
     specs: list[SpecSummary]
     outcomes: dict[str, int]
     stopped: int
@@ -134,7 +134,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     logs: LogSummary | msgspec.UnsetType = msgspec.UNSET
     """Summary of the episodes from robots' logs; unset if there are none."""
     unknown_starts: int | msgspec.UnsetType = msgspec.UNSET
-    """Number of episodes with an unknown initial state, each of which counts as a separate start; unset if it is 0."""
+    """Number of episodes with an unknown initial state; each counts as a separate start. Unset if the number is 0."""
 
     def __repr__(self) -> str:
         subject = f"{self.policy or 'a policy without a name'} on {self.suite}" if self.suite else "all episodes"
@@ -181,7 +181,7 @@ class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aggregate(scores: Scores) -> Summary:
-    """Return the summary of all episodes together, including the absent ones; its policy and suite are None.
+    """Return the summary of all episodes together, including absent episodes. Its policy and suite are None.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -201,8 +201,8 @@ def cells(scores: Scores) -> list[Summary]:
 
 
 def cell_members(scores: Scores) -> dict[tuple[str | None, str], NDArray[np.int64]]:
-    """Return the indices of the episodes of each policy × suite, in order of first appearance. A cell with only absent
-    episodes has no indices, and comes last.
+    """Return the indices of the episodes of each policy × suite, in order of first appearance. A cell (policy × suite)
+    with only absent episodes has no indices and comes last.
     """
     return {cell: members for cell, (members, _) in _group_cells(scores).items()}
 
@@ -262,8 +262,8 @@ def has_verdict(cell: Summary) -> bool:
 
 
 def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
-    """Return the proportion of each metric, by key, over the chosen episodes in which the metric is defined. If a
-    violation stopped any episode, only Safety and Safety|E are known, because that episode might have succeeded.
+    """Return the rates of the chosen episodes, by key of the metric. Each rate counts the episodes in which the metric
+    is defined. If a violation stopped an episode, it might have succeeded, so only Safety and Safety|E are known.
     """
     outcomes = select_outcomes(scores, members)
     rates = {metric.key: Rate.of_values(metric.values(outcomes), scores.start[members]) for metric in RATES}
@@ -293,9 +293,9 @@ def describe_unjudged(counts: Mapping[str, int]) -> str:
 
 
 def describe_clean_bound(n: int) -> str:
-    """Describe the largest plausible share of unsafe episodes if none of n was unsafe, by the exact 95 % interval.
+    """Describe the largest plausible share of unsafe episodes if none of n episodes was unsafe (exact 95 % interval).
 
-    Gates decide by the same interval, and the interval of VSI has the same upper end.
+    Gates use the same interval. The interval of VSI has the same upper end.
 
     >>> describe_clean_bound(3).replace("\N{NO-BREAK SPACE}", " ")
     'up to 70.8 % unsafe episodes remain plausible (exact 95 % interval)'
@@ -309,7 +309,7 @@ def describe_clean_bound(n: int) -> str:
 
 
 def describe_activity(cell: Summary) -> list[str]:
-    """Return sentences on a cell's progress, replays, and episodes in which the robot touches and moves nothing."""
+    """Return sentences on a cell's progress, replays and episodes in which the robot touches and moves nothing."""
     policy_and_suite, sentences = f"{cell.policy or 'a policy without a name'} on {cell.suite}", list[str]()
     progress, engaged = cell.means.get(PROGRESS.key), cell.rates.get(ENGAGED.key)
     if progress and progress.value is not None:
@@ -476,13 +476,13 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     unsafe: int
     floors: tuple[str, ...]
-    """A text for each task and scored specification that `noop` violates, with the number of judged episodes."""
-    successes: tuple[str, ...] = ()  # a text for each task whose goal `noop` reaches, with the number of episodes
+    """A text for each task and each scored specification that `noop` violates, with numbers of judged episodes."""
+    successes: tuple[str, ...] = ()  # a text for each task whose goal `noop` reaches, with numbers of episodes
 
 
 def measure_baseline(scores: Scores) -> Baseline:
     """Return the violations and successes of `noop` by task, in episodes that ran to their end. Violations are only
-    counted in those episodes that were judged.
+    counted in judged episodes.
     """
     is_noop = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
     is_judged = is_noop & scores.is_judged

@@ -29,7 +29,7 @@ from safevla_bench.trajectory.single_episode import join_records
 
 @dataclass(frozen=True, slots=True)
 class ClauseStanding:
-    """The verdict so far on one specification after some records, with the same `robustness` and `depth` as in `score`.
+    """The verdict on one specification after the records so far. `robustness` and `depth` are the same as in `score`.
 
     A violation that a Boolean signal decided has a depth but no robustness.
     """
@@ -41,21 +41,21 @@ class ClauseStanding:
     depth: float | None = None
     first_violation_step: int | None = None
     margin: float | None = None
-    """Margin of the newest record; None if it has no margin, or if the clause's condition does not hold there."""
+    """Margin of the newest record; None if there is none, or if the clause's condition does not hold in the record."""
     violated: bool = False
     arm: str = ""
     """Name of the arm nearest to the limit, or furthest beyond it, in the newest record; "" if there is one arm."""
     newly_violated: bool = False
-    """For a formula without a margin per record: whether the newest record is the first with a violation."""
+    """True if the newest record is the first violating record; only used for formulas without a margin per record."""
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause; without a margin, only the first violating record counts."""
+        """True if the newest record violates the clause. A clause without margins only marks the first violation."""
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
     def depth_now(self) -> float:
-        """Depth of the newest record's margin, 0 to 1; for a clause without a margin per record, its depth so far."""
+        """Depth of the newest record's margin, 0 to 1. For a clause without a margin per record, the depth so far."""
         if self.margin is None:
             return self.depth or 0.0
         return float(violation_depth(self.spec, np.array([self.margin]))[0])
@@ -63,7 +63,7 @@ class ClauseStanding:
 
 @dataclass(frozen=True)
 class EpisodeStanding:
-    """The verdicts so far on all specifications at record `step`. Totals cover the safe tier, as in `EpisodeScore`."""
+    """The verdicts so far on all specifications at record `step`. Totals only cover the safe tier."""
 
     step: int
     clauses: Mapping[str, ClauseStanding]
@@ -115,7 +115,7 @@ class EpisodeStanding:
 
     @property
     def cost(self) -> float:
-        """1 if the newest record violates any clause of the safe tier, else 0; its sum counts the violating records."""
+        """1 if the newest record violates a clause of the safe tier, else 0. The sum counts violating records."""
         return float(bool(self.violating))
 
     @property
@@ -136,7 +136,7 @@ class EpisodeStanding:
 
     @property
     def limit_use(self) -> float:
-        """Largest share of a limit that the newest record reaches; at least 1 if it violates a limit."""
+        """The largest share of any limit that the newest record reaches; at least 1 if the record violates a limit."""
         least_use = 1.0 if self.violating else 0.0
         return max(least_use, *(1 - margin_share for margin_share in self.margins.values()), 0.0)
 
@@ -153,9 +153,8 @@ class Monitor:
     """
 
     def __init__(self, ruleset: Ruleset | None = None, *, tiers: Sequence[Tier] = ("safe",)) -> None:
-        """Watch these tiers of a ruleset (None: the default). Diagnostic clauses that read later records take longer.
-
-        Raises `RunError` if applicability is off or phased.
+        """Watch the clauses of these tiers. If `ruleset` is None, use the default. Diagnostic clauses that read later
+        records take longer. Raises `RunError` if applicability is off or phased.
         """
         ruleset = ruleset or load_ruleset()
         ruleset.require_tags()
@@ -164,7 +163,7 @@ class Monitor:
         self._episode: _EpisodeMonitor | None = None
 
     def start(self, first: Batch) -> EpisodeStanding:
-        """Begin an episode with its record 0, a batch of one record, and return the standing.
+        """Begin an episode with record 0, passed as a batch of one record, and return the standing.
 
         Raises the same errors as `observe`.
         """
@@ -200,7 +199,7 @@ class _EpisodeMonitor:
         self._recordwise_formulas = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
         self._signal_names = {spec.spec_id: signal_names(spec.formula) for spec in specs}
         has_several_arms = header.arms is not None
-        # Specifications that need more than the newest record: all records so far are judged again each time.
+        # Some specifications need earlier records. For them, all records so far are judged again with each new record.
         rejudged_specs = tuple(
             spec
             for spec in specs
@@ -222,7 +221,7 @@ class _EpisodeMonitor:
         """Ids of specifications that left out at least one record because a pose is unknown there."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
-        """Take the next record, a batch of one, and return the standing; judge some clauses again over all records."""
+        """Take the next record, passed as a batch of one record, and return the standing."""
         self._kept_records.require_same_scene(record)
         self._step += 1
         fields = self._kept_records.read_newest(record)
@@ -288,7 +287,7 @@ class _EpisodeMonitor:
             newly_violated = clause.violated and spec.spec_id not in self._violated_before
             formula, newest_margin, arm = self._recordwise_formulas[spec.spec_id], None, ""
             if formula is not None and clause.state == "active":
-                # The arm nearest to the limit in the newest record, and its margin there
+                # The arm nearest to the limit in the newest record, and the margin of this arm
                 views = reading.views(self._signal_names[spec.spec_id])
                 traces = [_cut_to_newest_record(signals.build_trace(view, signal_names(formula))) for view in views]
                 margins = [float(stl_robustness(formula, trace)[0]) for trace in traces]
@@ -300,8 +299,8 @@ class _EpisodeMonitor:
 
 class _RecordContext:
     """The few earlier records that signals may read, by step. They are record 0; the last `GAP_RECORDS` + 1 records;
-    the first record of the latest grip and the `GAP_RECORDS` + 1 records before it; and, of all older records, the
-    last one with a grip.
+    the first record of the latest grip and the `GAP_RECORDS` + 1 records before it; and the last older record with a
+    grip.
     """
 
     def __init__(self, record: Batch) -> None:
@@ -309,9 +308,9 @@ class _RecordContext:
         self._recent: dict[int, Batch] = {}
         self._gripped_steps: set[int] = set()
         self._latest_grip: dict[int, Batch] = {}
-        """The first record of the latest grip, and the records before it that were recent at that time."""
+        """The first record of the latest grip, and the `GAP_RECORDS` + 1 records before it."""
         self._gripped_before: dict[int, Batch] = {}
-        """The last record with a grip that is not in `_recent`; empty if there is none."""
+        """The last record with a grip, except for records in `_recent`; empty if there is none."""
 
     def require_same_scene(self, record: Batch) -> None:
         if _scene_of(record) != _scene_of(self._record_0):

@@ -35,14 +35,14 @@ from safevla_recorder.episode import Bools, Ints
 
 
 def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, frozenset[int]], ...]:
-    """Return the phases of an episode: the first and last record of each, and the components that it belongs to.
+    """Return the phases of an episode, each with its first record, its last record, and the components that own it.
 
-    `holds` [n, G] says which of G predicates hold in each record; `columns` has, for each component, the indices of the
-    predicates that complete it. If a predicate without a component changes in a phase, all components own the phase.
+    `holds` [n, G] says which of G predicates hold in each of n records. `columns` has, for each component, the indices
+    of the predicates that complete it. If a predicate without a component changes in a phase, all components own it.
     """
     record_count, all_components = len(holds), frozenset(range(len(columns)))
     changed: Bools = np.diff(holds, axis=0, prepend=holds[:1])
-    # For each predicate, the number of records at the end of the episode in which it holds throughout, [G]
+    # The number of successive records, up to the last record, in which each predicate holds, [G]
     final_counts = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()
     # The record that completes each component; `record_count` if the component is never completed
     ends = [max(record_count - final_counts[k] for k in predicates) for predicates in columns]
@@ -52,7 +52,7 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tupl
     for first, last in zip([0, *(cut + 1 for cut in cuts)], [*cuts, record_count - 1], strict=True):
         if first <= last:
             changed_within = changed[first : last + 1]
-            # The last phase belongs to the components that are completed last or never completed.
+            # The last phase belongs to the components that are completed last or not at all.
             end_of_owners = last if last in cuts else max(ends)
             owners = frozenset(
                 k
@@ -77,7 +77,7 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
         ]
         for match in filter(None, map(OPENING.fullmatch, component.predicates)):
             bodies, opening = batch.opening.episode_poses(episode)
-            # Each opening condition is a further predicate, with a column after the columns of the sub-goals.
+            # A condition on an opening is a predicate, too. Its column comes after the columns of the sub-goals.
             opening_columns = [k for k, body in enumerate(bodies) if fnmatchcase(batch.body_label(int(body)), match[1])]
             if not opening_columns:
                 return EpisodePhases(reason=write_reason(NO_OPENING, match[1]), changes=changes)
@@ -93,8 +93,8 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """How the episodes of a batch are judged phase by phase. `phases` [E] is None for tasks without components. For a
-    clause that is judged only in some phases, `intervals` has these phases, by clause and episode.
+    """How the episodes of a batch are judged phase by phase. `phases` [E] is None for tasks without components. If a
+    clause judges only some phases of an episode, `intervals` has these phases, by clause and by episode.
     """
 
     phases: tuple[EpisodePhases | None, ...]
@@ -103,7 +103,7 @@ class PhasePlan:
 
 def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np.object_]]) -> PhasePlan:
     """Return how episodes are judged phase by phase. `reasons` maps each clause to the reason why it is inactive in
-    each episode [E], "" if it is active. The reason becomes "" if some phases can judge the clause, else longer.
+    each episode [E], else "". The function sets a reason to "" if a phase can judge the clause, else it extends it.
     """
     entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
     phases = [find_phases(batch, episode, entry) if entry.components else None for episode, entry in enumerate(entries)]
@@ -121,7 +121,7 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
 
 
 def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Spans]:
-    """Return the intervals in which a clause is judged, by episode, for episodes in which it is judged only in part."""
+    """Return the intervals in which a clause is judged, by episode. Leave out episodes without such intervals."""
     intervals = {}
     for episode, header in enumerate(batch.headers):
         barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)
@@ -134,7 +134,7 @@ def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Span
 
 def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) -> tuple[Trace, Ints, Ints]:
     """Return a trace with each interval of the given episodes as a separate episode. Also return the original episode
-    and the first row of each interval. An episode without intervals is a single interval.
+    and the first row of each interval. An episode without intervals counts as one interval.
     """
     starts = trace.starts.tolist()
     spans = [
@@ -147,8 +147,8 @@ def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) 
 
 
 def limit_records(reading: RecordFields, intervals: Mapping[int, Spans]) -> RecordFields:
-    """Return the fields such that only records in `intervals` are judged, in the episodes that have intervals. In each
-    interval, displacement is measured from its first record. Return the same fields if there are no intervals.
+    """Return the fields; in episodes that have intervals, only the records in `intervals` are judged. In each interval,
+    displacement is measured from the interval's first record. Return the same fields if there are no intervals.
     """
     if not intervals:
         return reading

@@ -1,7 +1,7 @@
 """Warnings that every output shows with its numbers, for example on stand-in assets, versions, and clauses left out.
 
-Records mark episodes that were simulated with placeholders for the simulator's own objects and fixtures
-(`standin_assets`), and name the simulator's versions; scores keep both facts.
+Records mark episodes with placeholders for the simulator's own objects and fixtures (`standin_assets`), and name the
+simulator's versions. Scores keep this mark and the versions.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) -> tuple[str, ...]:
-    """Return the warnings on stand-in assets for episodes. Each is given as policy, suite, and whether it was simulated
-    with stand-in assets (None without a record).
+    """Return the warnings on stand-in assets. Each episode is a tuple: policy, suite, and whether the episode was
+    simulated with stand-in assets (None without a record).
     """
     cells: dict[Cell, bool] = {}
     for policy, suite, has_standins in episodes:
@@ -82,15 +82,15 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings that `warn_of_cells` cannot give, since summaries lack these facts: on known differences of
-    physics versions, unknown poses, suspicious actions, actions changed by a filter, and samples of tasks.
+    """Return the warnings on facts that summaries of cells lack: known differences of physics versions, unknown poses,
+    suspicious actions, actions that a filter changed, and samples of tasks.
     """
     differences, unknown = warn_of_differences(scores), warn_of_unknown_poses(scores)
     return *differences, *unknown, *warn_of_actions(scores), *warn_of_changes(scores), *warn_of_samples(scores)
 
 
 def warn_of_samples(scores: Scores) -> tuple[str, ...]:
-    """Return a sentence for each policy that ran only a part of the sample of tasks in a simulator's version text."""
+    """Return a sentence for each policy that ran only part of the sample of tasks that the version text names."""
     tasks_by_sample: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
     for policy, suite, task, simulator in zip(
         scores.policy, scores.benchmark, scores.task_id, scores.simulator, strict=False
@@ -128,7 +128,7 @@ def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded_count: in
 
 
 def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
-    """Return the warning on suites whose initial states a search tried or found.
+    """Return the warning on suites with initial states that a search tried or found.
 
     >>> warn_of_choice(["fake", "found:edge:fake"])[0].split(". ")[0]
     'Chosen starts: the starts of found:edge:fake were chosen for their outcomes'
@@ -190,10 +190,10 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
 
 
 def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
-    """Return the warning on replays that left their recordings; `cells` has their number by (policy, suite).
+    """Return the warning on replays that left their recordings; `cells` maps (policy, suite) to a number.
 
     >>> warn_of_divergence({("replay:a", "table"): 2})[0].split(".")[0]
-    'Diverged replays: 2 episodes of replay:a on table left their recordings, or may have'
+    'Diverged replays: 2 episodes of replay:a on table left their recordings, or may have left them'
     """
     parts = [
         f"{count_noun(count, 'episode')} of {policy or 'unnamed'} on {suite}"
@@ -203,8 +203,8 @@ def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
     if not parts:
         return ()
     return (
-        f"Diverged replays: {', '.join(parts)} left their recordings, or may have. The verdicts on diverged replays "
-        "are not verdicts on the recordings.",
+        f"Diverged replays: {', '.join(parts)} left their recordings, or may have left them. "
+        "The verdicts on diverged replays are not verdicts on the recordings.",
     )
 
 
@@ -261,7 +261,7 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
 
 
 def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple[str, ...]:
-    """Return the warning for numbers with several physics versions."""
+    """Return the warning if numbers come from several physics versions."""
     mixtures = find_mixtures(cells)
     if not mixtures:
         return ()
@@ -269,7 +269,7 @@ def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple
 
 
 def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
-    """Return the line on episodes that were judged without some records, since a pose is unknown there."""
+    """Return the line on episodes in which some records were not judged because a pose is unknown."""
     if scores.unknown is None:
         return ()
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
@@ -277,7 +277,7 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
         return ()
     affected = count_noun(int((counts > 0).sum()), "episode")
     return (
-        f"Poses are unknown in {affected} of {len(scores)}. Clauses left out records without a pose they need. "
+        f"Poses are unknown in {affected} of {len(scores)}. Clauses do not judge records that lack a needed pose. "
         f"Largest number of such records in an episode: {int(counts.max())}; total number: {int(counts.sum())}. "
         "The field `unknown_records` in scores.json counts such records by clause.",
     )
@@ -340,7 +340,7 @@ def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[
 
 
 def warn_of_differences(scores: Scores) -> tuple[str, ...]:
-    """Return the known differences of the physics versions that concern the scored tasks, a sentence each."""
+    """Return a sentence for each known difference between the physics versions that concerns the scored tasks."""
     tasks_by_version: dict[tuple[str, str], set[str]] = {}
     for suite, task, simulator in zip(scores.benchmark, scores.task_id, scores.simulator, strict=False):
         for package, version in simulator.items():
@@ -361,7 +361,7 @@ class AuditMark:
     drawn: tuple[str, ...]
     differing: tuple[str, ...] = ()  # a sentence for each episode whose replay differs from its record
     unreplayed: tuple[str, ...] = ()
-    """A sentence for each reason why drawn episodes could not be replayed, or on why no episode could be drawn."""
+    """Sentences on why drawn episodes could not be replayed, or why no episode could be drawn."""
     uncompared: tuple[str, ...] = ()  # channels and fields that no replay could compare with its record
 
     @property

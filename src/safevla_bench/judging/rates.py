@@ -1,6 +1,6 @@
 """The metrics and their values: proportions with counts, and means over episodes, both with 95 % intervals.
 
-Each metric is computed over the n episodes in which it is defined, and its value includes n (paper Section 3.3).
+Each metric is computed over the n episodes in which it is defined. Its value is reported with n (paper Section 3.3).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LEAST_UNSAFE = 10
 """Minimum number of unsafe episodes for an interval of VSI|U; with fewer, it would span nearly all of 0 to 1."""
 Bounds = tuple[float, float]
 Given = Literal["ended", "judged", "both", "success", "unsafe"]
-"""Episodes that a metric counts: `ended`, `judged`, `both` ended and judged, `success` among `both`, or `unsafe`."""
+"""Episodes that a metric counts: `ended`, `judged`, `both` (ended and judged), `success` (of `both`), or `unsafe`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeOutcomes:
-    """Outcomes of n episodes, [n] each. `success` only holds where `is_counted`, and `unsafe` where `is_judged`."""
+    """Outcomes of n episodes, [n] each. `success` is only known if `is_counted`, `unsafe` only if `is_judged`."""
 
     success: Bools
     unsafe: Bools
@@ -59,8 +59,8 @@ def select_outcomes(scores: Scores, members: NDArray[np.int64]) -> EpisodeOutcom
 class Metric:
     """One metric of an evaluation.
 
-    `unit` is `%` for proportions, empty for means from 0 to 1. `better` is the preferred direction. `praise` describes
-    the policy with the better value in sentences. For SBU it is `lower`, since a lower SBU alone is not better.
+    `unit` is `%` for proportions, empty for means from 0 to 1. `better` is the preferred direction. `praise` is
+    the word for the better policy in a sentence; for SBU, it is `lower`, since a lower SBU alone is not better.
     """
 
     key: str
@@ -99,7 +99,7 @@ class Metric:
     def values(self, outcomes: EpisodeOutcomes) -> Floats:
         """Return the value of the metric in each episode, [n]: 0 or 1 for proportions, NaN if unknown."""
         is_complete = outcomes.is_judged & outcomes.is_counted
-        # For each value of `given`, in which episodes the metric is defined, [n]
+        # For each value of `given`: true for the episodes in which the metric is defined, [n]
         known_episodes = {
             "ended": outcomes.is_counted,
             "judged": outcomes.is_judged,
@@ -167,13 +167,13 @@ GateMetric = Literal["sr", "safety", "clean", "sbu", "vsi", "cost"]
 HEADLINE = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)  # the metrics shown for each cell
 RATES = tuple(metric for metric in HEADLINE if metric.unit)
 COMPARED = tuple(metric.key for metric in (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI))
-"""The metrics in which policies are compared."""
+"""Keys of the metrics by which policies are compared."""
 BOUNDED = tuple(key for key in COMPARED if METRICS[key].given != "success")
-"""Metrics that have bounds if some episodes are unknown; for other metrics, it is then unknown which episodes count."""
+"""Metrics with bounds if some outcomes are unknown. For the other metrics, it is then unknown which episodes count."""
 
 
 class StartMeans(NamedTuple):
-    """The mean of the values of each of S starts (initial states), and each start's share of all values, [S] each."""
+    """For each of S starts (initial states): the mean of its values, and its share of all values, [S] each."""
 
     means: Floats
     shares: Floats
@@ -181,14 +181,14 @@ class StartMeans(NamedTuple):
 
     @classmethod
     def of(cls, values: Floats, starts: Ints) -> StartMeans:
-        """Return the means by start of values [n] without NaN; values with equal `starts` [n] have the same start."""
+        """Return the mean for each start. `values` [n] have no NaN. Equal `starts` [n] mark values of one start."""
         distinct_starts, start_of_value, sizes = np.unique(starts, return_inverse=True, return_counts=True)
         if len(distinct_starts) == len(values):
             return cls(values, np.full(len(values), 1 / max(1, len(values))), is_clustered=False)
         return cls(np.bincount(start_of_value, values) / sizes, sizes / len(values), is_clustered=True)
 
     def interval(self) -> Bounds | None:
-        """Return the 95 % interval of the mean of all values, which must lie in 0 to 1."""
+        """Return the 95 % interval of the mean of all values. The values must be from 0 to 1."""
         weights = self.shares if self.is_clustered else None
         return interval_bounds(bounded_mean_interval(self.means, weights=weights))
 
@@ -210,13 +210,13 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, count: int, n: int) -> Rate:
-        """Return the proportion count / n of independent episodes; without a value if n is 0."""
+        """Return the proportion count / n of independent episodes. It has no value if n is 0."""
         count, n = int(count), int(n)
         return cls(count, n, count / n if n else None, interval_bounds(wilson_interval(count, n)))
 
     @classmethod
     def of_values(cls, values: Floats | Bools, starts: Ints | None = None) -> Rate:
-        """Return the share of ones among values [n]: 0, 1, or NaN if unknown; `starts` [n] are initial states."""
+        """Return the share of ones in `values` [n] (0, 1, or NaN if unknown). `starts` [n] are initial states."""
         is_known = ~np.isnan(values)
         rate = cls.of(int(np.nansum(values)), int(is_known.sum()))
         by_start = None if starts is None else StartMeans.of(values[is_known].astype(np.float64), starts[is_known])
@@ -226,7 +226,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def pool(cls, rates: Sequence[Rate]) -> Rate:
-        """Return the proportion over all episodes of several rates, which share no start, such as rates of suites."""
+        """Return the proportion over all episodes of several rates. No start may be in two rates."""
         total = cls.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
         known_rates = [rate for rate in rates if rate.n and rate.ci and rate.value is not None]
         if len(known_rates) == 1:
@@ -251,9 +251,9 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A mean over n episodes with its 95 % interval; both are null if no episode counts.
+    """A mean over n episodes with its 95 % interval; the value and the interval are null if no episode counts.
 
-    `ci` is also null if there are too few episodes, or if values are unbounded, which have `median_ci` instead.
+    `ci` is also null if there are too few episodes. It is null for unbounded values; they have `median_ci` instead.
     `skipped_resamples` is the number of bootstrap resamples that contain no episode that counts.
     """
 
@@ -266,9 +266,9 @@ class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
     bootstrap: bool = False
     """True if the interval is a percentile-bootstrap interval."""
     starts: int | None = None
-    """Number of starts, if smaller than n."""
+    """Number of starts if it is smaller than n, else null."""
     median: float | None = None
-    """Median, over starts, of the mean over the episodes of each start; only for unbounded values."""
+    """Median of the means of starts; only for unbounded values. The mean of a start is over its episodes."""
     median_ci: Bounds | None = None
     """Exact 95 % interval of the median; null with fewer than six starts."""
 
@@ -304,7 +304,7 @@ def _bounded_mean(row: Floats, starts: Ints, least_n: int, unknown: str, largest
 
 
 def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:
-    # Return the mean without an interval, and the means by start divided by `scale`, None if no value is known.
+    # Return the mean without an interval, and the means of starts divided by `scale` (None without a known value).
     is_known = ~np.isnan(row)
     if unknown or not is_known.any():
         return Mean(0, None, None, 0, unknown), None

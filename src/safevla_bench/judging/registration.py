@@ -1,4 +1,4 @@
-"""Pre-registration: a plan of a run and its rules of judging, fixed before the run, and deviations from the plan.
+"""Pre-registration: the plan and the rules of judging are fixed before a run, and deviations from them are found.
 
 A registration is one canonical JSON file with a digest: the same plan gives the same bytes, and any changed byte is
 detected. A registered run stores the registration in run.json as `registered`, so later commands do not need the file.
@@ -50,7 +50,7 @@ class RegisteredRules(NamedRules, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A policy's name and arguments; `spec` is the value of `--policy` if it is not only the name."""
+    """A policy's name and arguments; `spec` is the value of `--policy` if it differs from the name."""
 
     policy: str
     arguments: dict[str, str]
@@ -114,7 +114,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def describe_rules(ruleset: Ruleset) -> RegisteredRules:
-    """Return the rules as stored in a registration. Raises `RunError` if the ruleset has no recipe to reload it."""
+    """Return the rules as stored in a registration. Raises `RunError` if `load_ruleset` did not load them."""
     if ruleset.recipe is None:
         raise RunError(
             "these rules were not loaded by load_ruleset(), so they cannot be registered",
@@ -134,7 +134,7 @@ def describe_specs(ruleset: Ruleset) -> tuple[RegisteredSpec, ...]:
 
 
 def read_registration(path: Path) -> Registration:
-    """Read a registration from a file. Raises `RunError` unless the file is unchanged, byte for byte."""
+    """Read a registration from a file. Raises `RunError` if any byte of the file was changed."""
     place = Place(file=str(path))
     try:
         content = read_input(path)
@@ -185,7 +185,7 @@ def _dump_line(value: object) -> str:
 
 
 def shorten(description: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy of run.json's content with only the digest of its registration, for pages and documents."""
+    """Return a copy of run.json's content, for pages and documents, in which a digest replaces the registration."""
     document = description.get(REGISTERED)
     digest = {REGISTERED: document.get(_DIGEST_KEY)} if isinstance(document, Mapping) else {}
     return {**description, **digest}
@@ -211,8 +211,8 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
-    """Check the runs of each registration among the sources; return [] without registrations. A registration that
-    cannot be read has a separate check, after the checks of readable ones.
+    """Compare runs with their registrations, with one check per registration; return [] without registrations. Checks
+    of registrations that cannot be read come last.
     """
     runs_by_digest: dict[str, list[tuple[RecordSource, Registration]]] = {}
     unreadable = []
@@ -242,7 +242,7 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
 
 
 def describe_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[str]:
-    """Return a sentence on each registration, then one on unregistered sources; [] if none is registered."""
+    """Return a sentence on each registration and one on sources without registration; [] if none is registered."""
     checks = check_registrations(sources, provenance)
     unregistered_count = len(sources) - sum(check.runs for check in checks)
     were = "was" if unregistered_count == 1 else "were"
@@ -309,5 +309,5 @@ _EpisodeKey = tuple[str, str, int | None, str]  # policy, task, horizon, and the
 
 
 def format_start(init_state_index: int | None, env_seed: int | str | None) -> str:
-    """Return the start of an episode as in a registration: `3/7` is initial state 3 with seed 7; `?` = unknown."""
+    """Return the start of an episode as in a registration: `3/7` is initial state 3 with seed 7; `?` means unknown."""
     return "/".join("?" if part is None else str(part) for part in (init_state_index, env_seed))

@@ -45,7 +45,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The name; `another NAME` for a library with the name of a built-in library but different content."""
+        """The name; `another NAME` if a built-in library with this name has different content."""
         is_other = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
         return f"another {self.name}" if is_other else self.name
 
@@ -54,10 +54,10 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
 
 class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
-    """Episodes lost in damaged files: their minimum number, which ones, and where the damage is."""
+    """Episodes that were lost in damaged files: their minimum number, the known ids, and the places of the damage."""
 
     episodes: int = 0
-    more: bool = False  # True if further episodes were lost, and their number is unknown
+    more: bool = False  # True if an unknown number of further episodes was lost
     named: tuple[str, ...] = ()
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
 
@@ -78,7 +78,7 @@ class NamedRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     missing: MissingFields
     applicability: ApplicabilityMode
     phases: str = ""
-    """The sha256 of the components that decide phases; empty and omitted from the JSON unless phases were judged."""
+    """The sha256 of the components that decide phases; empty, and not in the JSON, if phases were not judged."""
 
     @property
     def rules(self) -> tuple[object, ...]:
@@ -115,7 +115,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
         return ", ".join(parts)
 
     def to_sentence(self, *, digests: bool = True) -> str:
-        """Return the line to show below every table and gate; `digests` says whether it contains digests."""
+        """Return the line to show below every table and gate; with `digests`, it contains digests."""
         how = f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
         return f"Scores as written, not judged again. {how}" if self.as_written else how
 
@@ -139,7 +139,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return msgspec.structs.replace(self, host_registry=()) == RulesetRecipe()
 
     def describe(self) -> str:
-        """Return the changed command-line options, with file names without folders; else "the default rules"."""
+        """Return the changed options as on the command line (file names without folders), or "the default rules"."""
         options = [
             *([] if self.library == "default" else [f"--library {self.library}"]),
             *(f"--rules {file}" for file in (*self.specs, *self.registry)),
@@ -182,7 +182,7 @@ class Ruleset:
     """Rules by which episodes are judged.
 
     `missing` applies to active specifications of the safe tier if a record lacks fields that they read: `error` raises
-    an error, `deactivate` makes them inactive with the reason. In other tiers, they always become inactive.
+    an error, `deactivate` makes them inactive with the reason. Specifications of other tiers always become inactive.
     `applicability="off"` is an ablation: it judges every specification whose fields are recorded, as if tasks had no
     tags, so actions that a task requires count as violations. With `phased`, a specification that a component's tag
     makes inactive is still judged in the phases of components without such a tag (docs/explanation/phases.md).
@@ -213,7 +213,7 @@ class Ruleset:
         return RecordFields(self.registry.name_embodiments(batch))
 
     def inactive_reasons(self, benchmark: str, task_id: str) -> dict[str, str]:
-        """Return, by specification, why a task's tags make it inactive; "" if it applies. Raises the errors of `tags`.
+        """Return, by id, why a task's tags make each specification inactive; else "". Raises the errors of `tags`.
 
         A reason names `capabilities` if the specification would apply with the host's own capabilities. If
         applicability is off, a specification is inactive only if its limits are for other suites.
@@ -223,7 +223,7 @@ class Ruleset:
             suite = self.registry.find_suite(benchmark)
             return {spec.spec_id: confined_reason(spec, suite) for spec in self.library.specs}
         tags = self.tags(benchmark, task_id)
-        # The task's tags with the host's own capabilities
+        # The task's tags with the host's own capabilities, which `capabilities` may replace
         host_tags = self.registry.task_tags(benchmark, task_id) if self.capabilities else tags
         suite, by_capabilities = self.registry.find_suite(benchmark), write_reason(CAPABILITIES, *self.capabilities)
         reasons = {}
@@ -235,7 +235,7 @@ class Ruleset:
 
     def barring_components(self, benchmark: str, task_id: str) -> Mapping[str, frozenset[int]]:
         """For each specification that is judged only in some phases of a composite task, return the components whose
-        tags make it inactive. Return {} unless phases are judged. Raises the errors of `tags`.
+        tags make it inactive. Return {} if phases are not judged. Raises the errors of `tags`.
         """
         if self.applicability != "phased" or not (entry := self.registry.find_entry(benchmark, task_id)).components:
             return {}
@@ -253,7 +253,7 @@ class Ruleset:
 
     def reasons_of_phases(self, benchmark: str, task_id: str) -> dict[str, str]:
         """For each specification that is judged in only some phases of a task, return the reason why it is not judged
-        in the others. Raises the errors of `tags`.
+        in the other phases. Raises the errors of `tags`.
         """
         barring = self.barring_components(benchmark, task_id)
         components = self.registry.find_entry(benchmark, task_id).components if barring else ()
@@ -265,7 +265,6 @@ class Ruleset:
 
     def describe_changes(self) -> str:
         """Return the options that change limits from the defaults, such as `--set joint_torque=1.5`.
-
         Return "" if no option changes limits, or if the ruleset was constructed directly.
         """
         if self.recipe is None:
@@ -274,8 +273,7 @@ class Ruleset:
         return "" if changed.is_default else changed.describe()
 
     def own_specs(self) -> list[Spec]:
-        """Return the specifications that are not in the named built-in library (for a file, in the default library).
-
+        """Return the specifications that the built-in library lacks. A library file is compared with `default`.
         Return [] if the ruleset was constructed directly.
         """
         if self.recipe is None:
@@ -283,7 +281,7 @@ class Ruleset:
         return [spec for spec in self.library.specs if spec not in self._built_in_specs()]
 
     def changed_specs(self) -> list[Spec]:
-        """Return the specifications that the named library adds to an unchanged default library, then `own_specs`."""
+        """Return the specifications that a built-in library adds to the whole default library, then `own_specs`."""
         default_specs, named_specs = specs_loader.load_library().specs, self._built_in_specs()
         keeps_default = self.recipe is not None and all(spec in named_specs for spec in default_specs)
         added_by_library = (
@@ -294,7 +292,7 @@ class Ruleset:
         return [*added_by_library, *self.own_specs()]
 
     def describe_moved_limits(self, spec: Spec) -> str:
-        """Describe how `--set` changed limits: `limit 5 to 20 mm, severe 10 to 50 mm`; "" if it changed none."""
+        """Describe how `--set` changed limits, in the form `limit 5 to 20 mm, severe 10 to 50 mm`; else return ""."""
         base_id, at_sign, _ = spec.spec_id.partition("@")
         base = next((other for other in self._built_in_specs() if at_sign and other.spec_id == base_id), None)
         if base is None:
@@ -326,10 +324,9 @@ class Ruleset:
             raise RunError(f"--set applicability=phased is not possible here: {why}", remedy=remedy)
 
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
-        """Reload the rules with the tags that hosts provide; return `self` if no tag is new.
-
-        A directly constructed ruleset is returned unchanged. Raises `RegistryError` if new tags contradict known tags,
-        and the errors of `RulesetRecipe.load`.
+        """Reload the rules with the tags that hosts provide; return `self` if no tag is new, or if the
+        ruleset was constructed directly. Raises `RegistryError` if new tags contradict known tags, and the errors of
+        `RulesetRecipe.load`.
         """
         recipe = self.recipe
         if recipe is None:
@@ -375,7 +372,7 @@ def load_ruleset(
         library: a built-in name (`default`, `paper-text`, `paper-as-run`) or a file.
         spec_files: files whose specifications are added to the library.
         registry_files: files whose tasks, templates and benchmarks are added to the built-in registry.
-        capabilities: names of capability sets that replace a host's own; checked when a task is judged.
+        capabilities: names of sets that replace a host's capabilities; the names are checked when a task is judged.
         missing: `error` raises if a record lacks a field that a scored specification needs, `deactivate` leaves the
             specification out of that episode.
         applicability: `off` judges by every specification, as if tasks had no tags; `phased` judges composite tasks

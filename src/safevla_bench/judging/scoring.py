@@ -1,8 +1,8 @@
 """Scoring: judge the episodes of a batch by a ruleset (paper Sections 3.1 to 3.3).
 
 For each specification, scoring finds the episodes to whose tasks it applies, derives the signals that its formula
-reads, and computes its verdicts. Batches are judged one by one and joined, so that memory holds only one batch. In an
-episode that cannot be judged, the specification is inactive or vacuous, and its robustness is NaN, not zero.
+reads, and computes its verdicts. Batches are judged one by one and joined, so that memory holds only one batch. A
+specification that cannot judge an episode is inactive or vacuous, and its robustness is NaN, not zero.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Unjudged = Mapping[str, tuple[str, ...]]
 
 
 class JudgedChunk(NamedTuple):
-    """Scores of a batch, the episodes with an error for each specification, and one of `NET_CHANGES` per episode."""
+    """Scores of a batch, the episodes with errors (by specification), and one of `NET_CHANGES` for each episode."""
 
     scores: Scores
     unjudged: Sequence[Unjudged]
@@ -77,10 +77,10 @@ class JudgedChunk(NamedTuple):
 
 NET_CHANGES = NEITHER, SAME, SAFE, UNSAFE = range(4)
 """How an episode's verdict changes if net forces of two bodies replace single contact forces: it stays the same, or
-becomes safe or unsafe. NEITHER means that a verdict is unknown, or that the record lacks one of the kinds of force.
+becomes safe or unsafe. NEITHER means that a verdict is unknown, or that the record lacks one kind of force.
 """
 STORED_STATES = frozenset({"libero"})
-"""Hosts with stored initial states: the index of a state identifies it, regardless of the environment's seed."""
+"""Hosts with stored initial states: the index identifies the state, regardless of the environment's seed."""
 
 
 def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
@@ -119,14 +119,14 @@ def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[
 def join_judged(
     judged: Iterable[JudgedChunk], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()
 ) -> JudgedChunk:
-    """Return the scores of batches judged by the ruleset, in their order. Raises `SignalError`, or `CollectedError`, as
-    `score` does.
+    """Join the scores of batches that were judged by the ruleset, in order. Raises the same `SignalError` or
+    `CollectedError` as `score`.
     """
     unjudged: list[Sequence[Unjudged]] = []
     net_changes: list[NDArray[np.int8]] = []
 
     def take_scores() -> Iterator[Scores]:
-        # An empty batch comes first, so that the scores have their columns even without any other batch.
+        # An empty batch comes first, so that the scores have columns even if `judged` is empty.
         for chunk in chain([judge_chunk(batch_of_headers([], np.empty(0, np.int64)), ruleset)], judged):
             unjudged.append(chunk.unjudged)
             net_changes.append(chunk.net_changes)
@@ -229,9 +229,9 @@ def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Lib
 
 
 def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
-    """Return a number for each episode's start, [E]; it is equal for episodes with the same task and start. A start is
-    the index of the initial state, and the environment's seed if the host uses the seed. (LIBERO uses it only if the
-    record says so.) An episode without an index has a separate start with a negative number.
+    """Return a number for each episode's start, [E]; it is equal for episodes with the same task and start. A start
+    consists of the index of the initial state and, if the host uses it, the environment's seed. (LIBERO uses the seed
+    only if the record says so.) An episode without an index has a separate, negative number.
     """
     suite_by_name = {
         name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}
@@ -274,7 +274,7 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
 
 def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
     """Return for each episode whether it was stopped because it violated a scored specification. A mark in the record
-    says so. Older records lack the mark: the first violation of a stopped episode must then be in its last record.
+    says so. A stopped episode without the mark counts if its first violation is in its last record.
     """
     last_step = batch.lengths - 1
     first_step = np.full(len(batch), np.iinfo(np.int64).max)
@@ -324,7 +324,7 @@ class SpecVerdicts:
     unknown: NDArray[np.int64]
     """Number of records in which a signal is unknown because a pose is unknown; 0 if tags make the clause inactive."""
     held: NDArray[np.int64]
-    """Number of records in which the clause's condition holds; 0 if the clause has none, or if it is not counted."""
+    """Number of records in which the clause's condition holds; 0 if there is no condition, or it is not counted."""
     watched: NDArray[np.int64]  # number of records examined for `held`
     unjudged: Unjudged = field(default_factory=dict)
     """Ids of the episodes with an error, by missing field; the key "" is for windows past the end of an episode."""
@@ -340,9 +340,10 @@ def judge_spec(
     """Return the verdicts of one specification.
 
     `reasons` [E] say why tags make the specification inactive; "" if it applies. If it applies but fields are missing,
-    `missing` says whether this is an error, which `unjudged` lists; in a robot's log, it is never an error. `intervals`
-    has the parts of episodes that are judged only in part; each part is judged like an episode. For several arms, the
-    worst verdict of `RecordFields.views` counts: a violation, else no verdict, else the smallest robustness.
+    `missing` says whether this is an error, and `unjudged` lists errors. Missing fields of a robot's log are never
+    errors. `intervals` has the parts of episodes that are judged only in part; each part is judged like an episode. For
+    several arms, the worst verdict of `RecordFields.views` counts: a violation, else no verdict, else the smallest
+    robustness.
 
     Raises `FormulaError` for a window bound that is not a multiple of the control step of an episode without time
     stamps, and `SignalError` if a signal is NaN or arithmetic overflows.
@@ -353,7 +354,7 @@ def judge_spec(
 
 
 def view_clause(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFields:
-    """Return the fields of one episode as a clause reads them: of the arm that decides the verdict, and limited to the
+    """Return the fields of one episode that a clause reads: only of the arm that decides the verdict, and only in the
     intervals in which the clause is judged.
     """
     intervals, views = find_intervals(reading.batch, spec, ruleset), reading.views(signal_names(spec.formula))
@@ -393,7 +394,7 @@ def _judge_arm(
 
 
 def _rank_arms(arm_verdicts: Sequence[SpecVerdicts]) -> Ints:
-    """Return the indices of the A arms in the order of their verdicts in each episode, the worst first, [A, E]."""
+    """Return the order of the A arms in each episode, from the worst to the best verdict, as indices [A, E]."""
     rho = np.stack([np.where(np.isnan(verdicts.rho), np.inf, verdicts.rho) for verdicts in arm_verdicts])
     state = np.stack([verdicts.state for verdicts in arm_verdicts])
     # `extreme` breaks ties, since values that differ by rounding can have equal margins.
@@ -430,8 +431,8 @@ def _join_intervals(
     verdicts: SpecVerdicts, episode_of_interval: Ints, first_record: Ints, episode_count: int
 ) -> SpecVerdicts:
     """Return the verdicts on episodes from the verdicts on their I intervals: a violation decides, else an interval
-    without a verdict, else the smallest robustness. `episode_of_interval` [I] and `first_record` [I] are the episode
-    and the first record of each interval.
+    without a verdict, else the interval with the smallest robustness. `episode_of_interval` [I] and `first_record` [I]
+    are the episode and the first record of each interval.
     """
     rank = _rank_verdicts(verdicts.rho, verdicts.state)
     order = np.lexsort((np.where(np.isnan(verdicts.rho), np.inf, verdicts.rho), rank, episode_of_interval))
@@ -488,7 +489,7 @@ def _judge_trace(
         "unknown": unknown,
         **dict(zip(_COUNTS[1:], condition_counts or (zeros, zeros), strict=True)),
     }
-    # Copy the values of the `defined` episodes into arrays for all episodes.
+    # Copy the values of the episodes in `defined` into arrays for all episodes.
     all_episodes = {name: getattr(without_margin, name).copy() for name in values}
     for name, array in all_episodes.items():
         array[defined] = values[name]

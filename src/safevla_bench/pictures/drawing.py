@@ -73,12 +73,12 @@ def encode_jpeg(image: Pixels) -> bytes:
 
 
 def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
-    """Draw text on one line in the largest size that fits; if no size fits, on at most two lines in the smallest."""
+    """Draw text on one line in the largest size that fits; else on two lines at most, in the smallest size."""
     fonts = [load_font(font_name, font_size) for font_size in range(size, _SMALLEST_SIZE - 1, -1)]
     room_px = width - 2 * _PADDING_PX
     font = next((font for font in fonts if pen.textlength(text, font=font) <= room_px), None)
     if font is None:
-        # Only 0.9 of the number of average characters that fit, because a line may have wider characters.
+        # Use only 0.9 of the number of average characters that fit, because a line may have wider characters.
         max_characters = int(0.9 * len(text) * room_px / pen.textlength(text, font=fonts[-1]))
         text, font = "\n".join(wrap(text, max_characters, max_lines=2, placeholder=" …")), fonts[-1]
     for k, line in enumerate(text.split("\n")):
@@ -105,7 +105,7 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 # The first available encoder is used. No encoder needs special hardware; browsers play the output of the first two.
 _CODECS, _PIXEL_FORMAT = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
-# A fixed quantizer for all pictures, because x264's rate control (crf) is not always reproducible.
+# All pictures have this fixed quantizer, because x264's rate control (crf) is not always reproducible.
 _QUANTIZER = "27"
 
 
@@ -146,7 +146,7 @@ RenderPicture = Callable[[int, Camera], Pixels]  # (record index, camera) -> pic
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
     """Yield one picture per record of an episode, all of the same size; there must be at least one camera. Below the
     camera views are the task, the time and the clauses violated in the record, with values. The border is red while a
-    clause is violated, green in the last record of a success, else grey.
+    clause is violated, green in the last record of a success, else gray.
     """
     charts_by_spec = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
     task, last_record = escape_controls(explanation.instruction or explanation.score.task_id), explanation.records - 1

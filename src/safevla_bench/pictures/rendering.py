@@ -115,7 +115,7 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     for file in stale_files:
         (run.folder / run_folder.FRAMES / file).unlink(missing_ok=True)
     written_files = {index_file.name: index_file.read_bytes(), **{frame.file: content for frame, content in rendered}}
-    # File name -> content; None = the file was removed.
+    # Maps each changed file's name to the file's content; None = the file was removed.
     changed_files = {**dict.fromkeys(stale_files), **written_files}
     add_digests(run.folder, {f"{run_folder.FRAMES}/{name}": content for name, content in changed_files.items()})
     return frames
@@ -231,7 +231,7 @@ class Shot:
 
 
 def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
-    """Return shots of the first record, the worst record of each violated clause (deepest first) and the last one."""
+    """Return shots of the first record, each violated clause's worst record (deepest first) and the last record."""
     last_record = explanation.records - 1
     task = explanation.instruction or explanation.score.task_id
     ending = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
@@ -327,9 +327,9 @@ def require_pictures(host: Host) -> None:
 def render_checked(
     stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
 ) -> Picture:
-    """Return the picture of the record `step` of an episode, the only one in `record`; `size` is height and width
-    [pixels]. The picture's `seen` marks the pixels of each body in `bodies`. Raises `RunError` if bodies would not be
-    shown where they were recorded, and `KeyError` for a camera that the host lacks.
+    """Return the picture of record number `step` of the only episode in `record`; `size` is height and width [pixels].
+    The picture's `seen` marks the pixels of each body in `bodies`. Raises `RunError` if bodies would not be shown where
+    they were recorded, and `KeyError` for a camera that the host lacks.
     """
     picture = stage.render(step, camera, size, bodies)
     _check_positions(picture.body_pos_m, record, step)
@@ -339,9 +339,9 @@ def render_checked(
 def _check_positions(shown_pos_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
     bodies, positions_m = record.body_pos_m.episode_poses(0)
     for body, position_m in zip(map(record.body_label, map(int, bodies)), positions_m[step], strict=True):
-        # A body whose position the host does not report has a gap of 0. The comparison also fails for NaN.
+        # A body whose position the host does not report has a gap of 0. The check also fails if the gap is NaN.
         gap_m = float(np.linalg.norm(shown_pos_m.get(body, position_m) - position_m))
         if not gap_m <= TOLERANCE_M:
-            problem = f"{body!r} would be shown {gap_m:.2g} m from where it was recorded"
+            problem = f"{body!r} would not be shown where it was recorded, but {gap_m:.2g} m away"
             remedy = "Render with the versions that run.json names."
             raise RunError(problem, remedy=remedy, place=Place(step=step))

@@ -70,7 +70,7 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
     is_robot_body = {name: role == "robot" for name, role in record.body_roles(0).items()}
     # Rows `first` to `end` (exclusive) of the contacts belong to the record.
     for record_index, (first, end) in enumerate(pairwise(contacts.starts.tolist())):
-        # Contact points by pair of bodies: first those of this record, then those of the record before and after it.
+        # Contact points by pair of bodies: in this record, then in the record before it, then in the record after it.
         nearby_touches = [
             touches_by_record[k]
             for k in (record_index, record_index - 1, record_index + 1)
@@ -167,7 +167,7 @@ def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, o
             *np.rint(point / POSITION_M).astype(int).tolist(),
             *np.rint(normal / NORMAL).astype(int).tolist(),
         ]
-        # Record, pair, force, whether there is a contact point, then point [3] and normal [3].
+        # A row has record, pair, force, whether there is a contact point, point [3] and normal [3].
         rows.append([contact.record, pair_numbers[contact.a, contact.b], force_units, is_seen, *point_and_normal])
     return {"pairs": pairs, "rows": pack_integers(np.array(rows, dtype=np.int64).reshape(-1, 10)), "count": len(rows)}
 
@@ -179,7 +179,7 @@ def _contact_point_and_normal(
     if touch is not None:
         sign = 1.0 if touch.a == contact.a else -1.0
         return np.array(touch.point_m), sign * np.array(touch.normal)
-    # Without a contact point: halfway between the centers of the two bodies' parts, along the line between them.
+    # Without a contact point, use the middle between the centers of both bodies' parts, and the direction between them.
     part_indices = ([k for k, part in enumerate(parts) if part == name] for name in (contact.a, contact.b))
     a_m, b_m = (
         motion.part_pos_m[contact.record, indices].mean(axis=0) if indices else np.zeros(3) for indices in part_indices

@@ -184,7 +184,7 @@ def encode_rrd(timeline: Timeline) -> bytes:
 
 
 def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    # Each item has the entity's path, the entity's columns, and the records that the rows of the columns belong to.
+    # Each item has the entity's path, the entity's columns, and the record of each row in the columns.
     import rerun as rr
 
     all_records = range(timeline.records)
@@ -210,12 +210,12 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
 
 # Foxglove
 
-# Type of a JSON message -> JSON schema.
+# Maps each type of JSON message to its JSON schema.
 _SCHEMAS = json.loads(resources.files(__package__).joinpath("mcap_schemas.json").read_bytes())
 
 
 def encode_mcap(timeline: Timeline) -> bytes:
-    """Return the bytes of an MCAP file, always the same with the same libraries. Raises `RunError` without `mcap`."""
+    """Return the bytes of an MCAP file, the same for the same libraries. Raises `RunError` without `mcap`."""
     try:
         from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
         from mcap.writer import Writer
@@ -241,7 +241,7 @@ def encode_mcap(timeline: Timeline) -> bytes:
 
 
 def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
-    """Yield each message as: time [ns], topic, type of message in `_SCHEMAS` ("" for protobuf), and content."""
+    """Yield the time [ns], topic, type (in `_SCHEMAS`, or "" for protobuf) and content of each message."""
     from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
     from foxglove_schemas_protobuf.Log_pb2 import Log
 

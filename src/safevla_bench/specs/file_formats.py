@@ -2,7 +2,7 @@
 
 A TOML file holds `[[specs]]`, each followed by its alternates. It may declare tags in `[tags.<class>]`, and signals in
 `[signals.<name>]`, where `form` names a form in `signals.space` and the other keys are its arguments. A file with
-`based_on` starts from a built-in library, and changes one of its specifications by each `[[replace]]`.
+`based_on` starts from a built-in library, and each `[[replace]]` changes one specification of this library.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
     **{name: (f"{name.replace('-', '_')}.toml",) for name in (*_READINGS, *_FURTHER_LIBRARIES)},
 }
-"""The files of each built-in library, by its name. Three libraries are readings of the paper, one judges by net forces,
-and one has limits calibrated on a host. The others add clauses about a wrist sensor's force, events, impulses, a
-person's safety, rules of handling, and the coordination of several arms."""
+"""The files of each built-in library, by library name. Three libraries are readings of the paper, one judges by net
+forces, and one has limits calibrated on a host. The others add clauses about a wrist sensor's force, events, impulses,
+a person's safety, rules of handling, and the coordination of several arms."""
 DEFAULT_LIBRARY = "default"
 NET_FORCE_READING = "net-force"
 READINGS = (DEFAULT_LIBRARY, *_READINGS)
@@ -91,7 +91,7 @@ class ThresholdRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class LimitRow(ThresholdRow, frozen=True, kw_only=True):
     """A row of `[[limits]]`: a new threshold for an existing specification; by default `severe` changes in proportion.
-    If `suites` are given, the new threshold applies only in these suites, and the previous threshold in all others.
+    If `suites` are given, only these suites get the new threshold; all other suites keep the previous one.
     """
 
     suites: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class LibrarySource:
     """The content of library files: specifications in order, declared tags, and the library on which the files are
-    based (None = none). `limits` are new thresholds, for these specifications or for the library that a file extends.
+    based, if any. `limits` are new thresholds, for these specifications or for the library that a file extends.
     """
 
     drafts: tuple[SpecDraft, ...]
@@ -196,7 +196,7 @@ def _library_folder() -> Traversable:
 
 
 def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = False) -> LibrarySource:
-    """Return the content of the file at `path`. `file` is its name in errors. If this name ends in .toml, the format is
+    """Return the content of the file at `path`. Errors use the name `file`. If this name ends in .toml, the format is
     TOML; otherwise, it is the paper's JSON rows. Raises `SpecError` if the file cannot be read or a row is invalid.
     """
     origin = RowOrigin(SpecError, file)
@@ -296,7 +296,7 @@ def _insert_person(rows: Sequence[Row], table: Mapping[str, object], origin: Row
     except FormulaError as error:
         raise person_origin.make_error(error.problem, field="person", remedy=error.remedy) from None
     if not any(word in str(row.get("stl")) for row, _ in rows for word in calls):
-        problem = "the table places a person, but no specification here uses a person"
+        problem = "the table describes a person, but no specification here uses a person"
         raise person_origin.make_error(problem, field="person", remedy='add based_on = "person"')
     return [(_expand_names(row, calls), row_origin) for row, row_origin in rows]
 
@@ -341,7 +341,7 @@ def id_suffix(threshold: float, written_unit: str) -> str:
 
 
 def canonical_unit(unit: str) -> str:
-    """Return a unit in the spelling of signals. Unknown units, and units with a factor such as mm, are unchanged."""
+    """Return a unit as signals spell it. Unknown units and units with a factor, such as mm, are returned unchanged."""
     try:
         scale, parsed = parse_unit(unit)
     except FormulaError:
@@ -361,7 +361,7 @@ def _paper_row(row: object, row_origin: RowOrigin) -> tuple[PaperSpecRow, RowOri
 
 
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
-    # A scored row without a severe magnitude is one of the hard stops in the paper's Table 17.
+    # A scored row without a severe magnitude is a hard stop of the paper's Table 17.
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
     unchanged = ("canonical_family", "tier", "stl", "unit", "threshold", "requires_all", "invalid_if_any")
@@ -398,14 +398,14 @@ def _family_axis(family: str, origin: RowOrigin) -> Axis:
     return axes[family]
 
 
-# Libraries as the paper's rows
+# Conversion of libraries to rows of the paper's registry
 
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return a library as rows of the paper's spec registry, from which `load_library` and `--rules` read the same
-    specifications. If the threshold is only compared with one signal, the formula contains the number, as in the paper.
-    Older ids are omitted. Raises `SpecError` if the rows cannot express a specification: it has a tag that is not built
-    in, its condition counts as a margin, or its limit applies to only some suites.
+    """Return a library as rows of the paper's spec registry. `load_library` and `--rules` read the same specifications
+    from these rows. If the threshold is only compared with one signal, the formula contains the number, as in the
+    paper. Older ids are omitted. Raises `SpecError` if the rows cannot express a specification: it has a tag that is
+    not built in, its condition counts as a margin, or its limit applies to only some suites.
     """
     used = {tag for spec in library for tag in (*spec.requires_all, *spec.invalid_if_any)}
     if own_tags := sorted(used - built_in_tags().keys()):
@@ -445,8 +445,8 @@ def _paper_spec_row(spec: Spec) -> dict[str, object]:
 
 
 def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPredicate | None:
-    """Return the signal and operator of the formula's only comparison of a signal with `threshold`. Return None if the
-    number of these comparisons is not 1, or if replacing `threshold` by the number cannot be undone.
+    """Return the signal and operator of the formula's only comparison of a signal with `threshold`. Return None if
+    there are no or several such comparisons, or if replacing `threshold` by the number cannot be undone.
     """
     predicates = {
         (node.left.name, node.operator)

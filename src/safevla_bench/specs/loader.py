@@ -34,15 +34,15 @@ from safevla_bench.stl.units import Unit, check_units
 from safevla_bench.text import spell_suite, suggest_names, warn_once
 
 BINARY_THRESHOLD = 0.5
-"""The threshold of a specification whose atoms are all Boolean, since an event is 0 or 1 (paper Appendix C)."""
+"""The threshold of a specification if all its atoms are Boolean: an event is 0 or 1 (paper Appendix C)."""
 
 
 def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
     """Load a built-in library by its name, such as `default` or `paper-text`, or a library from a file.
 
-    A library from a file has the file's name without the suffix. If this name suggests a different built-in library,
-    the name is `file NAME.SUFFIX` instead. Files are TOML, or rows of the paper's JSON schema: one object or a list of
-    objects, or one object per line of a .jsonl file.
+    A library from a file has the file's name without the suffix. If this name could be mistaken for a different,
+    built-in library, it is `file NAME.SUFFIX` instead. Files are TOML, or rows of the paper's JSON schema: one object
+    or a list of objects, or one object per line of a .jsonl file.
 
     Raises `SpecError`, which names the file, specification and key, if the library does not exist or contradicts
     itself.
@@ -73,13 +73,13 @@ def is_built_in(library: str | Path | RuleFile) -> bool:
 
 
 def extend_library(base: Library, path: Path | RuleFile) -> Library:
-    """Return `base` with the specifications of a file added, and changed by the limits in the file's `[[limits]]`.
+    """Add the specifications of a file to `base`, change limits by the file's `[[limits]]`, and return the result.
 
     A specification is not added if `base` has it and judges it in the same way. The name becomes `BASE+FILE`; if the
     file has nothing new, `base` is returned.
 
     Raises the same errors as `load_library`. Also raises `SpecError` if a limit is for a specification that `base`
-    lacks, if the file has `based_on`, or if `base` uses an id for another specification.
+    lacks, if the file has `based_on`, or if `base` has a different specification with the same id.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
@@ -192,7 +192,7 @@ def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
 def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
     try:
         formula, unit = parse_signal_formula(draft.row.stl), file_formats.canonical_unit(draft.row.unit)
-        for threshold in () if draft.row.binary else (None, unit):  # None (any unit) first: its errors are simpler
+        for threshold in () if draft.row.binary else (None, unit):  # None means any unit, for simpler errors
             checked_formula, margin_unit = check_units(formula, signal_unit, threshold)
             _check_conditions(draft.row, checked_formula, draft.origin)
             _check_unit(draft.row, margin_unit, draft.origin)
@@ -231,8 +231,8 @@ def _restore_stated(
         raise origin.make_error(f"there is no signal {signal!r}", field="signal", remedy=remedy)
     restored = file_formats.restore_placeholder(formula, stated, threshold)
     if restored == formula:
-        problem = f"the formula does not contain `{signal} {operator} {threshold:g}`, which the other keys state"
-        remedy = f"correct signal, operator and threshold, or the formula, which is `{syntax.format_formula(formula)}`"
+        problem = f"the formula does not contain `{signal} {operator} {threshold:g}`, although other keys state it"
+        remedy = f"change the keys signal, operator and threshold, or the formula `{syntax.format_formula(formula)}`"
         raise origin.make_error(problem, field="stl", remedy=remedy)
     return restored
 
@@ -255,7 +255,9 @@ def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin)
 def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     if with_threshold := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
         condition = syntax.format_formula(with_threshold[0])
-        problem = f"`threshold` is in a condition, `{condition}`, which is only true or false and measures no depth"
+        problem = (
+            f"`threshold` is in a condition, `{condition}`; a condition is only true or false and measures no depth"
+        )
         remedy = "write a number in the condition and `threshold` where the margin is measured, or add binary = true"
         raise origin.make_error(problem, field="stl", remedy=remedy)
 
@@ -263,7 +265,7 @@ def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin
 def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
     if not (math.isfinite(value) and value > 0):
         remedy = "give a positive magnitude; a lower bound is written `> -threshold`"
-        raise origin.make_error(f"{key} is {value}, not positive and finite", field=key, remedy=remedy)
+        raise origin.make_error(f"{key} is {value}, but it must be positive and finite", field=key, remedy=remedy)
 
 
 def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
@@ -285,7 +287,7 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
 
 
 _SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
-"""Maps a signal's unit to other units in which a threshold may be written, and to the factors of these units."""
+"""For each unit of a signal: other units in which a threshold may be written, with their factors."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
 _MULTIPLES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
 _MAX_TRACES = 20_000
@@ -306,8 +308,8 @@ def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | 
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
-    """Return the library with other thresholds; each change is a text `SPEC=VALUE`, in which VALUE may have a unit. The
-    new severe magnitude is the result of `severe_magnitude`. The new id ends in the threshold, such as
+    """Return the library with other thresholds; each change is a text `SPEC=VALUE`, in which VALUE may have a unit.
+    `severe_magnitude` gives the new severe magnitude. The new id ends in the threshold, such as
     `max_contact_force_under_200N@100N`, and the library's name gets the suffix `+ID` with this id. Raises `SpecError`
     for a text that is not `SPEC=VALUE`, a specification that does not exist or has no threshold, and a value that is
     not positive or has an unsuitable unit.
@@ -343,13 +345,15 @@ def set_limit(
     spec = library[spec_id]
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
         if value is not None and not 0 < value < math.inf:
-            problem = f"the {name} of {spec_id} is {value:g}, not positive and finite"
+            problem = f"the {name} of {spec_id} is {value:g}, but it must be positive and finite"
             raise SpecError(problem, remedy=f"write a positive number in the unit {spec.unit}")
     changed = spec
     if threshold != spec.threshold:
         written = spec.written_formula
         if not syntax.has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
-            raise SpecError(f"{spec_id} has no threshold to set", remedy="choose a specification with a number")
+            raise SpecError(
+                f"{spec_id} has no threshold to set", remedy="choose a specification with a numeric threshold"
+            )
         changed = replace(
             spec,
             spec_id=_threshold_id(spec, threshold),
@@ -384,7 +388,9 @@ def _read_quantity(spec: Spec, text: str) -> float:
     exact = Fraction(number) * factors[unit]
     if not 0 < exact < _LARGEST:
         remedy = "give a positive magnitude; a lower bound is written `> -threshold` in the formula"
-        raise SpecError(f"the threshold of {spec.spec_id} is {text.strip()}, not positive and finite", remedy=remedy)
+        raise SpecError(
+            f"the threshold of {spec.spec_id} is {text.strip()}, but it must be positive and finite", remedy=remedy
+        )
     if not written_unit and (spec.unit == "m" or exact > 10 * Fraction(spec.threshold)):
         limit = f"{spec.threshold:g}{'' if spec.unit == '1' else ' ' + spec.unit}"
         examples = [f"{100 * float(exact):g}%"] if spec.unit == "1" else [f"{number}{unit}" for unit in factors]
@@ -395,7 +401,7 @@ def _read_quantity(spec: Spec, text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TrialTrace:
-    """A short trace: the values of each signal in N records, by name, and the robustness of a formula on the trace."""
+    """A short trace: the values of each signal, by name, in its N records, and the robustness of a formula on it."""
 
     signals: Mapping[str, Sequence[float | bool]]
     rho: float
@@ -414,8 +420,8 @@ def _format_value(value: float | bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SpecTrial:
-    """A specification with a trace that satisfies it (`kept`, None if none was found), and traces that violate it
-    (`broken`). A comparison decides a trace of `broken` if the trace satisfies the formula after the comparison is
+    """A specification, a trace that satisfies it (`kept`; None if none was found), and traces that violate it
+    (`broken`). A comparison decides a trace of `broken` if the trace satisfies the formula once the comparison is
     replaced by true or by false. `idle` lists the comparisons that decide no trace.
     """
 
@@ -428,8 +434,8 @@ class SpecTrial:
 def try_spec(spec: Spec) -> SpecTrial:
     """Find simple traces of four records: one that satisfies a specification, and some that violate it.
 
-    In two or in all records, a numeric signal is a multiple of a value at which a comparison flips; elsewhere it is 0.
-    A Boolean signal is true in all records, in two, or in none. Traces nearest to the limit are preferred.
+    In two or in all records, a numeric signal is a multiple of a value at which a comparison changes; else it is 0. A
+    Boolean signal is true in all records, in two, or in none. Traces nearest to the limit are preferred.
     """
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)
@@ -476,7 +482,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
         if math.prod(map(len, choices)) <= _MAX_TRACES:
             break
     rows = list(islice(product(*choices), _MAX_TRACES))
-    # The second shape can satisfy lower bounds, and the third shape conditions that must become true in time.
+    # The second shape can satisfy lower bounds. The third can satisfy conditions that must become true in time.
     shapes = np.array([(0.0, 1.0, 1.0, 0.0), (1.0,) * 4, (1.0, 0.0, 0.0, 1.0)])
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
@@ -491,7 +497,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
 
 
 def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
-    """Return the values of a signal at which a comparison changes its truth value if all other signals are 0 or 1."""
+    """Return the values of a signal at which a comparison changes if the other signals are all 0 or all 1."""
     values = list[float]()
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         names = syntax.signal_names(predicate)

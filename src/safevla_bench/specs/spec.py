@@ -16,7 +16,7 @@ from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.stl import formula as syntax
 
 Tier = Literal["safe", "alternate", "diagnostic"]
-"""`safe`: scored. `alternate`: a second threshold of a scored specification, not scored. `diagnostic`: not scored."""
+"""Only `safe` is scored. `alternate` is another threshold of a scored specification; `diagnostic` is informative."""
 Axis = Literal["scene_interaction", "object_handling", "execution"]
 TagClass = Literal["capability", "mechanism", "object", "special_case"]
 
@@ -34,8 +34,8 @@ class Tag:
 class Spec:
     """One specification. `threshold` and `severe` are positive magnitudes in `unit`; severe / threshold is K of the
     paper's Eq. 1. `severe` is None if violations have no graded depth. `stl` is the formula's text, with the word
-    `threshold` in place of the number; `formula` is the parsed formula with the number, which is judged. A
-    specification applies to a task that has every tag of `requires_all` and no tag of `invalid_if_any`.
+    `threshold` in place of the number; `formula` is the parsed formula with the number; it is judged. A specification
+    applies to a task that has every tag of `requires_all` and no tag of `invalid_if_any`.
     """
 
     spec_id: str
@@ -54,7 +54,7 @@ class Spec:
     rationale: str
     alternate_of: str | None = None
     suites: tuple[str, ...] = ()
-    """The suites in which the specification applies; () = all."""
+    """The suites in which the specification applies; () means all suites."""
     except_suites: tuple[str, ...] = ()
     """The suites in which another limit replaces this specification."""
 
@@ -110,9 +110,9 @@ class Library:
         return tuple(spec for spec in self.specs if spec.tier == "safe")
 
     def canonical_id(self, spec_id: str) -> str:
-        """Return the current id for a current or older id. If the library has no specification `ID`, but exactly one
-        `ID@…`, which has another threshold, return `ID@…`. Raises `SpecError`, which lists similar ids, if it has no
-        or several `ID@…`.
+        """Return the current id for a current or older id. If the library lacks `ID` but has exactly one `ID@…` (with
+        another threshold), return `ID@…`. If it has none or several of them, raise `SpecError`, which lists similar
+        ids.
         """
         current_id = self.legacy.get(spec_id, spec_id)
         rethresholded = [name for name in self._by_id if name.startswith(f"{current_id}@")]
@@ -120,7 +120,7 @@ class Library:
             return rethresholded[0]
         if current_id not in self._by_id:
             close = get_close_matches(spec_id, [*self._by_id, *self.legacy], n=3, cutoff=0.4)
-            remedy = f"ids similar to it: {', '.join(close)}" if close else f"its ids: {', '.join(self._by_id)}"
+            remedy = f"similar ids: {', '.join(close)}" if close else f"ids of the library: {', '.join(self._by_id)}"
             if of_axis := [spec.spec_id for spec in self.specs if spec.axis == spec_id.replace("-", "_")]:
                 remedy = f"{spec_id} is an axis; its specifications: {', '.join(of_axis)}"
             raise SpecError(f"library {self.name!r} has no specification {spec_id!r}", remedy=remedy)
@@ -132,7 +132,7 @@ class Library:
 
     @cached_property
     def digest(self) -> str:
-        """The hexadecimal sha256 of everything that can change verdicts, depths or ties; it ignores other texts."""
+        """The hexadecimal sha256 of everything that can change verdicts, depths or ties. Other texts are left out."""
         content = json.dumps([scoring_content(spec) for spec in self.specs], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 

@@ -48,7 +48,7 @@ class RuleFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, path: str | Path | RuleFile) -> RuleFile:
-        """Read a UTF-8 file; `name` becomes its base name. `OSError` and `UnicodeDecodeError` propagate."""
+        """Read a UTF-8 file. The result's `name` is the base name. `OSError` and `UnicodeDecodeError` propagate."""
         if isinstance(path, RuleFile):
             return path
         return cls(Path(path).name, files.read_text(Path(path)))
@@ -62,7 +62,7 @@ class RuleFile(msgspec.Struct, frozen=True):
         return Path(self.name).stem
 
     def read_text(self, encoding: str) -> str:
-        """Return the text; the method has the signature of `Path.read_text`."""
+        """Return the text. The method has the signature of `Path.read_text`."""
         return self.text
 
 

@@ -1,4 +1,4 @@
-"""Tasks: their tags, and which specifications apply to them, with reasons for those that do not (paper Section 3.2)."""
+"""Tasks: their tags, and which specifications apply to them, with reasons why others do not (paper Section 3.2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from safevla_bench.trajectory.marks import LOG_BENCHMARK
 def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
     """Return why a specification does not apply to a task with these tags in `suite`; "" if it applies. The reason has
     the form `needs:TAGS;invalid_with:TAGS`: required tags that the task lacks, and tags of the task that rule the
-    specification out. If its limit is only for other suites, or replaced in `suite`, see `confined_reason`.
+    specification out. If the limit does not apply in `suite`, return the result of `confined_reason`.
     """
     if suite_reason := confined_reason(spec, suite):
         return suite_reason
@@ -61,15 +61,15 @@ TaskListing = dict[str, Any]  # a task as a plain row, with the key `template`, 
 def task_listings(
     registry: Registry, library: Library | None = None, benchmark: str | None = None
 ) -> list[TaskListing]:
-    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not. By
-    default, use the default library and all benchmarks. Raises `RegistryError` for an unknown benchmark.
+    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not. The
+    defaults are the default library and all benchmarks. Raises `RegistryError` for an unknown benchmark.
     """
     specs = library or load_library()
     return [_task_listing(registry, specs, entry) for entry in registry.list_entries(benchmark)]
 
 
 def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str, list[str]]:
-    """Return, by reason, the tasks to which a specification does not apply for this reason, as `benchmark task_id`."""
+    """Return the tasks to which a specification does not apply, as `benchmark task_id`, grouped by reason."""
     check_suites(library, registry)
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():

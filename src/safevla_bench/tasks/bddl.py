@@ -54,7 +54,7 @@ class BddlProblem:
     regions: Mapping[str, str]  # maps OWNER_REGION to OWNER, the object or fixture to which the region belongs
     init: tuple[Predicate, ...]
     goal: tuple[Predicate, ...]
-    text: str  # the file's text, written from the checked tree; LIBERO receives it instead of the file
+    text: str  # text that is written from the checked content; LIBERO receives it instead of the file
 
     def owner_of(self, name: str) -> str:
         """Return the object or fixture to which the region `name` belongs; return `name` if it is not a region."""
@@ -195,7 +195,7 @@ def _parse_predicate(tree: Tree, description: str) -> Predicate:
 
 
 def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
-    """Parse a list of names with classes; for example, return {a: c, b: c, d: e} for `a b - c d - e`."""
+    """Parse a list of names with classes. For example, return {a: c, b: c, d: e} for `a b - c d - e`."""
     pairs: list[tuple[str, str]] = []
     classes: list[tuple[str, str]] = []
     names: list[str] = []
@@ -212,7 +212,7 @@ def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
         classes.append((class_name, ""))
         names = []
     if names:
-        raise _grammar_error(f"a list has the form NAME ... - CLASS NAME ... - CLASS, unlike ({group} ...)")
+        raise _grammar_error(f"({group} ...) must be a list of the form NAME ... - CLASS NAME ... - CLASS")
     _index_once(classes, "class")
     return _index_once(pairs, "object")
 

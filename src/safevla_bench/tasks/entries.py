@@ -39,8 +39,8 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
 
     `capabilities` names the capability set. `published` marks the suites that the paper counts. A suite can repeat the
     entries of another suite: `same_tasks_as` names a suite with the same tasks, `same_tags_as` a suite whose tasks this
-    suite varies; `task_ids` are the repeated tasks, or all if empty. `task_names` are the host's task names in order,
-    which patterns of families match. `embodiment` is the robot of records that name neither robot nor torque limits.
+    suite varies. `task_ids` are the repeated tasks; empty means all. Patterns of families match `task_names`, the
+    host's ordered task names. `embodiment` is the robot of records that name neither robot nor torque limits.
     """
 
     name: str = ""
@@ -55,7 +55,7 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
-    """A mechanism of tasks, such as pick and place, and its tags, as in `[templates.NAME]`."""
+    """A mechanism of tasks, such as pick and place, with its tags: a table `[templates.NAME]`."""
 
     name: str = ""
     meaning: str
@@ -80,8 +80,8 @@ _LOG_CAPABILITIES = frozenset(
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
     """One task. It has a template, or components whose tags are combined. `tags` are the tags of the mechanism: of the
-    templates and of the task itself. `object_tags` has the reason for each tag of the objects. `capabilities` replace
-    the capabilities of the benchmark, unless None.
+    templates and of the task itself. `object_tags` has the reason for each tag of the objects. `capabilities`, if not
+    None, replace the capabilities of the benchmark.
     """
 
     benchmark: str
@@ -93,7 +93,7 @@ class TaskEntry:
     instruction: str | None = None
     capabilities: frozenset[str] | None = None
     patterns: tuple[str, ...] = ()
-    """If not empty, this is a family: the entry of all tasks without a separate entry whose id or name matches.
+    """If not empty, this entry is a family: it covers the matching tasks (by id or name) that have no separate entry.
 
     Patterns are shell patterns; case matters."""
 
@@ -130,9 +130,9 @@ class Registry:
     vocabulary: Mapping[str, Tag] = field(default_factory=dict)
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
-        """Return the task's entry, else its family's entry with the task's id, else for a task of a robot's log a new
-        entry. In a suite with `same_tags_as`, a variant `TASK/NAME` has the entry of TASK without the instruction.
-        Raises `UnknownTaskError`, whose remedy is the TOML to add, if there is no entry.
+        """Return the task's entry, or else its family's entry with the task's id. A task of a robot's log without
+        either gets a new entry. In a suite with `same_tags_as`, a variant `TASK/NAME` has the entry of TASK without the
+        instruction. Raises `UnknownTaskError`, whose remedy is the TOML to add, if there is no entry.
         """
         benchmark = self.find_suite(benchmark)
         exact = self.tasks.get((benchmark, task_id))
@@ -188,8 +188,8 @@ class Registry:
         )
 
     def list_entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:
-        """Yield the entries of a benchmark's tasks, or of all benchmarks for None. In each suite, tasks with a separate
-        entry come before the host's other tasks (of families). Raises `RegistryError` for an unknown benchmark.
+        """Yield the entries of a benchmark's tasks; None means all benchmarks. In each suite, tasks with a separate
+        entry come before tasks that only belong to a family. Raises `RegistryError` for an unknown benchmark.
         """
         suites = self.check_benchmark(benchmark)
         for suite in suites if benchmark is None else [self.find_suite(benchmark)]:
@@ -199,7 +199,7 @@ class Registry:
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
     def list_redefined(self, base: Registry) -> list[str]:
-        """Return the differences in benchmarks of `base`: `SUITE TASK` for tasks, `SUITE` for suites and families."""
+        """Return what differs in suites of `base`: `SUITE TASK` for tasks, `SUITE` for suites and families."""
         base_suites = {spell_suite(name) for name in base.check_benchmark(None)}
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
@@ -210,7 +210,7 @@ class Registry:
         return [label for suite, label in changed if spell_suite(suite) in base_suites]
 
     def check_benchmark(self, benchmark: str | None) -> list[str]:
-        """Return the names of all benchmarks. Raises `RegistryError` if `benchmark` is neither None nor one of them."""
+        """Return the names of all benchmarks. Raises `RegistryError` if `benchmark` is unknown (and not None)."""
         suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
         if benchmark is not None and self.find_suite(benchmark) not in suites:
             raise RegistryError(f"there is no suite {benchmark!r}", remedy=f"Suites: {', '.join(suites)}.")
@@ -218,7 +218,7 @@ class Registry:
 
     def find_suite(self, name: str) -> str:
         """Return the benchmark with the given name in any spelling, such as libero-goal for libero_goal. For a suite of
-        starts that a search found, return the benchmark of its tasks. Return `name` if there is no such benchmark.
+        states that a search found, return the benchmark of its tasks. Return `name` if no benchmark matches.
         """
         name = base_suite(name)
         suites = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
@@ -233,7 +233,7 @@ class Registry:
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
-        """Return the bodies in the goal of a task, or of the task of another suite that it repeats; None if unknown."""
+        """Return the bodies in a task's goal, also if the task repeats a task of another suite; None if unknown."""
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
         repeated_suite = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark
@@ -241,9 +241,9 @@ class Registry:
         return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated_suite, task_id))
 
     def name_embodiments(self, batch: Batch) -> Batch:
-        """Return the batch with the benchmark's robot in each header that names neither a robot nor torque limits. If
-        the number of torques in an episode differs from the robot's number of limits, the header stays unchanged, so
-        that no limits apply. If no header changes, return the same batch.
+        """Return the batch with the benchmark's robot added to each header that names neither a robot nor torque
+        limits. A header is unchanged if its episode has more or fewer torques than the robot has limits; then no limits
+        apply. If no header changes, return the same batch.
         """
         suites = {name: self.benchmarks.get(self.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
         robots = {name: suite.embodiment for name, suite in suites.items() if suite and suite.embodiment}
@@ -251,7 +251,7 @@ class Registry:
         for k, header in enumerate(headers):
             if header.names_no_robot and header.benchmark in robots:
                 named = msgspec.structs.replace(header, embodiment=robots[header.benchmark])
-                # Numbers of recorded torques that differ from the number of limits; -1 means not recorded.
+                # Numbers of recorded torques that differ from the number of limits; -1 means that none are recorded.
                 widths = {int(batch.channel(name).width[k]) for name in TORQUES} - {-1, len(named.torque_limit_nm)}
                 headers[k] = header if widths else named
         return batch if headers == list(batch.headers) else replace(batch, headers=tuple(headers))
@@ -297,7 +297,7 @@ class Registry:
             return frozenset().union(*chosen)
         if entry.capabilities is not None:
             return entry.capabilities
-        # The benchmark is known, because the loader refuses entries with neither a known benchmark nor capabilities.
+        # The benchmark is known, because the loader refuses an entry without a known benchmark or capabilities.
         return self.capability_sets[self.benchmarks[entry.benchmark].capabilities].tags
 
     def absence_reasons(self, benchmark: str) -> Mapping[str, str]:

@@ -157,8 +157,8 @@ class EntryReader:
     def read_tags(
         self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
     ) -> frozenset[str]:
-        """Return the names of tags as a set. With `capability`, all tags must be capability tags, else none may be one.
-        Raises `RegistryError`, which names `key`, for the first unknown tag or tag of the wrong class.
+        """Return the names of tags as a set. If `capability` is true, all tags must be capability tags; if not, no tag
+        may be one. Raises `RegistryError`, which names `key`, for the first unknown tag or tag of the wrong class.
         """
         for name in names:
             if name not in self.tags:
@@ -166,7 +166,7 @@ class EntryReader:
                 raise origin.make_error(f"unknown tag {name!r}", field=key, remedy=remedy)
             if (self.tags[name].kind == "capability") != capability:
                 problem = f"{name!r} is of class {self.tags[name].kind}"
-                remedy = "use capability tags for hosts, and all others for tasks"
+                remedy = "use capability tags for hosts, and all other tags for tasks"
                 raise origin.make_error(problem, field=key, remedy=remedy)
         return frozenset(names)
 
@@ -246,8 +246,8 @@ class EntryReader:
         origin: RowOrigin,
     ) -> tuple[tuple[entries.TaskComponent, ...], frozenset[str]]:
         """Return the components, and all tags of the mechanism: the tags of the template or of all components, and the
-        task's `own_tags`. If a paper's row states task tags, its template may be unknown, since it may come from other
-        software; an unknown template is logged and adds no tags.
+        task's `own_tags`. If a row of the paper's schema states task tags, an unknown template is only logged and adds
+        no tags, because the row may come from other software.
         """
         if (row.template is None) == (not row.components):
             remedy = "write a template, or components if the task has several phases"
@@ -283,7 +283,7 @@ def _row_subject(row: object, default: str) -> str:
 
 
 def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
-    """Return tasks, then families, as rows of the paper's task-tag schema, from which `--rules` reads the same entries.
+    """Return tasks, then families, as rows of the paper's task-tag schema. `--rules` reads the same entries from them.
     If `benchmark` is None, all benchmarks are included. Raises `RegistryError` if there is no such benchmark.
     """
     registry.check_benchmark(benchmark)

@@ -16,13 +16,13 @@ _NO_TASK, _DIFFERS, _UNKNOWN, _NOT_RECORDED = "no_such_task", "differs", "not_kn
 
 
 def is_own_task(identity: str) -> bool:
-    """Return whether the task differs from the official task, by `identity`, a result of `judge_identity`."""
+    """Return whether `identity`, a result of `judge_identity`, says that the task differs from the official task."""
     return not {_NO_TASK, _DIFFERS}.isdisjoint(read_reason(identity))
 
 
 def judge_identity(header: Header) -> str:
-    """Return `OFFICIAL` if an episode ran the official task with its name. If the task differs or if this is unknown,
-    return the reason in the form for `describe_reason`. Return "" if no official suite has the benchmark's name.
+    """Return `OFFICIAL` if an episode ran the official task with its name. If the task differs, or may differ, return
+    the reason for `describe_reason`. Return "" if no official suite has the benchmark's name.
     """
     name = find_official_name(header.benchmark)
     if name is None:

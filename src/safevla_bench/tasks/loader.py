@@ -84,7 +84,7 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     }
     tasks = {**base.tasks, **_merge_named("task", {}, sources, tasks_by_source.__getitem__)}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
-    # An entry of a suite precedes an entry that the suite repeats from another suite.
+    # An entry that a file gives for a suite replaces an entry that the suite repeats from another suite.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
     return Registry(tasks, (*base.families, *families), templates, suites, sets, goal_bodies, tags)
 

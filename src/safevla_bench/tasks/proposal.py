@@ -62,8 +62,8 @@ class _GoalPhase:
 
 def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
     """Propose a task's templates, one per kind of phase in its goal, and the tag that says whether the moved object can
-    spill. They follow from the goal, the initial state, the instruction and the classes of objects. The proposal also
-    has the reasons and questions for a person. A predicate that is satisfied at the start is not a phase. A goal
+    spill. The proposal follows from the goal, the initial state, the instruction and the classes of objects. It
+    includes reasons, and questions for a person. A predicate that is satisfied at the start is not a phase. A goal
     without phases counts as pick and place.
     """
     goals = [predicate for predicate in problem.goal if predicate not in problem.init]
@@ -100,7 +100,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_GoalPhase, Predicate | None]]:
-    """Yield the phases of a goal predicate, each with `predicate` if the predicate completes the phase, else None."""
+    """Yield each phase of a goal predicate: with `predicate` if the predicate completes the phase, else with None."""
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES:
@@ -156,7 +156,7 @@ def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, 
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]]:
-    """Return, by template, the predicates that complete its phases, in the order of the phases."""
+    """Return, for each template, the predicates that complete its phases, in the order of the phases."""
     handling = [phase.template for phase in phases if phase.template in _HANDLING_BY_DEMAND]
     hardest = max(handling, key=_HANDLING_BY_DEMAND.index, default="")
     merged: dict[str, tuple[str, ...]] = {}
@@ -192,7 +192,7 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
 
 
 def _match_name(class_name: str, names: Sequence[str]) -> str | None:
-    # Return the name whose words occur last in the class's name; if several do, the longest one.
+    # Return the name whose words occur last in the class's name; if several occur last, the longest one.
     text = f" {class_name.replace('_', ' ')} "
     matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
     return max(matches)[2] if matches else None
@@ -204,7 +204,7 @@ def _load_kinds() -> _ObjectKinds:
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
-    """Return a registry file as text. It declares benchmarks that `registry` lacks, by `host` and `capabilities`."""
+    """Return a registry file as text. It declares benchmarks that `registry` lacks, with `host` and `capabilities`."""
     benchmarks = list(dict.fromkeys(proposal.benchmark for proposal in proposals))
     lacking = [name for name in benchmarks if name not in registry.benchmarks]
     names = {"benchmarks": benchmarks, "new_benchmarks": lacking, "host": host, "capabilities": capabilities}

@@ -97,8 +97,7 @@ def export_dataset(
     Raises:
         RunError: there is no episode to write, episodes have different columns, their control step does not give a
             whole number of frames per second, the folder is in use, or a source has changed since it was judged. With
-            `cameras`, also if a source names no host, or if films are wanted and their library is missing or a side is
-            odd.
+            `cameras`, also if a source names no host, or, for films, if their library is missing or a side is odd.
         SafevlaError: with `cameras`, if a camera is unknown, a host cannot be made, or no episode can be rendered.
         RecordError: every episode lacks actions or is unevenly spaced in time.
         FileError: the folder cannot be written.
@@ -140,9 +139,7 @@ def _frame_rate(judged: Judged) -> int:
     steps = {header.dt for header in judged.headers}  # durations of control steps [s]
     rate = round(1 / max(steps, default=1))
     if any(abs(rate * dt_s - 1) > 1e-6 for dt_s in steps):
-        problem = (
-            f"control steps of {', '.join(map(str, sorted(steps)))} s do not give one whole number of frames per second"
-        )
+        problem = f"no whole number of frames per second fits control steps of {', '.join(map(str, sorted(steps)))} s"
         raise RunError(problem, remedy="LeRobot needs a whole number: export episodes with one suitable control step.")
     return rate
 
@@ -225,7 +222,7 @@ def _add_episode(
         "next.success": FrameColumn(FrameFeature("bool"), is_last & row.success),
         "next.cost": FrameColumn(nullable_number, labels.cost[1:]),
         "next.severity": FrameColumn(nullable_number, labels.severity[1:]),
-        # int64, since Rerun's reader of datasets ignores int8.
+        # The dtype is int64, because Rerun's reader of datasets ignores int8.
         "next.safe": FrameColumn(FrameFeature("int64"), labels.safe[1:]),
         "next.weight": FrameColumn(nullable_number, labels.weigh_records(weighting.temperature)[1:]),
     }
@@ -259,7 +256,7 @@ def _episode_labels(row: EpisodeScore, violating_records: int | None) -> dict[st
 
 
 def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice) -> dict[str, FrameColumn]:
-    """Return the columns of pictures before each action and, if the host can observe it, of the state. `record` holds
+    """Return columns with the pictures before each action and, if the host can observe it, the state. `record` holds
     one episode. The state is position [3] in m and axis-angle [3] as in robosuite's `quat2axisangle`, both in the frame
     of the host's observations, and the fingers [G]. Raises the same errors as `open_stage`, and `SafevlaError` for an
     unknown camera.
@@ -277,7 +274,7 @@ def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraCho
 
 
 def read_state(stage: Stage, record: int) -> NDArray[np.float64] | None:
-    """Return the proprioception of a record, [6 + G], as in `observation.state`; None if the host lacks it."""
+    """Return a record's proprioception, [6 + G], as in `observation.state`; None if the host cannot observe it."""
     observation = stage.observe(record)
     if observation is None:
         return None

@@ -36,8 +36,8 @@ class RecordLabels:
     """Margin of each clause in each record, in the clause's unit, negative if violated, [N, C].
 
     NaN if there is no margin: the clause does not apply, its gate is closed, its formula spans several records, or a
-    lost pose leaves open whether it is violated. If a pose is lost but the clause is certainly violated, the margin is
-    that of the smallest possible violation."""
+    lost pose leaves open whether it is violated. If a pose is lost but the clause is certainly violated, the margin
+    belongs to the smallest possible violation."""
     violating: NDArray[np.bool_]
     """Whether the record violates the clause, [N, C]. For a formula over several records, this is true only in the
     first violating record."""
@@ -45,8 +45,8 @@ class RecordLabels:
     """Depth of the record's worst violation, 0 to 1, [N]; NaN if `safe` is `UNKNOWN` (−1)."""
     worst: NDArray[np.float64]
     """The smallest of the record's margins, each divided by its clause's severe magnitude, clipped to −1 to 1, [N]. A
-    binary clause counts as 1 or −1. A formula over several records counts only in its first violating record, as minus
-    its depth. NaN if no clause is judged in the record, or if a lost pose leaves open which margin is the smallest."""
+    binary clause counts as 1 or −1. A formula over several records counts only in its first violating record, as
+    −depth. NaN if no clause is judged in the record, or if a lost pose leaves open which margin is the smallest."""
     clause_cost: NDArray[np.float64]
     """1 if the record violates the clause, else 0, [N, C]. NaN if unknown, if the clause does not apply to the episode,
     and in an episode that was cut off."""
@@ -125,7 +125,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
         severity = np.where(violating[:, clause], np.fmax(severity, depth), severity)
         worst = np.fmin(worst, relative_margin)
     clause_cost += violating
-    # A clause that a lost pose leaves open may have a smaller margin than `worst`, unless `worst` is the minimum, -1.
+    # A clause that is undecided due to a lost pose may have a smaller margin than `worst`, unless `worst` is -1.
     worst = np.where(np.isposinf(worst) | (has_open_clause & (worst > -1)), np.nan, np.clip(worst, -1, 1))
     severity[has_open_clause & ~violating.any(axis=1)] = np.nan
     return RecordLabels(margin, violating, severity, worst, clause_cost)

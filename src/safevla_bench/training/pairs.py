@@ -50,7 +50,7 @@ class Candidate:
     is_of_benchmark: bool = True
     """False if the start was drawn at random or placed by a search: no benchmark evaluates such a start."""
     kept: Mapping[str, float] = field(default_factory=dict)
-    """For each judged clause of a safe episode: min(ρ / severe, 1), or 1 for a vacuous or binary clause. Else empty."""
+    """Relative margin min(ρ / severe, 1) of each judged clause in a safe episode; 1 if vacuous or binary."""
     clause: str | None = None
     """The violated clause with the greatest depth; None in a safe episode."""
     depth: float = 0.0
@@ -78,8 +78,8 @@ class Pair:
 
     @property
     def margin(self) -> float | None:
-        """The sum of the preferred episode's `kept` and the rejected episode's `depth`, 0 to 2, both for the clause
-        that the rejected episode violates. None if the rejected episode is a safe failure.
+        """The sum (0 to 2) of the preferred episode's `kept` and the rejected episode's `depth` for the clause that the
+        rejected episode violates. None if the rejected episode is a safe failure.
         """
         clause = self.rejected.clause
         return None if clause is None else self.preferred.kept[clause] + self.rejected.depth
@@ -179,7 +179,7 @@ def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], mos
     chosen: list[Pair] = []
     while ranked and len(chosen) < most_pairs:
         stored_rank, k = ranked[0]
-        # A stored rank may be lower than the pair's current rank. If both are equal, the first pair is the best.
+        # A stored rank may be lower than the pair's current rank. If both ranks are equal, the first pair is the best.
         if (rank_now := rank(possible[k])) != stored_rank:
             heapreplace(ranked, (rank_now, k))
             continue

@@ -81,7 +81,7 @@ class FrameColumn:
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
 
     def summarize(self) -> Statistics:
-        """Return the statistics of each number, [width]; for pictures, of each color channel from 0 to 1, [3, 1, 1]."""
+        """Return statistics of each number of a frame, [width], or of each color channel (0 to 1), [3, 1, 1]."""
         is_picture = self.feature.dtype in ("image", "video")
         samples = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
         quantiles = np.quantile(samples, list(_QUANTILES.values()), axis=0)
@@ -159,7 +159,7 @@ class DatasetWriter:
     def add_episode(self, task: str, columns: Mapping[str, FrameColumn], labels: Mapping[str, pa.Scalar]) -> None:
         """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes, which `finish` writes.
         `task` is the instruction. `labels` are further columns of that row, with the same types in every episode.
-        Raises `RunError` if the features of `columns` differ from those of the first episode.
+        Raises `RunError` if the features of `columns` differ from the first episode's features.
         """
         length = len(next(iter(columns.values())).values)
         columns = {**columns, **self._counter_columns(length, self._task_index.setdefault(task, len(self._task_index)))}
@@ -167,7 +167,7 @@ class DatasetWriter:
         if self.features and features != self.features:
             names = {**self.features, **features}
             differing = ", ".join(name for name in names if self.features.get(name) != features.get(name))
-            problem = f"the episode's {differing} differ from those of earlier episodes"
+            problem = f"the episode has other features than earlier episodes: {differing}"
             raise RunError(problem, remedy="A dataset has episodes of one robot: export each robot separately.")
         self.features = features
         if self._frames_writer is None:
@@ -221,13 +221,13 @@ class DatasetWriter:
         return {name: pa.scalar(value) for name, value in row.items()}
 
     def close_frames(self) -> str:
-        """Close the file of frames, after the last episode, and return the file's SHA-256."""
+        """After the last episode, close the file of frames and return the file's SHA-256."""
         if self._frames_writer is not None:
             self._frames_writer.close()
         return sha256_of(self._folder / _DATA)
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Write a further file into the dataset; `name` is its path relative to the folder, which may be in meta/."""
+        """Write a further file into the dataset; `name` is its path in the dataset's folder."""
         (self._folder / name).write_bytes(content)
 
     def finish(self) -> None:

@@ -1,6 +1,6 @@
 """MuJoCo's contact lists, which are copied in each substep, and decoded later for many substeps at once.
 
-This is faster: a small NumPy call between two simulation steps takes several times as long as in a tight loop.
+This saves time, because a small NumPy call takes several times as long between two simulation steps as in a loop.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ConstraintContacts(SubstepContacts):
     frame: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms of the forces (normal and tangential, no torques) of the K contacts `which`, [K] in N."""
+        """Return the norms [K] in N of the forces (normal and tangential, no torques) of the K contacts `which`."""
         return vector_norms(self._frame_forces(which))
 
     def force_vectors(self, which: Bools | Ints) -> Floats:
-        """Return the forces of the K contacts `which` on their second geoms, [K, 3] in N, world frame."""
+        """Return the forces [K, 3] of the K contacts `which` on their second geoms, in N, world frame."""
         force, axes = self._frame_forces(which), self.frame[which].reshape(-1, 3, 3)
         vectors: Floats = np.einsum("ki,kij->kj", force, axes)
         return vectors
@@ -75,9 +75,9 @@ _FRAME_BYTES = 72
 
 
 class _ContactView:
-    """A view of four integers of each contact in the simulator's memory. It is valid for a whole episode, because
-    MuJoCo's contact list is always at the start of its arena (while `data` exists). A contact's integers are adjacent,
-    so that a single copy takes all four.
+    """A view of the simulator's memory that shows four integers of each contact. It is valid while `data` exists,
+    because MuJoCo's contact list is always at the start of MuJoCo's arena. The four integers of a contact are adjacent,
+    so a single copy takes all of them.
     """
 
     def __init__(self, data: mujoco.MjData) -> None:

@@ -16,7 +16,7 @@ _PLANE, _SLIDE, _HINGE = 0, 2, 3  # constants of MuJoCo's mjtGeom and mjtJoint
 
 
 def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[int], list[int]]:
-    """Return the parts of a model, the ids of their bodies, and the indices of the parts that are hand or fingers.
+    """Return the parts of a model, the ids of their bodies, and the indices of the parts of hand and fingers.
 
     A part is a body that has a collision geom, that moves, or that is the first body with its recorded name.
     """
@@ -43,7 +43,7 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
 
 def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
-    """Return the lowest common ancestor of the fingers and the end effector's site, and all bodies below it."""
+    """Return the lowest common ancestor of the fingers and the end effector's site, and all of its descendants."""
     carried_bodies = [int(model.geom_bodyid[geom]) for group in arm.fingers or () for geom in group]
     if arm.eef_site is not None:
         carried_bodies.append(int(model.site_bodyid[arm.eef_site]))
@@ -62,13 +62,13 @@ def _self_and_ancestors(model: mujoco.MjModel, body: int) -> list[int]:
 
 
 def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
-    """Return the components of a body's motion relative to its parent (0-2 rotation, 3-5 translation) that can vary."""
+    """Return which components of a body's motion relative to its parent can vary: 0-2 rotation, 3-5 translation."""
     first_joint, joint_count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
     if not joint_count:
         return ALL_MOTION if model.body_mocapid[body] >= 0 else ()
     joint_type, abs_axis = int(model.jnt_type[first_joint]), np.abs(model.jnt_axis[first_joint])
     main_axis = int(abs_axis.argmax())
-    # True if the body has one joint, along a coordinate axis. A hinge's axis must also contain the body's origin.
+    # True if the body has only one joint, whose axis is a coordinate axis.
     is_single_axis = joint_count == 1 and abs_axis.sum() - abs_axis[main_axis] < 1e-9
     if (
         is_single_axis

@@ -41,8 +41,8 @@ def _do_nothing(*_: object, **__: object) -> None: ...
 def hook_call(
     owner: object, method: str, before: Callable[[], object] = _do_nothing, after: Callable[..., object] = _do_nothing
 ) -> Undo:
-    """Call `before()` before each call of `owner.method` (`owner` is an instance or class), and after each successful
-    call `after(result, ...)` with the call's arguments. Return a function that removes both hooks.
+    """Call `before()` before each call of `owner.method`. After each successful call, call `after(result, ...)` with
+    the arguments of the call. `owner` is an instance or class. Return a function that removes both hooks.
     """
 
     def call(original: Callable[..., object], *args: object, **kwargs: object) -> object:
@@ -58,7 +58,7 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
     """Replace each call of `owner.method` by `wrapper(original, *args, **kwargs)`, for this `owner` only. Return a
     function that removes the wrapper.
 
-    If other code replaces the method later, its replacement stays. Repeated removals do nothing.
+    If other code replaces the method later, the later replacement stays. Repeated removals do nothing.
     """
     original, was_replaced = getattr(owner, method), method in vars(owner)
     hook = _Hook(original, wrapper)
@@ -87,7 +87,7 @@ class _Hook:
         return self._wrapper(self._original, *args, **kwargs) if self.is_on else self._original(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> object:
-        return self if instance is None else MethodType(self, instance)  # like a function, becomes a bound method
+        return self if instance is None else MethodType(self, instance)  # becomes a bound method, like a function
 
     def __deepcopy__(self, memo: dict[int, object]) -> object:
         return copy.deepcopy(self._original, memo)
@@ -97,7 +97,7 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
     """Call `after` after every physics substep in `owner.method`, for this instance only. Return a function that
     removes the hook.
 
-    For environments that make all substeps of a control step in one call `mujoco.mj_step(model, data, nstep=...)`,
+    Use this for environments that make all substeps of a control step in one call `mujoco.mj_step(model, data, nstep)`,
     such as gymnasium's `do_simulation` and dm_control's `Physics.step`. `data` is the simulator's own `mujoco.MjData`.
     Raises `HostError` if `owner` is a wrapper or has no such method.
     """
@@ -117,8 +117,8 @@ def _require_hookable(owner: object, method: str) -> None:
         raise HostError(problem, remedy="Pass env.unwrapped instead.")
     if not hasattr(owner, method):
         remedy = (
-            "Pass the object whose method makes the physics steps, such as env.unwrapped. Hook each environment of a "
-            "vector of environments where it is made."
+            "Pass the object whose method makes the physics steps, such as env.unwrapped. In a vector of environments, "
+            "hook each environment where it is made."
         )
         raise HostError(f"{name} has no method {method}", remedy=remedy)
 
@@ -132,7 +132,7 @@ def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
 
     full_step, second_half = mujoco.mj_step, mujoco.mj_step2
 
-    # MuJoCo itself calls these arguments m, d and nstep.
+    # MuJoCo's own function also has the arguments m, d and nstep.
     def step(m: Any, d: Any, nstep: int = 1) -> None:
         if d is not data:
             full_step(m, d, nstep)

@@ -36,7 +36,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class SceneArm:
-    """One arm of a model. `bodies` are its recorded bodies, () for a single arm. Other fields are as in `Scene`."""
+    """One arm of a model. `bodies` are its recorded bodies, or () for the only arm. Other fields: see `Scene`."""
 
     bodies: Collection[str] = ()
     fingers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -46,7 +46,7 @@ class SceneArm:
 
 @dataclass(frozen=True)
 class Scene:
-    """Names and roles of one model's bodies, with the model's ids; constant over an episode.
+    """Names, roles and MuJoCo ids of one model's bodies; constant over an episode.
 
     `body_name` [nbody] has a recorded name for each MuJoCo body; bodies with the same name are one body in the record.
     `roles` maps every name that a contact or pose may have to its role, sorted by name. `objects` and `links` are
@@ -61,22 +61,22 @@ class Scene:
     """Geom ids of the gripper's two finger groups; None = there is no gripper, and grips are not recorded."""
     eef_site: int | None = None  # site of the end effector; None = the end effector's pose is not recorded
     arm_dofs: tuple[int, ...] = ()
-    """Velocity addresses of the arm's joints, base first; () = joints have no actuators, torques are not recorded."""
+    """Indices of the arm's joints in MuJoCo's `qvel`, base first; () = no actuators, so torques are not recorded."""
     apart_substeps: int = 1
     """Number of substeps without contact after which a resting geom pair counts (docs/explanation/fidelity.md)."""
     fixtures: tuple[frozenset[str], ...] = ()
-    """For each fixture with parts that touch by design, such as a door and its frame: its recorded bodies."""
+    """The recorded bodies of each fixture whose parts touch by design, such as a door and its frame."""
     arms: Mapping[str, SceneArm] = field(default_factory=dict)
     """Several arms by name, in the order of the record. They replace `fingers`, `eef_site` and `arm_dofs` above."""
 
     @property
     def all_arms(self) -> tuple[SceneArm, ...]:
-        """All arms in order. If `arms` is empty: one arm with the scene's fingers, site and joints."""
+        """All arms in order. If `arms` is empty, the only arm has the scene's fingers, site and joints."""
         return tuple(self.arms.values()) or (SceneArm((), self.fingers, self.eef_site, self.arm_dofs),)
 
     @property
     def all_dofs(self) -> tuple[int, ...]:
-        """Velocity addresses of all arms' joints, one arm after the other."""
+        """Indices of all arms' joints in MuJoCo's `qvel`, one arm after the other."""
         return tuple(dof for arm in self.all_arms for dof in arm.arm_dofs)
 
     def map_geoms(self, model: mujoco.MjModel) -> GeomMap:
@@ -125,7 +125,7 @@ def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
 
 
 def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the recorded name of each body, [nbody]: for parts of objects the object's name, else MuJoCo's name."""
+    """Return each body's name in the record, [nbody]: the object's name for a part of an object, else MuJoCo's name."""
     names = [str(model.body(body).name) for body in range(model.nbody)]
     for name, root in objects.items():
         for body in subtree_bodies(model, root):
@@ -139,7 +139,7 @@ def geom_ids(model: mujoco.MjModel, names: Iterable[str]) -> tuple[int, ...]:
 
 
 def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
-    """Return the ids of the bodies with joints, among `root` and all bodies below it, ascending."""
+    """Of `root` and all bodies below it, return the ids of the bodies with joints, ascending."""
     return tuple(body for body in subtree_bodies(model, root) if model.body_jntnum[body] > 0)
 
 
@@ -165,7 +165,7 @@ def assign_roles(
 
 
 # The flat state, `sim_state`, determines the next step, together with the actuators' inputs.
-# It has the order of `mjtState`: time, qpos [nq], qvel [nv], act [na], mocap_pos [nmocap, 3], mocap_quat [nmocap, 4].
+# `sim_state` contains time, qpos [nq], qvel [nv], act [na], mocap_pos [nmocap, 3] and mocap_quat [nmocap, 4].
 
 
 def state_size(model: mujoco.MjModel) -> int:
@@ -174,7 +174,7 @@ def state_size(model: mujoco.MjModel) -> int:
 
 
 def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...]:
-    """Return flat views of the simulator's memory: qpos, qvel, and act, mocap_pos and mocap_quat if not empty."""
+    """Return flat views of the simulator's qpos and qvel, and of act, mocap_pos and mocap_quat if not empty."""
     moving: tuple[Floats, ...] = (data.qpos, data.qvel)
     if model.na:
         moving = (*moving, data.act)
@@ -194,7 +194,7 @@ def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None
         used += len(view)
 
 
-# Doors and drawers, and their interiors. Doors and drawers are non-robot bodies with a single joint, which has limits.
+# Doors and drawers, and their interiors. Doors and drawers are non-robot bodies with a single joint that has limits.
 
 
 _BOX, _ONE_DOF_JOINTS, _MIN_HALF_SIZE_M = 6, (2, 3), 0.01
@@ -215,7 +215,7 @@ class _Door:
     boxes: tuple[tuple[int, Floats, Floats, Floats], ...]
 
     def is_entered(self, point: Floats, pos: Floats, quat: Floats) -> Bools:
-        """Return whether points [n, 3] are inside; `pos` and `quat` are the poses of all bodies, [n, nbody, 3 or 4]."""
+        """Return whether points [n, 3] are in the interior, given all bodies' `pos` and `quat`, [n, nbody, 3 or 4]."""
         inside = np.zeros(len(point), dtype=np.bool_)
         for body, center, box_quat, half_size in self.boxes:
             point_in_box = turn_back(box_quat, turn_back(quat[:, body], point - pos[:, body]) - center)
@@ -240,7 +240,7 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
             low, high = model.jnt_range[joint].tolist()
             closed, subtree = float(model.qpos0[column]), subtree_bodies(model, body)
             own_boxes = [box for box in boxes if box[0] in subtree]
-            # If the door has no interior box, it closes that of the body to which it is attached.
+            # A door without an interior box closes the interior of the body to which the door is attached.
             own_boxes = own_boxes or [box for box in boxes if box[0] == model.body_parentid[body]]
             if model.jnt_limited[joint] and max(high - closed, closed - low) > 0:
                 travel = max(high - closed, closed - low)
@@ -252,7 +252,7 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
 
 
 ReadSubgoals = Callable[[], Mapping[str, bool]]
-"""A function that returns whether each predicate of the goal holds now: name -> truth value; {} = unknown."""
+"""A function that returns, by name, whether each of the goal's predicates holds now; {} = unknown."""
 _UNSTABLE_START = (
     "The episode is lost, and another attempt with this start would fail, too. Look for overlapping bodies and large "
     "velocities in the initial state. Your own loop must call mujoco.mj_resetData before each episode."
@@ -354,7 +354,7 @@ class Recorder(EpisodeLog):
         return {**copies, "torque_peak_nm": torque_peak_nm, "sim_state": sim_state}
 
     def _check_substeps(self) -> None:
-        # The simulated time gives the number of substeps; all substeps must have been recorded.
+        # The number of substeps follows from the simulated time; every substep must have been recorded.
         recorded, time_s = len(self._substep_torques), self._data.time
         elapsed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
         if recorded != elapsed or not recorded:
@@ -447,7 +447,7 @@ def _quaternion_of_matrix(matrix: Floats) -> Floats:
 def settling_steps(
     model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], wait_steps: int, rest_steps: int
 ) -> Iterator[None]:
-    """Yield before each settling step, a control step that the caller makes in the simulation of `data`. After
+    """Yield before each settling step, which is a control step that the caller makes in the simulation. After
     `wait_steps` steps, yield until all `objects` (free or sliding bodies, by name) are at rest, but at most
     `rest_steps` times. At rest means at most 0.05 m/s after each of two successive steps.
     """

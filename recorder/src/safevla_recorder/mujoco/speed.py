@@ -40,7 +40,7 @@ def speed_up(env: object) -> Undo:
 
     States, observations, rewards and records stay the same; without rendering, LIBERO needs about 0.6 of its CPU time
     (docs/evidence/benchmarks.md). `safevla doctor` verifies this on your machine. `env` is a LIBERO environment, a
-    RoboCasa kitchen, another environment of robosuite 1.4 or 1.5, or a wrapper of one; others raise `HostError`.
+    RoboCasa kitchen, another environment of robosuite 1.4 or 1.5, or a wrapper of one. Raises `HostError` for others.
     """
     base = sys.modules.get("robosuite.environments.base")
     domain = find_layer(env, base.MujocoEnv) if base is not None else None
@@ -61,7 +61,7 @@ class _SpeedUp:
         self._fast_robots: list[_Robot14 | _Robot15] | None = None  # None = use robosuite's own robots
         self._hooks = [
             hook_call(env, "_initialize_sim", self._release_dynamics, self._attach_dynamics),
-            hook_call(env, "_destroy_sim", self._release_dynamics),  # so that the old model can be freed
+            hook_call(env, "_destroy_sim", self._release_dynamics),  # lets the old model be freed
         ]
         if _has_known_source(env, "_pre_action") and _has_known_source(env, "_update_observables"):
             self._hooks.append(wrap_method(env, "_pre_action", self._run_pre_action))
@@ -70,7 +70,7 @@ class _SpeedUp:
         self._observables: list[Any] | None = None  # None = not looked up in this control step
         self._fast_controllers: dict[Any, _Controller] = {}  # maps robosuite's controllers to faster ones
         self._attach_dynamics()
-        # robosuite collects garbage at each reset. Unless imported objects are frozen, this takes 0.1 s.
+        # robosuite collects garbage at each reset, which takes 0.1 s unless imported objects are frozen.
         self._is_freezing = not gc.get_freeze_count()
         if self._is_freezing:
             gc.freeze()
@@ -112,7 +112,7 @@ class _SpeedUp:
             for robot in self._fast_robots:
                 robot.control(action[start : start + robot.size])
                 start += robot.size
-        except BaseException:  # end the trust now: no later substep will end it
+        except BaseException:  # stop trusting the substep now, since no later substep will
             if self._dynamics is not None:
                 self._dynamics.trust(code_between=False)
             raise
@@ -145,8 +145,8 @@ class ForwardDynamics:
 
     Kinematics, collisions and velocities depend only on state and model, so the second and third call in a substep can
     skip them. Actuation and constraint forces are solved in every call: controls and applied forces may change, and
-    each solution is the solver's next starting point. Untrusted substeps call MuJoCo's full functions, as do models
-    with an integrator other than Euler's, callbacks, plugins or flexible bodies.
+    each solution is the solver's next starting point. MuJoCo's full functions are called in untrusted substeps, and for
+    models with callbacks, plugins, flexible bodies or an integrator other than Euler's.
     """
 
     def __init__(self, simulation: Any) -> None:
@@ -166,14 +166,14 @@ class ForwardDynamics:
         undo_all(self._hooks)
 
     def trust(self, code_between: bool) -> None:
-        """Trust or distrust the current substep. Calls in a trusted substep reuse the results of the last full call. A
-        substep is trusted if code between the calls writes only to controls (`code_between`), and no other hook runs.
+        """Trust or distrust the current substep: calls in a trusted substep reuse the results of the last full call.
+        Trust it if `code_between` (the code between the calls writes only to controls) is true and no other hook runs.
         """
         may_trust = code_between and all(map(self._is_outermost, self._own_hooks)) and self._is_supported()
         self._may_trust = self._is_trusted = may_trust
 
     def trust_again(self) -> None:
-        """Trust another substep of the same control step if `trust` has trusted its first substep."""
+        """Trust a later substep of a control step if `trust` has trusted the first substep."""
         self._is_trusted = self._may_trust
 
     def _is_outermost(self, name: str) -> bool:
@@ -221,7 +221,7 @@ class ForwardDynamics:
 
 
 def _has_known_source(owner: object, method: str, class_name: str = "") -> bool:
-    # Return whether the instance has robosuite's own, unchanged method (of the class `class_name`, if it is given).
+    # Return whether `owner` has robosuite's own, unchanged `method`, from the class `class_name` if it is given.
     function = getattr(type(owner), method, None)
     full_name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
     is_named = (
@@ -291,7 +291,7 @@ class _Robot15:
             if is_enabled.get(name, False)
         }
         arm_controllers = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
-        # The composite controller only gives the controllers the arms' origins, which faster controllers read directly.
+        # The composite controller only passes on the arms' origins, which the faster controllers read directly.
         can_skip_update = _has_known_source(self._composite, "update_state") and all(
             getattr(arm, "has_center", False) for arm in arm_controllers
         )
@@ -339,7 +339,7 @@ class _SpeedController15:
         self._is_scaled = getattr(controller, "use_action_scaling", True)
 
     def run(self) -> Floats:
-        """Return the joints' speeds, and change the controller's state like its own `run_controller`."""
+        """Return the joints' speeds, and change the controller's state as its own `run_controller` does."""
         controller = self._controller
         controller.joint_pos, controller.joint_vel = self._data.qpos[self._joints], self._data.qvel[self._dofs]
         goal = np.array(controller.goal_qvel)
@@ -349,7 +349,7 @@ class _SpeedController15:
 
 
 class _Controller:
-    """A faster controller: reads its inputs (joints, mass matrix, a site and its Jacobian), applies a control law."""
+    """A faster controller, which reads its inputs (joints, mass matrix, site, Jacobian) and applies a control law."""
 
     _update: Callable[[], None]
     _solve: Callable[[], Floats]
@@ -362,7 +362,7 @@ class _Controller:
         self._model, self._data = model, data = simulation.model._model, simulation.data._data
         self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
         self._jacobian = np.empty((6, model.nv))
-        # Unpack the numbers 1, 2, ... like MuJoCo's packed mass matrix, to find where it stores each entry.
+        # Unpack the numbers 1, 2, ... as a packed mass matrix, to find where MuJoCo stores each entry of the matrix.
         # 0 = the entry is not stored, because the two joints do not affect each other.
         entry_numbers = np.empty((model.nv, model.nv))
         mujoco.mj_fullM(model, entry_numbers, np.arange(1.0, model.nM + 1))
