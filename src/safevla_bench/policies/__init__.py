@@ -30,7 +30,7 @@ _CODE_FREE = frozenset({"maniskill", "metaworld", "noop", "random", "replay", "s
 
 
 def split_name(text: str) -> tuple[str | None, str]:
-    """Return a policy's name and specification from `NAME=SPEC`; for a text without a name, None and the text.
+    """Return the pair (NAME, SPEC) of a text `NAME=SPEC`. For a text without a name, return (None, text).
 
     >>> split_name("mine=python:my_model:Policy"), split_name("replay:runs/a=b")
     (('mine', 'python:my_model:Policy'), (None, 'replay:runs/a=b'))
@@ -63,7 +63,7 @@ def runs_code(spec: str) -> bool:
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the text of the call that makes a policy if the call runs code, reads a file or sends a key; else None."""
+    """Describe the call that makes a policy; return None if the call runs no code, reads no file and sends no key."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments
@@ -72,7 +72,7 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
-    """Return `noop` instead of `spec`, for a dry run; raise `PolicyError` for an unknown name or a secret argument."""
+    """Return the policy `noop` for a dry run. Raise `PolicyError` for an unknown name or a secret argument."""
     POLICIES.find_entry(spec.partition(":")[0], arguments)
     return make_policy("noop")
 
@@ -95,7 +95,7 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
 
 
 def ask_arguments(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> dict[str, str]:
-    """Return the client arguments that a policy's server requests and that `arguments` does not contain; {} for a
+    """Ask a policy's server which client arguments it requests; return those that `arguments` lacks. Return {} for a
     policy without a server. Raises `ServerLostError` if the server does not answer, and the errors of `make_policy`.
     """
     if spec.partition(":")[0] not in KINDS or runs_code(spec):

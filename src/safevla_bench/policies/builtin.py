@@ -56,7 +56,7 @@ class Random(_BlindPolicy):
 
 EXPERT = "expert"
 _REMEDY = "Use metaworld:expert with --host metaworld, after a reset."
-STATE = "state"  # the key in `Observation.extra` for Meta-World's observation [39]
+STATE = "state"  # key of Meta-World's observation, an array [39], in `Observation.extra`
 
 
 class MetaworldExpert:

@@ -4,8 +4,8 @@ A filter receives the observation, the policy's action [A] and the episode's sta
 The filter wraps the environment, so the control loop, the policy and the policy's timing do not change. The record
 holds the executed actions as `action` and, if the filter changed an action, the policy's actions as `policy_action`.
 
-With a delay, the simulation continues while the policy computes. It executes the rest of the policy's last chunk, and
-then the arm holds still. The policy is called with the current observation as soon as the rest of the chunk lasts no
+With a delay, the simulation continues while the policy computes. The arm executes the rest of the policy's last chunk,
+and then holds still. The policy is called with the current observation as soon as the rest of the chunk lasts no
 longer than the delay. The answer arrives after the delay. If n actions of the last chunk were executed in the meantime,
 the first n actions of the answer are skipped, but at least one of its actions is executed.
 """
@@ -46,8 +46,8 @@ _SYNTAX = "Write python:module:Class or python:module:Class:KEY=VALUE; the class
 class FilterBase:
     """Base class of filters, with all optional attributes; a class without this base only needs the method `filter`."""
 
-    privileged: ClassVar[bool] = False  # whether the filter reads `observation.privileged`; if so, records are marked
-    reads_margins: ClassVar[bool] = True  # whether `filter` reads its argument `monitor`, which is None otherwise
+    privileged: ClassVar[bool] = False  # whether the filter reads `observation.privileged`; then records are marked
+    reads_margins: ClassVar[bool] = True  # if false, the argument `monitor` of `filter` is None
     takes_poses: ClassVar[bool] = True  # whether the filter can change actions that are poses in the world frame
 
     def reset(self, task: Task, seed: int) -> None:
@@ -67,7 +67,7 @@ class Identity(FilterBase):
 
 
 class _MotionFilter(FilterBase):
-    """Base class of filters that change only the motion: the numbers that are 0 in the action for holding still."""
+    """Base class of filters that change only the numbers of an action that are 0 while the arm holds still."""
 
     takes_poses = False
     _still: Action
@@ -78,7 +78,7 @@ class _MotionFilter(FilterBase):
 
 @dataclass
 class SpeedCap(_MotionFilter):
-    """A filter that scales down a motion in which a number exceeds `share`. The motion keeps its direction."""
+    """A filter that scales a motion down until none of its numbers exceeds `share`. The motion keeps its direction."""
 
     reads_margins = False
     share: float = 0.5
@@ -91,7 +91,7 @@ class SpeedCap(_MotionFilter):
 
 @dataclass
 class StopNearLimit(_MotionFilter):
-    """A filter that stops the arm, but not the gripper, while a margin divided by its limit is below `share`."""
+    """A filter that stops the arm, but not the gripper, while the margin to a limit is below `share` of the limit."""
 
     share: float = 0.1
 
@@ -128,7 +128,7 @@ class DistanceBarrier(_MotionFilter):
         base = observation.base_quat_wxyz  # a mobile robot's actions are in the frame of the base
         base_axes = np.eye(3) if base is None else to_rotation(base).as_matrix()
         move = wanted = base_axes @ (action[:3] * self.unit_m)
-        for _ in range(3):  # three rounds of projections of the motion onto the half-space of each pair
+        for _ in range(3):  # in three rounds, project the motion onto the half-space that each pair of boxes allows
             for gap_m, normal in zip(gaps_m, normals, strict=True):
                 shortfall_m = -self.gain * (gap_m - self.margin_m) - float(normal @ move)
                 move = move + max(0.0, shortfall_m) * normal
@@ -148,11 +148,11 @@ def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
 
 
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
-    """Return, for the G pairs of a box of `ours` and a box of `others`, the distances [G] in m and the unit normals
-    towards the boxes of `ours`, [G, 3], in the common frame of all boxes. The method is alternating projections (Cheney
-    and Goldstein 1959). For overlapping boxes, the distance is 0, and the normal connects the centers.
+    """Measure each of the G pairs that consist of a box of `ours` and a box of `others`. Return the distances [G] in m
+    and the unit normals towards the box of `ours`, [G, 3], in the common frame of all boxes. The method is alternating
+    projections (Cheney and Goldstein 1959). If boxes overlap, their distance is 0; the normal connects their centers.
     """
-    # indices of both boxes for each of the G pairs
+    # for each of the G pairs, the indices of its two boxes
     our_index, other_index = (index.ravel() for index in np.indices((len(ours.center_m), len(others.center_m))))
     point = ours.center_m[our_index]
     for _ in range(_PROJECTIONS):
@@ -169,7 +169,7 @@ def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp
     from safevla_bench.policies.scripted.motion import rotation_axes  # imported late because it loads scipy.spatial
 
     centers, axes = boxes.center_m[box_index], rotation_axes(boxes.quat_wxyz)[box_index]
-    # Clipping in a box's frame finds its nearest point. g counts pairs, i the world's axes, and j the axes of a box.
+    # Clipping a point in a box's frame gives the box's nearest point. g: pairs; i: world axes; j: box axes.
     local = np.einsum("gij,gi->gj", axes, points - centers)
     half_extents = boxes.half_extents_m[box_index]
     nearest: Floats = centers + np.einsum("gij,gj->gi", axes, np.clip(local, -half_extents, half_extents))
@@ -177,7 +177,7 @@ def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp
 
 
 def hold(still: Action, action: Action) -> Action:
-    """Return `action` without motion: numbers that are 0 in `still` become 0; the others, as for grippers, stay."""
+    """Return `action` with 0 for each number that is 0 in `still`. Other numbers, such as the gripper's, are kept."""
     return np.where(still == 0, still, action)
 
 
@@ -211,7 +211,7 @@ def make_filter(text: str) -> Any:
     if runs_code(name):
         return make_object(name.partition(":")[2], arguments, "filter", _SYNTAX)
     if name not in FILTERS:
-        remedy = f"Choose python:module:Class or {', '.join(FILTERS)}. In POLICY=FILTER, POLICY must be in the run."
+        remedy = f"Choose python:module:Class or {', '.join(FILTERS)}. POLICY=FILTER must name a policy of the run."
         raise PolicyError(f"there is no filter {name!r}", remedy=remedy)
     filter_class = FILTERS[name]
     known = [field.name for field in fields(filter_class)] if is_dataclass(filter_class) else []
@@ -289,7 +289,7 @@ class FilteredEnv(HostEnv):
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """The delay of each answer in control steps or milliseconds; if neither is given, the measured inference time."""
+    """The delay of each answer, in control steps or in milliseconds. If both are None, inference times are used."""
 
     steps: int | None = None
     ms: float | None = None
@@ -316,7 +316,7 @@ class DelayedPolicy:
     """A wrapper that delays the answers of a policy."""
 
     def __init__(self, policy: Policy, delay: Delay, dt_s: float) -> None:
-        """Wrap a policy that chooses an action every `dt_s` seconds, the control step."""
+        """Wrap a policy. `dt_s` is the duration of a control step in seconds."""
         self._policy, self._delay, self._dt_s, self.wants = policy, delay, dt_s, policy.wants
         self.clip = bool(getattr(policy, "clip", False))
         self._measured_s: list[float] = []
@@ -334,13 +334,13 @@ class DelayedPolicy:
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next `act` may call the policy, and that call may read the images of its observation."""
+        """Whether the next `act` may need the images of its observation, because it may query the policy."""
         may_ask = self._due_step <= self._step if self._answer else len(self._chunk) <= self._expected_delay()
         return may_ask and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 
     @property
     def marks(self) -> Mapping[str, object]:
-        """Header fields: the number of answers, and their mean and largest delay in steps; {} if no answer was late."""
+        """Fields for the record: the number of answers, and their mean and largest delay; {} if no answer was late."""
         if not any(self._lags):
             return {}
         counts = {"answers": len(self._lags), "mean_steps": float(np.mean(self._lags)), "most_steps": max(self._lags)}
@@ -351,12 +351,12 @@ class DelayedPolicy:
         self._last_action = np.array(task.still)
         self._still = np.array(task.still)
         self._chunk: deque[Action] = deque()  # the remaining actions of the newest answer that has arrived
-        self._answer: list[Action] = []  # actions of the answer due at `_due_step`; [] if no answer is due
+        self._answer: list[Action] = []  # actions that arrive at `_due_step`; [] if none are expected
         self._answer_origin: tuple[int, int] | None = None
         self._next_origin: tuple[int, int] | None = None
         self.chunk_step: tuple[int, int] | None = None
         self._measured_s, self._lags = [], []
-        self._step = self._due_step = self._executed = 0  # `_executed`: actions executed since the last query
+        self._step = self._due_step = self._executed = 0  # `_executed` counts the actions since the last query
 
     def act(self, observation: Observation) -> Action:
         """Return the next action of the current chunk, or an action without motion if the chunk has ended."""
@@ -377,7 +377,7 @@ class DelayedPolicy:
         self._policy.close()
 
     def _expected_delay(self) -> int:
-        """Return the expected delay of the next answer in steps. If delays are measured, this is the last delay."""
+        """Return the expected delay of the next answer in steps. If delays are measured, return the last one."""
         expected = self._lags[-1] * self._dt_s if self._lags else 0.0
         return self._delay.count_steps(self._dt_s, expected)
 
@@ -431,8 +431,8 @@ class Coupler:
         self._monitor = Monitor(rules) if rules and self.reads_margins else None
 
     def require_fitting(self, name: str, policy: Policy, supports: HostSupport) -> None:
-        """Raise `PolicyError` if the policy is a replay, if the filter needs more than the host supports, or if the
-        policy's actions are poses and there is a delay or a filter that cannot change poses.
+        """Raise `PolicyError` if the policy is a replay, or if the host lacks something that the filter needs. If the
+        policy's actions are poses, also raise it for a delay, and for a filter that cannot change poses.
         """
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"

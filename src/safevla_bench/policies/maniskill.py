@@ -71,10 +71,10 @@ class ManiskillPlanner:
 
     def act(self, observation: Observation) -> Action:
         """Return the plan's next action, [8], or the last action again if the plan has ended. Raises `PolicyError`
-        before the first reset, or if the observation lacks the random start that the host drew.
+        before the first reset, or if the observation lacks the host's random start.
         """
         if self._task is None or host.START not in observation.extra:
-            raise PolicyError("policy 'maniskill' needs the random start that the ManiSkill host drew", remedy=_REMEDY)
+            raise PolicyError("policy 'maniskill' needs the random start of the ManiSkill host", remedy=_REMEDY)
         if not self._actions:
             seed, settle_steps = map(int, observation.extra[host.START])
             self._actions = self._plan_actions(self._task, seed, settle_steps)

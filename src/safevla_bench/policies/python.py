@@ -35,9 +35,9 @@ from safevla_bench.policies.servers.dialects import Dialect, Reply, choose_diale
 from safevla_bench.text import get_logger
 
 ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "simulator": "none"}
-"""Maps the orientation of a policy's images to the flip of MuJoCo's rendering, whose first row is the bottom one.
+"""Maps the orientation of a policy's images to a flip of MuJoCo's raw rendering, which is upside down.
 
-`libero-vla`, used to train LIBERO's VLAs, is upright and mirrored left to right: the raw image turned by 180 degrees
+LIBERO's VLAs are trained with `libero-vla`: images turned by 180 degrees, which are upright, but mirrored sideways
 (openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
 """
 UPRIGHT = "upright"
@@ -56,7 +56,7 @@ class InProcessPolicy(ChunkQueue):
         self.wants = getattr(policy, "wants", interface.Wants())
         if not isinstance(self.wants, interface.Wants):
             problem = (
-                f"the attribute `wants` of the policy of {owner} is a {type(self.wants).__name__} instead of Wants"
+                f"the attribute `wants` of {owner} must be a Wants object, but has the type {type(self.wants).__name__}"
             )
             raise PolicyError(problem, remedy="Set `wants` to safevla_bench.Wants(cameras=..., image_size=...).")
         self.orientation: str = getattr(policy, "orientation", UPRIGHT)
@@ -71,13 +71,13 @@ class InProcessPolicy(ChunkQueue):
 
     @property
     def greeting(self) -> endpoint.Greeting | None:
-        """The object's attribute `greeting`, a mapping that describes the policy; None if it is not a mapping."""
+        """The object's attribute `greeting`, a mapping that describes the policy; None for any other type of value."""
         greeting = getattr(self.made, "greeting", None)
         return greeting if isinstance(greeting, Mapping) else None
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next `act` calls the object, and the object's attribute `looks_next`, if any, is true."""
+        """Whether the next `act` calls the object. If the object has an attribute `looks_next`, it must be true."""
         return not self.left and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
@@ -149,7 +149,7 @@ def make(arg: str | None, **arguments: str) -> interface.Policy:
 
 def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "act", form: str = _SYNTAX) -> Any:
     """Return the object that `module:factory` makes from the arguments. The object must have a method named `method`.
-    Errors contain `form`, the expected syntax, as remedy. Raises the errors of `make`.
+    `form` describes the expected syntax for error messages. Raises the errors of `make`.
     """
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
@@ -174,8 +174,8 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
 
 
 def adopt_object(name: str, policy: object) -> interface.Policy:
-    """Return an object as a policy. An object that implements an extended policy protocol is not changed; any other is
-    wrapped. Raises `PolicyError` for a class, an object without `act`, and invalid `wants` or `orientation`.
+    """Return an object as a policy. An object that implements an extended policy protocol is not changed; other objects
+    are wrapped. Raises `PolicyError` for a class, an object without `act`, or an invalid `wants` or `orientation`.
     """
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class instead of an object", remedy=f"Pass {policy.__name__}(...).")
@@ -269,14 +269,14 @@ def make_lerobot(
     rename: str | None = None,
 ) -> ChunkedPolicy:
     """Load a saved policy on a `device`; `arg` is a folder or a name that LeRobot can load. `cameras` replace the
-    dialect's cameras; `n_action_steps` is the number of actions executed per chunk. `rename` renames images by a list
-    OLD:NEW,...: `image:front` sends `observation.images.image` as `observation.images.front`. Raises `PolicyError` for
-    an invalid argument, or if LeRobot is missing or cannot load the policy.
+    dialect's cameras; `n_action_steps` is the number of actions executed per chunk. `rename` is a
+    list OLD:NEW,... of new names for images: `image:front` sends `observation.images.image` under the new name
+    `observation.images.front`. Raises `PolicyError` for an invalid argument, or if LeRobot cannot load the policy.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
     chosen = _rename_images(choose_dialect(dialect, "lerobot", cameras), rename)
-    # An invalid text becomes 0, which `_load_policy` refuses.
+    # A text that is not a number becomes 0, which `_load_policy` refuses.
     action_count = None if n_action_steps is None else int(n_action_steps) if n_action_steps.isdecimal() else 0
     return ChunkedPolicy(_load_policy(arg, device, chosen, action_count), None)
 
@@ -334,7 +334,7 @@ def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
     if mode not in (None, _EE6D):
         problem = f"this policy has the action_mode {mode}, but LeRobot's X-VLA policies for LIBERO have {_EE6D}"
         raise PolicyError(
-            problem, remedy="LeRobot cannot evaluate this mode on LIBERO. Write a python: policy that calls this one."
+            problem, remedy="LeRobot cannot evaluate this mode on LIBERO. Call this policy from a python: policy."
         )
     if (mode is None) == (dialect.file.release == _XVLA_RELEASE):  # only X-VLA uses X-VLA's dialect
         fitting = "lerobot-libero" if mode is None else "lerobot-xvla-libero"
@@ -343,9 +343,9 @@ def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
 
 
 def _add_xvla_steps(preprocess: Any) -> Callable[[Tensors], Tensors]:
-    """Return a saved policy's preprocessor, preceded by the steps that LeRobot's evaluation of X-VLA adds in
-    `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py). A step that
-    the preprocessor already has, such as normalizing images, is not added; LeRobot would add it and fail.
+    """Add steps before a saved policy's preprocessor, as LeRobot's evaluation of X-VLA does in
+    `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py). Unlike
+    LeRobot, do not add a step that the preprocessor already has, such as normalizing images: it would fail.
     """
     from lerobot.policies.xvla import processor_xvla as xvla
     from lerobot.processor import PolicyProcessorPipeline

@@ -31,11 +31,11 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, earlier_resets, mark_flags
 from safevla_recorder.episode import Floats, add_header_field, add_header_mark
 
-TOLERANCE = 1e-3  # larger differences count as divergence: 1 mm, 1 mrad
+TOLERANCE = 1e-3  # differences above this limit count as divergence: 1 mm or 1 mrad
 UNITS = {"position": "m", "rotation": "rad"}
 _MOST_LISTED = 5
 _PROPRIOCEPTION_BASIS = "only the pose of the hand and its fingers; no positions of objects were recorded"
-_ROUNDING_RAD = 1e-5  # smaller differences of rotations count as equal, because axis-angles are stored as float32
+_ROUNDING_RAD = 1e-5  # rotations count as equal if they differ by less; axis-angles are stored as float32
 
 
 class Replay:
@@ -61,8 +61,8 @@ class Replay:
         self._observations: list[Observation] = []
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return `start`, the start of a planned episode, changed to the start of the matching recorded episode. Raises
-        `PolicyError` if the recorded start is unknown, or if no recorded episode or several of them match.
+        """Replace the start of a planned episode by the start of the recorded episode that matches it. Raises
+        `PolicyError` if the recorded start is unknown, or if not exactly one recorded episode matches.
         """
         take = self._choose_take(task, start.init_state_index)
         if (action_size := take.actions.shape[1]) != len(task.still):
@@ -82,8 +82,8 @@ class Replay:
         raise PolicyError(f"{take.source} does not contain the start of {take.name}", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: the sorted indices of their initial states, or 0, 1, ... if
-        initial states are not recorded; () if the task has no recorded episodes.
+        """Return the indices of a task's recorded episodes: the sorted indices of their initial states, or 0, 1, ... if
+        initial states are not recorded. Return () if the task has no recorded episodes.
         """
         task_takes = [take for take in self._takes if take.is_of_task(task)]
         indices = sorted({take.init_state_index for take in task_takes if take.init_state_index is not None})
@@ -132,7 +132,7 @@ class Replay:
     def _choose_take(self, task: Task, number: int) -> RecordedActions:
         candidates = [take for take in self._takes if take.is_of_task(task)]
         indexed = [take for take in candidates if take.init_state_index is not None]
-        # `number` is the index of a recorded initial state or, if none was recorded, of a recorded episode of the task.
+        # `number` is the index of an initial state. If no initial states are recorded, it is the index of an episode.
         matches = (
             [take for take in indexed if take.init_state_index == number]
             if indexed
@@ -157,7 +157,7 @@ class Replay:
 
 
 class ActionReplay:
-    """A policy that plays the recorded actions in each episode's `EpisodeSeed`, without comparing the outcome."""
+    """A policy that plays the recorded actions stored in each `EpisodeSeed`, without comparing the outcome."""
 
     clip = True
 
@@ -223,7 +223,7 @@ def _iter_takes(path: Path, batch: Batch, waits: Mapping[str, Any]) -> Iterator[
             problem = f"episode {header.episode_id!r} of {path.name} holds no actions"
             raise PolicyError(problem, remedy="Only records with actions can be replayed.")
         states = batch.sim_state.episode_rows(index)
-        bodies, tracks_m = batch.body_pos_m.episode_poses(index)  # shapes: [bodies] and [records, bodies, 3]
+        bodies, tracks_m = batch.body_pos_m.episode_poses(index)  # `tracks_m` has the shape [records, bodies, 3]
         yield RecordedActions(
             name=f"{header.policy}: {header.episode_id}" if header.policy else header.episode_id,
             source=path.name,
@@ -297,12 +297,12 @@ def measure_divergence(
         return {**recorded_success, **_compare_proprioception(take.proprioception, observed)}
     states = played.sim_state.episode_rows(0)
     used_columns = max((coord.first + coord.size for coord in coordinates), default=states.shape[1])
-    # Recorded states of robosuite's demonstrations end after the velocities; the remaining numbers are not compared.
+    # The states in robosuite's demonstrations end after the velocities. Later numbers are not compared.
     if take.states is None or not used_columns <= take.states.shape[1] <= states.shape[1]:
         return _compare_bodies(take, played)
     count, width = min(len(take.states), len(states)), take.states.shape[1]
     recorded, replayed = take.states[:count], states[:count, :width]
-    distances: dict[str, tuple[str, Floats]] = {}  # maps a coordinate to its kind and its distance in each state
+    distances: dict[str, tuple[str, Floats]] = {}  # coordinate -> its kind, and its difference in each state
     for coord in coordinates:
         columns = slice(coord.first, coord.first + coord.size)
         measure = _angles_rad if coord.kind == "rotation" and coord.size == 4 else _row_distances
@@ -311,7 +311,7 @@ def measure_divergence(
 
 
 def _compare_bodies(take: RecordedActions, played: Batch) -> dict[str, object]:
-    bodies, tracks_m = played.body_pos_m.episode_poses(0)  # shapes: [bodies] and [records, bodies, 3]
+    bodies, tracks_m = played.body_pos_m.episode_poses(0)  # `tracks_m` has the shape [records, bodies, 3]
     replayed_m = {played.body_label(int(body)): tracks_m[:, column] for column, body in enumerate(bodies)}
     pairs_m = {name: (take.positions_m[name], replayed_m[name]) for name in replayed_m if name in take.positions_m}
     count = min((len(positions_m) for pair in pairs_m.values() for positions_m in pair), default=0)
@@ -334,7 +334,7 @@ def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -
         "end effector rotation": ("rotation", angles_rad),
         "fingers position": ("position", np.abs(fingers_m - rows[:, 6:]).max(axis=1)),
     }
-    # Index 0 is the start, which is not compared.
+    # Index 0 is the start of the episode, which is not compared, so its difference is 0.
     from_start = {name: (kind, np.concatenate([[0.0], distance])) for name, (kind, distance) in distances.items()}
     exact = bool(equal.all() and (angles_rad < _ROUNDING_RAD).all())
     return {"basis": _PROPRIOCEPTION_BASIS, **_summarize_distances(count, from_start, exact=exact)}

@@ -45,13 +45,15 @@ from safevla_recorder.identity import find_official_name
 
 PolicyName = str | None
 INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
-GENERATOR = "safevla board"  # marks a page of this package; a folder with such a page is a board
+GENERATOR = "safevla board"  # marks the pages of a board; a folder with such a page is a board
 _MAX_PLAIN_LENGTH = 40
 AUDIT_NOTE = (
     "Audited: the recorded actions were replayed and recorded again. This shows what the actions lead to, but not who "
     "chose them; crashed episodes have no record. A policy whose records differ has no rank."
 )
-_NO_RATE_NOTE = "Crashed episodes and episodes without a verdict are in no rate, which favors policies that cause them."
+_NO_RATE_NOTE = (
+    "No rate counts crashed episodes or episodes without a verdict. This favors policies that cause such episodes."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +93,19 @@ class OwnResults:
 
     inputs: TableInputs
     audits: Mapping[PolicyName, Sequence[AuditMark]] = field(default_factory=dict)
-    """Policy -> one audit per source of the policy; empty if no audit was requested."""
+    """Maps a policy to its audits, one audit per source; empty if no audit was requested."""
     has_reports: bool = False  # whether the site also gets a report for each policy
     conditions: Mapping[tuple[PolicyName, str], Conditions] = field(default_factory=dict)
-    """(policy, suite) -> conditions of the episodes; policies with different conditions are in different tables."""
-    disqualified: Mapping[PolicyName, str] = field(default_factory=dict)  # policy -> reason why it has no rank
+    """Maps (policy, suite) to the episodes' conditions. Policies with different conditions are in different tables."""
+    disqualified: Mapping[PolicyName, str] = field(default_factory=dict)  # policy -> reason why the policy has no rank
     policy_results: Sequence[PolicyResults] = ()
-    """Results of the policies, which the board compares; without results, no policy counts as better than another."""
+    """Results of the policies, for comparisons. Without results, no policy counts as better than another policy."""
     protocols: Protocols = ()
     """Protocols of the sources that have one. If they differ, the comparison does not pair episodes."""
 
     @property
     def policies(self) -> list[PolicyName]:
-        """Return the policies in order of first appearance, then policies without any record; [] without scores."""
+        """The policies in order of first appearance; policies without any record come last. [] without scores."""
         scores = self.inputs.scores
         return [] if scores is None else list(dict.fromkeys([*scores.policy, *(lost.policy for lost in scores.absent)]))
 
@@ -112,15 +114,15 @@ class OwnResults:
 
 
 def render_site(results: OwnResults | None = None) -> dict[str, str]:
-    """Return the board's pages as path -> HTML, without writing them. Without `results`, the pages show only published
-    results. Raises `RunError` if a policy has results on the same tasks under two suite names.
+    """Return the board's pages as a map from path to HTML, without writing them. Without `results`, the pages show only
+    published results. Raises `RunError` if a policy has results on the same tasks under two suite names.
     """
     style_sheet = read_template("page.css") + read_template("board/board.css")
     inputs = results.inputs if results else None
     values = {
         "generator": GENERATOR,
         "policy": content_security_policy(style_sheet),
-        "style": Markup(style_sheet),  # needs no escaping: the text comes only from this package's files
+        "style": Markup(style_sheet),  # the style sheet needs no escaping, because it is part of this package
         "fixed": format_fixed,
         "runs": own_ranked_tables(results) if results else [],
         "warnings": [remark for remark in inputs.remarks if remark not in inputs.facts] if inputs else (),
@@ -183,13 +185,13 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
 
 
 Better = Mapping[str, Collection[tuple[str, str]]]
-"""Metric key -> pairs of policies that differ significantly on the tasks of a table; the better policy is first."""
+"""Maps a metric's key to pairs of policies that differ significantly on a table's tasks; the better one is first."""
 
 
 def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[RankingEntry, ...]:
     """Return the entries of one table by decreasing Safety, with their ranks. Entries without a rank come last. A rank
-    is a range: from 1 + the number of significantly better ranked policies, to the number of ranked policies minus the
-    number of significantly worse ones.
+    is a range. With k ranked policies, of which b are significantly better than the entry's policy and w significantly
+    worse, the range is from 1 + b to k - w.
     """
     ranked = [entry for entry in entries if entry.is_ranked]
 
@@ -211,7 +213,7 @@ def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Me
     if entry not in ranked or entry.policy not in values:
         return ""
     shown_pairs = [pair for pair in better.get(metric.key, ()) if {*pair} <= values.keys()]
-    # A pair counts only if the numbers in the table have the same order as in the comparison.
+    # A pair counts only if the better policy in the comparison also has the higher number in the table.
     pairs = [(winner, loser) for winner, loser in shown_pairs if values[winner] > values[loser]]
     best_rank = 1 + sum(loser == entry.policy for _, loser in pairs)
     worst_rank = len(values) - sum(winner == entry.policy for winner, _ in pairs)
@@ -227,7 +229,7 @@ class _TaskGroup:
     tasks: frozenset[TaskKey]
     cells: Mapping[PolicyName, Mapping[str, Summary]]
     ranked: bool
-    # True if all policies planned the same number of episodes per task.
+    # True if all policies have the same number of planned episodes for each task.
     equal_counts: bool
     # Maps each suite to the conditions of its episodes; empty if conditions are not recorded.
     conditions: Mapping[str, Conditions]
@@ -246,7 +248,7 @@ class _TaskGroup:
 
 
 def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
-    """Return the ranked tables of a user's runs in order of first appearance, auxiliary tables last; [] without scores.
+    """Return the tables of a user's runs in order of first appearance, auxiliary tables last; [] without scores.
     Raises `RunError` if a policy has results on the same tasks under two suite names.
     """
     if results.inputs.scores is None:
@@ -270,7 +272,7 @@ def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
             groups.setdefault((tasks, conditions, any(map(is_own_task, identities))), []).append(policy)
         for group_key, policies in groups.items():
             tasks = frozenset(task for task in runs_of_policy[policies[0]] if task[0] in suites)
-            # All policies of a group have the same tasks and conditions; take them from the first policy.
+            # All policies of a group have the same tasks and conditions, so the first policy's are used.
             yield _TaskGroup(
                 title=title,
                 tasks=tasks,
@@ -362,7 +364,7 @@ def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]
     elif group.has_official:
         credible = [policy for policy in credible if _ran_official_tasks_only(group.cells[policy])]
     competing = results.inputs.roster.competing_policies(credible) - {NOOP}
-    # Rank policies with stand-in assets only if there are no other policies to rank.
+    # Policies that ran with stand-in assets are ranked only if there are no other policies to rank.
     return {policy for policy in competing if not _uses_standins(group.cells[policy])} or competing
 
 
@@ -371,7 +373,7 @@ def _uses_standins(cells: Mapping[str, Summary]) -> bool:
 
 
 def _average_metric(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[str]) -> ExactCell:
-    # If a single suite has no mean, its cell gives the reason.
+    # If there is only one suite, and it has no mean, the result gives the reason.
     mean = suite_mean(metric, cells, suites)
     return mean if mean.exact is not None or len(suites) > 1 else ExactCell(metric_cell(metric, cells[suites[0]]))
 
@@ -418,7 +420,7 @@ def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
         suites = [suite for suite, other in group.conditions.items() if other == conditions]
         yield f"{', '.join(suites)}: {conditions}."
     if not group.equal_counts:
-        yield "The policies have different numbers of episodes per task, so these numbers weigh tasks differently."
+        yield "The policies have different numbers of episodes per task, so their rates weigh tasks differently."
     if any(cell.crashed or cell.unjudged for cell in group.all_cells):
         yield _NO_RATE_NOTE
     audits = {policy: marks for policy in group.cells if (marks := results.audits.get(policy))}
@@ -448,7 +450,7 @@ def published_sections() -> list[PublishedSection]:
 
 
 def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
-    # Rows with the same benchmarks share a table. Benchmarks that are part of a mean have no separate table.
+    # Rows with the same benchmarks share a table. A benchmark that is part of a mean has no separate table.
     benchmarks_of_means = {name for mean in publication.means for name in mean.benchmarks}
     groups: dict[tuple[str, ...], list[tuple[PrintedRow, list[PublishedCell]]]] = {}
     for mean in publication.means:
@@ -480,7 +482,7 @@ def _build_published_table(
 def _find_better_printed(
     metric: Metric, rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]], names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
-    """Return pairs of policies, better one first, whose printed counts differ significantly (MOVER; Holm's method)."""
+    """Return the pairs of policies whose printed counts differ significantly (MOVER; Holm). The better one is first."""
     rates_of_policy = {
         row.policy: [published.printed_rate(getattr(cell, metric.key), cell.n) for cell in cells]
         for row, cells in rows
@@ -536,7 +538,7 @@ def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell
 
 
 def _bound_printed_rates(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
-    # Find the counts of each cell that give the printed rate. The bounds come from the smallest and largest counts.
+    # Several counts may give the same printed rate. The bounds come from the smallest and the largest count.
     possible_counts = (
         [] if metric is VSI else [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]
     )

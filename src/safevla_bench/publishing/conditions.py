@@ -1,4 +1,4 @@
-"""The conditions of a policy's episodes. They determine the policy's table on a board, and whether it has a rank."""
+"""The conditions of a policy's episodes. They determine the policy's table on a board, and whether it is ranked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from safevla_bench.trajectory.marks import DRAWN
 from safevla_recorder.identity import find_official_name, official_suites
 
 PolicyName = str | None
-# Names of protocol values that do not affect a suite's episodes, or are in another field of `Conditions`.
+# Names of protocol values that do not affect a suite's episodes, or that another field of `Conditions` holds.
 _EXCLUDED_RULES = ("trials", "horizons", "simulator", "wait_steps_by_suite")
 
 
@@ -68,7 +68,7 @@ def _encode(value: object) -> str:
 
 
 def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
-    """Return policy -> reason why it has no rank: other starts, or another protocol, on an official suite."""
+    """Return, by policy, why it has no rank: it used other starts or another protocol on an official suite."""
     reasons: dict[PolicyName, str] = {}
     for source, policy, notes, absent in _iterate_policies(judged):
         official = [note for note in notes if find_official_name(note.header.benchmark)]
@@ -82,7 +82,7 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
 
 
 def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
-    """Return policy -> reason, for policies that have no rank on an official suite of the `cells`."""
+    """Return the reason for each policy in the `cells` that has no rank on an official suite, by policy."""
     reasons = find_disqualified(judged)
     official = [cell.policy for cell in cells if cell.policy in reasons and find_official_name(cell.suite or "")]
     return {policy or "": reasons[policy] for policy in official}
@@ -118,7 +118,7 @@ def _has_planned_starts(
     for episode in planned:
         key = episode.benchmark, episode.task_id, episode.seed
         starts.setdefault(key, Counter())[episode.init_state_index] += 1
-    # The starts of each task and seed must be 0, 1, 2, ..., or these numbers modulo the count of initial states.
+    # Each task and seed must have the starts 0, 1, 2, ..., or these indices modulo the number of initial states.
     for (benchmark, task_id, _), episodes_by_start in starts.items():
         suite = official_suites().get(find_official_name(benchmark) or "")
         task = suite.tasks.get(task_id) if suite else None

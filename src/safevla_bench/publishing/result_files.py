@@ -138,7 +138,7 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 
 
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
-    """Return the fields of a number and its interval. Also fill in the columns of the interval's method."""
+    """Return the fields for a number and its interval. Two columns are only for intervals by the method they name."""
     interval = number.ci or (None, None)
     method_interval = interval if isinstance(number, Rate) or number.bootstrap else (None, None)
     columns = _interval_columns(name, is_rate=isinstance(number, Rate))
@@ -154,8 +154,8 @@ _Text = Annotated[str, Meta(min_length=1)]
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Optional facts about a model; None = unknown."""
 
-    model_name: _Text | None = None  # None = the policy's name in the run
-    dataset_id: _Text | None = None  # the benchmark's data set on the hub; its leaderboard gets the results
+    model_name: _Text | None = None  # None = use the policy's name in the run
+    dataset_id: _Text | None = None  # data set of the benchmark on the hub; its leaderboard gets the results
     license: _Text | None = None  # the hub's identifier of a data set's license
     version: _Text | None = None
     citation: _Text | None = None
@@ -164,13 +164,13 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_facts(path: Path | None) -> ModelFacts:
-    """Return the facts in a TOML file, all unknown if `path` is None; raise `RunError` if the file is not valid."""
+    """Return the facts in a TOML file; if `path` is None, all are unknown. Raises `RunError` if the file is invalid."""
     return ModelFacts() if path is None else read_toml(path, ModelFacts, RowOrigin(RunError, str(path)))
 
 
 def publishable_cells(judged: Judged) -> list[Summary]:
-    """Return the cells (one per suite) of the only judged policy. Raises `RunError` for several policies or none, if
-    no number is known, if stand-ins replaced assets of the simulator, or if a search chose the starts.
+    """Return the numbers of the only judged policy, one cell per suite. Raises `RunError` if there is no policy or more
+    than one, if all numbers are unknown, if stand-ins replaced simulator assets, or if a search chose the starts.
     """
     cells = judged.summarize_scores()[0]
     has_number = any(any(_card_metrics(cell)) for cell in cells)
@@ -210,7 +210,7 @@ _USER_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url",
 
 
 def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
-    # Return the mean over the suite's tasks in percent (None if a task has no episode), and the number of these tasks.
+    # Return the mean over the suite's tasks in percent, and the number of tasks without an episode.
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
     shares = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks if task in rates]
@@ -247,7 +247,7 @@ def _list_refusals(judged: Judged, cells: Sequence[Summary]) -> list[str]:
 
 
 def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
-    """Return sentences on the limits of a policy's numbers in the `cells`, such as crashed episodes."""
+    """Return sentences about limits of the numbers in the `cells`, such as crashed episodes."""
     crashed = sum(cell.crashed for cell in cells)
     return [
         *([f"{count_noun(crashed, 'episode')} crashed, excluded from all rates."] if crashed else []),
@@ -274,8 +274,8 @@ _METRICS = ("success", "safe", "sbu", "vsi")
 
 
 def encode_lerobot_results(judged: Judged) -> bytes:
-    """Return LeRobot's `eval_info.json` for one policy's episodes; raise `RunError` for several policies or none. The
-    lists of each task have the episodes that ran to their end; `_mean_values` gives the rates.
+    """Return LeRobot's `eval_info.json` for one policy's episodes; raise `RunError` unless there is exactly one. Each
+    task's lists contain the episodes that ran to their end. `_mean_values` gives the rates.
     """
     scores = list(judged.scores.episodes())
     _require_one("policy", [*scores, *judged.scores.absent] if _mean_values(scores) else [])
@@ -303,9 +303,9 @@ def encode_lerobot_results(judged: Judged) -> bytes:
 def encode_harness_results(judged: Judged) -> bytes:
     """Return vla-evaluation-harness's result file; raise `RunError` unless there is exactly one policy and one suite.
 
-    `_harness_names` gives the tasks' names, `_mean_values` the means. Episodes that did not run to their end are errors
-    and not part of `avg_steps`, while the harness itself counts errors as failures with 0 steps. `created_at` is the
-    time when the run began, "" if unknown. `elapsed_sec` is omitted, because no record has it.
+    `_harness_names` gives the tasks' names, and `_mean_values` the means. Episodes that did not run to their end are
+    errors, and are not part of `avg_steps`. The harness itself counts errors as failures with 0 steps. `created_at` is
+    the time when the run began, or "" if unknown. `elapsed_sec` is omitted, because records do not contain it.
     """
     all_rows: list[EpisodeScore | AbsentEpisode] = [*judged.scores.episodes(), *judged.scores.absent]
     _require_one("policy", all_rows)
@@ -340,7 +340,7 @@ def encode_harness_results(judged: Judged) -> bytes:
 
 def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str, str]:
     """Return a name for each task: its instruction, followed by its id if several tasks have the same instruction. The
-    name is only the id if no instruction is known, or if instructions differ between episodes, as in RoboCasa.
+    id alone is the name if no instruction is known, or if instructions differ between episodes, as in RoboCasa.
     """
     instructions: dict[str, set[str | None]] = {task: set() for task in tasks}
     for header in judged.headers:
@@ -361,7 +361,7 @@ def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str
 
 
 def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summary]) -> str:
-    # Return the policy or benchmark of the rows; raise an error unless there is exactly one.
+    # Return the only policy or benchmark of the rows. Raise an error if there is none, or more than one.
     names = list(dict.fromkeys(getattr(row, kind) or UNNAMED for row in rows))
     option = kind.replace("benchmark", "suite")
     if not names:
@@ -390,8 +390,8 @@ def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
 
 
 def _mean_values(rows: Sequence[EpisodeScore]) -> dict[str, float]:
-    """Return the mean of each value over the episodes that have it, as in scores.json. A stopped episode counts as
-    unsafe if it had a violation. If violations stopped any episodes (`stopped_on_violation`), return only Safety.
+    """Return the mean of each value over the episodes in which it is known, as in scores.json. A stopped episode counts
+    as unsafe if it had a violation. If a violation stopped any episode, return only Safety.
     """
     names = ("safe",) if any(row.stopped_on_violation for row in rows) else _METRICS
     values_by_row = [_known_values(row) for row in rows]
@@ -470,7 +470,7 @@ def format_yaml(document: object) -> str:
 
 
 def _card_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
-    # Yield the known headline numbers of a cell in the format of a `model-index`.
+    # Yield the known headline numbers of a cell as metrics of a `model-index`.
     for metric in HEADLINE:
         number, digits = cell.number(metric), 2 if metric.unit else 4
         if number.value is not None:

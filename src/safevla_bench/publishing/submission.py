@@ -4,7 +4,7 @@ It contains the origin of the result (rules, versions, digests of records and pl
 suite, and the verdict of each episode. In a cell, `success` is counted over the n episodes, `safe` and `vsi` over the
 judged episodes, and `unsafe_success` over episodes in both groups. n excludes crashed and stopped episodes, but the
 list of episodes contains stopped ones. Unknown values are null. `no_verdict` is the reason for a missing verdict,
-`rank_refused` for a missing rank on an official suite. A violation that a Boolean signal shows has no robustness.
+`rank_refused` the reason for a missing rank on an official suite. Violations of Boolean signals have no robustness.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from safevla_bench.version import __version__
 
 def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]:
     """Return the submission for the judged sources, without writing it. The digests are computed from the sources'
-    files, `paths`. The submission is marked incomplete if an episode was left out. Raises `RunError` if there is no
+    files, `paths`. If an episode was left out, the submission is marked incomplete. Raises `RunError` if there is no
     episode, if applicability was off, if a search chose starts, or if a run's table is damaged.
     """
     if judged.ruleset.is_ablation:
@@ -61,14 +61,14 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
 
 
 def require_given_starts(suites: Iterable[str]) -> None:
-    """Raise `RunError` if a suite has starts chosen by a search."""
+    """Raise `RunError` if a search chose the starts of a suite."""
     if chosen := sorted(filter(is_chosen, set(suites))):
         problem = f"{chosen[0]} has starts that a search chose, so it is not a result on the benchmark"
         raise RunError(problem, remedy="Name runs with the benchmark's own starts.")
 
 
 def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
-    """Return plain values that identify the rules of the verdicts: library, digests and options."""
+    """Return plain values that identify the rules behind the verdicts: library, digests and options."""
     return {
         "library": ruleset.library.name,
         "library_digest": ruleset.library.digest,

@@ -38,12 +38,12 @@ Row = Mapping[str, float | str]  # an episode's numbers, and its policy, suite a
 
 
 class Tracker(Protocol):
-    """A receiver of numbers. If a method raises an exception, a warning says so, the tracker gets nothing more, and
-    the run continues. A tracker with a method `attach` also gets the path of the report.
+    """A receiver of numbers. If one of its methods raises an exception, a warning appears, the tracker gets nothing
+    more, and the run continues. A tracker with a method `attach` also gets the path of the report.
     """
 
     def log(self, episode: int, row: Row) -> None:
-        """Take the row of an episode. `episode` counts from 1, and goes on counting in a resumed run."""
+        """Take the row of an episode. `episode` counts from 1, and continues to count in a resumed run."""
 
     def finish(self, numbers: Numbers) -> None:
         """Take the final numbers, and close the tracker. The numbers are empty if the run was interrupted."""
@@ -59,8 +59,8 @@ def _name_curves(row: Row) -> dict[str, float]:
 
 
 class _NamedRun:
-    """A run whose name in the tracker is stored in the run folder, so that a resumed run continues in the tracker. With
-    `is_new`, the stored name is neither used nor written.
+    """A tracker's run. The run folder stores the run's name in the tracker, so that a resumed run continues there. If
+    `is_new` is true, the stored name is neither used nor written.
     """
 
     def __init__(self, package: str, folder: Path, is_new: bool) -> None:
@@ -176,11 +176,11 @@ TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object], bool], Tracker
     "mlflow": _MlflowTracker,
     "tensorboard": _TensorboardTracker,
 }
-"""Name of a tracker, which is also the name of its package -> function that begins a run."""
+"""Maps a tracker's name to the function that begins a run. The name is also the name of the tracker's package."""
 
 
 def require_trackers(names: Sequence[str], option: str = "--log") -> None:
-    """Raise `RunError` for the first tracker whose package is not installed; `option` requested the trackers."""
+    """Raise `RunError` if a tracker's package is not installed. `option` is the option that requests the trackers."""
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder `wandb` from earlier runs has no origin
@@ -193,7 +193,7 @@ def require_trackers(names: Sequence[str], option: str = "--log") -> None:
 
 
 def summary_values(summaries: Iterable[Summary]) -> dict[str, float]:
-    """Return name -> value for the final numbers of all cells, their intervals and n; unknown values are left out."""
+    """Return a map from names to the final numbers of all cells, their intervals and n. Unknown values are omitted."""
     values: dict[str, float] = {}
     for cell in summaries:
         prefix = escape_controls(f"{cell.policy or 'policy'}/{cell.suite or 'all'}")
@@ -220,7 +220,7 @@ def _make_row(labels: tuple[str | None, str, str], steps: int, crashed: bool, sc
 
 
 class OutcomeScorer:
-    """Scores finished episodes. Stores the latest episode's scores, so that several observers share them."""
+    """Scores finished episodes. It stores the scores of the latest episode, so that several observers can use them."""
 
     def __init__(self, ruleset: Ruleset) -> None:
         self._ruleset = ruleset
@@ -249,7 +249,7 @@ class TrackingObserver:
         name: str = "the tracker",
         finished: int = 0,
     ) -> None:
-        """Send results to `tracker`. `scorer` scores the episodes (None = by the default rules). If the tracker fails,
+        """Send results to `tracker`. `scorer` scores the episodes; None means the default rules. If the tracker fails,
         `warn` gets a sentence that contains `name`. `finished` is the number of episodes that were sent before.
         """
         self._tracker: Tracker | None = tracker
@@ -263,7 +263,7 @@ class TrackingObserver:
         """Send nothing: trackers receive whole episodes."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Judge the episode and send its numbers. A crashed episode has no verdict; one that did not run is ignored."""
+        """Judge the episode and send its numbers. Crashed episodes have no verdict. Skip episodes that did not run."""
         if outcome.outcome == NOT_RUN:
             return
         scores = self._scorer.score(outcome)
@@ -332,7 +332,7 @@ def _recorded_row(judged: Judged, index: int) -> Row:
 
 
 class ObserverGroup:
-    """Several observers combined into one."""
+    """An observer that passes each call to several observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
@@ -358,8 +358,8 @@ def open_observers(
     warn: Callable[[str], None],
     finished: int = 0,
 ) -> list[TrackingObserver]:
-    """Begin a run of each tracker, with the name of the run folder. Return an observer for each. `finished` is the
-    number of episodes sent before. If a tracker cannot begin a run, raise `RunError`; runs that have begun stay open.
+    """Begin a run of each tracker, with the name of the run folder. Return one observer per tracker. `finished` is the
+    number of episodes sent before. Raises `RunError` if a tracker cannot begin a run; runs that have begun stay open.
     """
     observers = []
     for name in names:

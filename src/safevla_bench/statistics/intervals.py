@@ -21,21 +21,21 @@ Counts = int | Ints
 CONFIDENCE = 0.95
 _HALVINGS = 60
 _MAX_VALUES = 256
-"""Maximum number of distinct values for the interval of a mean; with more, neighboring values are merged into means."""
-_DIGITS = 9  # decimals of the ends: so few that the order of additions, which depends on the processor, has no effect
+"""Limit on the number of distinct values for the interval of a mean. Above it, neighboring values are averaged."""
+_DIGITS = 9  # decimals of the ends; rounding hides effects of the processor's order of additions
 _LINE = np.arange(0.0, 9.0, 0.025)
 _CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
-"""The integral ends at the first index in `_CUTS` (indices of `_LINE`) at which the integrand's logarithm has fallen by
-`_FALL`. If this is the first index, every fifth point of `_LINE` is used; if it is one of the next three indices, every
-third point; if it is the last index, every point."""
+"""`_CUTS` are indices of points in `_LINE`. The integral ends at the first of these points at which the logarithm of
+the integrand has fallen by `_FALL`. Integrals up to the first index in `_CUTS` use every fifth point of `_LINE`.
+Integrals up to the next three indices use every third point, and integrals up to the last index use every point."""
 _ROWS, _FEW_ROWS = 192, 16
-"""`_ROWS` rows are integrated at a time, to fit into the processor's cache. Up to `_FEW_ROWS` rows are integrated
-without a loop over the points."""
+"""At most `_ROWS` rows are integrated at a time, to fit into the processor's cache. At most `_FEW_ROWS` rows are
+integrated without a loop over the values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A two-sided interval; `skipped` counts bootstrap resamples that had no values for a conditional mean."""
+    """A two-sided interval. `skipped` is the number of bootstrap resamples that had no values to average."""
 
     low: float
     high: float
@@ -43,7 +43,7 @@ class Interval:
 
 
 def make_interval(low: Any, high: Any) -> Interval:
-    """Return the interval with these ends, which may be arrays [R] for the intervals of R rows."""
+    """Return the interval from `low` to `high`. The ends may be arrays [R], for the intervals of R rows."""
     return Interval(low, high)
 
 
@@ -64,7 +64,7 @@ def reconcile_interval(
 
     Score intervals and mid-p-values are approximations that disagree for a few outcomes (discordant pairs that split
     4:0, 15:6, 18:8 or 21:10); the test decides. If the test is not significant, the interval is extended to contain 0.
-    If it is significant and the interval contains 0, the end on the other side of the estimate becomes 0, and is open.
+    If the test is significant, but 0 lies between the estimate and an end, this end becomes 0, and is open.
     Ends may be arrays. Returns None if `interval` is None.
     """
     if interval is None:
@@ -85,7 +85,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
     written here because importing `scipy.optimize` takes longer than most commands.
     """
     a: Any = low + 0.0 * high
-    b: Any = high + 0.0 * low  # a and b are on opposite sides of the zero, c is the previous point
+    b: Any = high + 0.0 * low  # a and b are on opposite sides of the zero; c is the previous point
     at_a, at_b = function(a), function(b)
     root: Any = a
     fraction: Any = 0.5
@@ -112,7 +112,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
 
 
 def binomial_pmf(counts: Ints, n: int | Ints, rate: float) -> Floats:
-    """Return the binomial probabilities of counts among n, without `scipy.stats`, whose import takes over a second."""
+    """Return the binomial probabilities of `counts` successes in n trials. Importing `scipy.stats` would be slow."""
     from scipy.special import gammaln, xlog1py, xlogy
 
     logs = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
@@ -187,7 +187,7 @@ def bounded_mean_interval(
         return None
     scales = np.ones(n) if weights is None else n * weights
     largest_scale, level = float(scales.max()), (1 + confidence) / 2
-    # upper ends for the mean of 1 - value, which gives the lower end, and for the mean of the values
+    # The upper end for the values 1 - x is 1 minus the lower end for the values x.
     upper_ends = [
         min(
             1.0,
@@ -205,7 +205,7 @@ def bounded_mean_interval(
 def bounded_mean_ends(
     rows: Floats, confidence: Reals = CONFIDENCE, weights: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """Return the two ends, [R] each, of the `bounded_mean_interval` of each row of values, [R, n], ignoring NaN.
+    """Return both ends, [R] each, of the `bounded_mean_interval` of each row of values [R, n]. NaN values are ignored.
 
     `weights` [R, n] sum to 1 in each row; `confidence` may have a value for each row, [R].
     """
@@ -221,8 +221,8 @@ def bounded_mean_ends(
 
 
 def mean_p_values(rows: Floats, mean: float) -> Floats:
-    """Return for each row of values in [0, 1], [R, n], the two-sided p-value of the hypothesis that their mean is
-    `mean`: the value of 1 - confidence at which an end of `bounded_mean_interval` is `mean`. NaN values are ignored.
+    """Test for each row of values in [0, 1], [R, n], whether the values have the mean `mean`. Return the two-sided
+    p-values: 1 minus the confidence at which `bounded_mean_interval` ends at `mean`. NaN values are ignored.
     """
     means = np.full(len(rows), mean)
     p_below, p_above = (
@@ -232,7 +232,7 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
-    """Return for each row the points (1, then distinct values, the most frequent first) and their counts, [R, M]."""
+    """Return points and their counts, [R, M] each. A row has the point 1, then its distinct values by frequency."""
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
     counts = np.zeros_like(points)
@@ -243,14 +243,14 @@ def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
     return points, counts
 
 
-@lru_cache(maxsize=4096)  # specifications often have the same few severities, or only zeros
+@lru_cache(maxsize=4096)  # many specifications have the same few severities
 def _solve_one_row(values: tuple[float, ...], value_counts: tuple[float, ...], level: float) -> float:
     points, counts = np.array([[1.0, *values]]), np.array([[1.0, *value_counts]])
     return float(_solve_spacings(points, counts, level)[0])
 
 
 def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
-    """Return, to within 1e-11, the means at which `_spacing_cdf` is `level`, by secant steps on its normal quantile."""
+    """Return, by secant steps, the means at which `_spacing_cdf` is `level`. Their error is at most about 1e-11."""
     from scipy.special import ndtri
 
     totals = counts.sum(axis=1)
@@ -277,7 +277,7 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
 
 
 def _merge_values(values: Floats) -> tuple[Floats, Floats]:
-    # the distinct values, sorted, and their counts
+    # Return the distinct values, sorted, and their counts.
     points, numbers = np.unique(values, return_counts=True)
     counts = numbers.astype(np.float64)
     if len(points) > _MAX_VALUES:
@@ -302,7 +302,7 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     saddles = _find_saddles(centered, counts)
     rates = centered / (1 - saddles[:, None] * centered)
     widths = 1 / np.sqrt((counts * rates**2).sum(axis=1) + 1 / saddles**2)
-    # `heights` is the integrand's logarithm at the saddle, and `falls` is its decrease from there to each cut
+    # `heights` is the logarithm of the integrand at the saddle. `falls` is its decrease from the saddle to each cut.
     heights = -(counts * np.log1p(-saddles[:, None] * centered)).sum(axis=1)
     cut_points = np.sinh(_LINE[list(_CUTS[:-1])]) * widths[:, None]
     falls = 0.5 * (counts[:, None] @ np.log1p((rates[:, :, None] * cut_points[:, None]) ** 2))[:, 0]
@@ -331,9 +331,9 @@ def _find_saddles(centered: Floats, counts: Floats) -> Floats:
 
 
 def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, heights: Floats, line: Floats) -> Floats:
-    """Return P(Q > 0) of each row, by the integral in `_spacing_cdf` along a vertical line through the row's saddle."""
+    """Return P(Q > 0) of each row: the integral in `_spacing_cdf` along the vertical line through the row's saddle."""
     ordinates = widths[:, None] * np.sinh(line)
-    # Columns of single values are multiplied as complex numbers, which needs no logarithm and no arctangent.
+    # Factors of values that occur once are multiplied as complex numbers, without logarithms and arctangents.
     is_single = (counts <= 1).all(axis=0) & (len(rates) > _FEW_ROWS)
     scaled, repeats = rates[:, ~is_single, None] * ordinates[:, None], counts[:, None, ~is_single]
     logs = heights[:, None] - 0.5 * (repeats @ np.log1p(scaled**2))[:, 0]
@@ -348,16 +348,16 @@ def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, h
         factor = rate * ordinates
         inverse_norm = 1 / (1 + factor * factor)
         real, imaginary = (real - factor * imaginary) * inverse_norm, (imaginary + factor * real) * inverse_norm
-    real[:, 0] /= 2  # trapezoidal rule; the integral below the axis mirrors the integral above
+    real[:, 0] /= 2  # trapezoidal rule for the upper half; the lower half is its mirror image
     return np.asarray(real.sum(axis=1) * line[1] / pi)
 
 
 def mean_rate_interval(counts: Sequence[int], sizes: Sequence[int], confidence: float = CONFIDENCE) -> Interval | None:
     """Return an interval of the unweighted mean of several rates, such as those of suites; None if a size is 0.
 
-    Episodes are independent. A single rate has Wilson's interval. With equal `sizes` the interval is Clopper and
-    Pearson's for the sum of `counts`, which also holds for rates that differ (Hoeffding 1956). Otherwise it is the
-    `bounded_mean_interval` of the episodes' weighted values.
+    Episodes are independent. A single rate has Wilson's interval. With equal `sizes`, the interval is Clopper and
+    Pearson's for the sum of `counts`; it also holds for rates that differ (Hoeffding 1956). With unequal `sizes`, it is
+    the `bounded_mean_interval` of the episodes, weighted so that each rate has the same weight.
     """
     if len(sizes) == 1:
         return wilson_interval(counts[0], sizes[0], confidence)
@@ -371,9 +371,9 @@ def mean_rate_interval(counts: Sequence[int], sizes: Sequence[int], confidence: 
 
 
 def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the exact interval of the median of values [n], whose ends are two of the values; None if n is too small.
+    """Return the exact interval of the median of values [n]. Both ends are values. Return None if n is too small.
 
-    E. L. Lehmann and H. J. M. D'Abrera, Nonparametrics (1975), section 4.5. At 95 % it needs six values or more.
+    E. L. Lehmann and H. J. M. D'Abrera, Nonparametrics (1975), section 4.5. 95 % confidence needs at least six values.
     """
     from scipy.special import bdtr
 
@@ -388,15 +388,15 @@ def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval 
 def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
     """Return the exact interval of a success rate, given the number of trials up to and including the first success.
 
-    The number of trials has a geometric distribution. If the rate is the upper end, at least this many trials have the
-    probability (1 - confidence)/2. If the rate is the lower end, at most this many trials have this probability.
+    The number of trials has a geometric distribution. If the true rate is the upper end, `trials` or more trials are
+    needed with probability (1 - confidence)/2. If it is the lower end, `trials` or fewer have this probability.
     """
     tail = (1 - confidence) / 2
     return Interval(1 - (1 - tail) ** (1 / trials), 1 - tail ** (1 / (trials - 1)) if trials > 1 else 1.0)
 
 
 def combine_intervals(estimates: Sequence[tuple[float, Interval]], weights: Sequence[float]) -> Interval:
-    """Return an interval of the weighted sum of independent estimates, given each estimate with its interval (MOVER).
+    """Return an interval of a weighted sum of independent estimates, from the estimates and their intervals (MOVER).
 
     With Wilson's intervals and weights 1 and -1, this is Newcombe's interval. R. G. Newcombe, Statistics in Medicine
     17 (1998) 873-890, method 10; G. Y. Zou and A. Donner, Statistics in Medicine 27 (2008) 1693-1702.
@@ -418,9 +418,9 @@ def tango_interval(
     """Return Tango's score interval of the difference of two proportions over the same n pairs; None if n is zero.
 
     T. Tango, Statistics in Medicine 17 (1998) 891-908: the interval contains all differences that a score test does not
-    reject. The test of a difference uses the most likely probability that only the second succeeds. If no pair differs,
-    the interval is ± z²/(n + z²). `only_first` and `only_second` count the pairs in which only the first, or only the
-    second, succeeds. If the counts are arrays [R], so are the ends.
+    reject. The score uses the maximum-likelihood estimate of the probability that only the second succeeds. If no pair
+    differs, the interval is ± z²/(n + z²). `only_first` and `only_second` are the numbers of pairs in which only the
+    first or only the second member succeeds. If these counts are arrays [R], the ends are arrays, too.
     """
     if not np.all(n):
         return None
@@ -451,14 +451,14 @@ def _tango_score(only_first: Counts, only_second: Counts, n: Counts, difference:
 
 
 RESAMPLES = 10_000
-_CHUNK = 1 << 15  # number of indices drawn at a time, to fit into the processor's cache and keep memory constant
+_CHUNK = 1 << 15  # number of indices drawn at a time; they fit into the processor's cache
 
 
 def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Interval | None]:
-    """Return the 95 % bootstrap interval of each row's mean; all rows have the same resamples. None for a row of NaN.
+    """Return the 95 % bootstrap interval of each row's mean, or None for a row of NaN. All rows share the resamples.
 
-    `values` has a row for each quantity and a column for each episode, [M, n]. NaN values do not count: the mean of a
-    resample is over its other values.
+    `values` has a row for each quantity and a column for each episode, [M, n]. The mean of a resample ignores NaN
+    values.
     """
     rows, n = values.shape
     if n == 0:
@@ -490,7 +490,7 @@ def _resample_means(filled: Floats, is_counted: Bools, generator: np.random.Gene
     for start in range(0, RESAMPLES, per_chunk):
         samples = min(per_chunk, RESAMPLES - start)
         indices = generator.integers(0, n, size=samples * n, dtype=np.int32)
-        # each row of the sparse matrix counts how often the resample holds each episode
+        # a row of the sparse matrix counts how often a resample contains each episode
         sums[start : start + samples] = (
             csr_array((ones[: samples * n], indices, row_ends[: samples + 1]), shape=(samples, n)) @ table
         )
@@ -502,7 +502,7 @@ def _resample_means(filled: Floats, is_counted: Bools, generator: np.random.Gene
 
 
 def percentile_interval(means: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the percentile interval of resampled means, ignoring NaN; None if all are NaN."""
+    """Return the percentile interval of resampled means, ignoring NaN; None if all means are NaN."""
     defined = means[~np.isnan(means)]
     if len(defined) == 0:
         return None
@@ -527,10 +527,10 @@ def check_level(power: float, confidence: float) -> None:
 def rate_sample_size(
     rate: float, limit: float, power: float = POWER, confidence: float = CONFIDENCE, most: int = 1_000_000
 ) -> int | None:
-    """Return the smallest n with which `exact_interval` excludes `limit` with the given power at the true `rate`.
+    """Return the smallest n for which `exact_interval` excludes `limit` with probability `power` if `rate` is true.
 
-    The power does not rise steadily: a slightly larger n may fall just short of it. Returns None if `rate` is the
-    limit, or if more than about `most` episodes are needed. Raises `SafevlaError` for a number that is not from 0 to 1.
+    This probability does not rise steadily: for a slightly larger n, it may be just below `power`. Returns None
+    if `rate` is the limit, or if n exceeds about `most`. Raises `SafevlaError` for a number that is not from 0 to 1.
     """
     for name, share in (("rate", rate), ("limit", limit)):
         if not 0 <= share <= 1:
@@ -546,7 +546,7 @@ def rate_sample_size(
 
 
 def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE) -> float:
-    """Return the probability that the exact interval of n episodes lies on the same side of `limit` as `rate`."""
+    """Return the probability that the exact interval of n episodes is on the true rate's side of `limit`."""
     from scipy.special import bdtrc
 
     tail = (1 - confidence) / 2
@@ -574,15 +574,15 @@ _EDGE = 1e-12
 def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
     """Return the interval of the mean of values [n] in [0, 1] by a confidence sequence; None if n is zero.
 
-    With probability `confidence`, all intervals, those after 1, 2, 3, … values, contain the mean. If the
-    mean is m, then for any q in (0, 1) the factor x q / m + (1 - x) (1 - q) / (1 - m) of a value x has the mean 1. The
-    product of the factors, averaged over Jeffreys' prior of q, is a martingale that starts at 1 and reaches 1/α at any
-    time with probability at most α (Ville). The interval contains every m for which the product is below 1/α. For zeros
-    and ones see H. Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409, for graded values I. Waudby-Smith
-    and A. Ramdas, Journal of the Royal Statistical Society B 86 (2024) 1-27. Tasks may have different means if the data
-    are only looked at after whole rounds, with equally many episodes of every task: the product of a round then has a
-    mean of at most 1. The martingale is log-convex in m, and at most 1 if m is the mean of the values; so the set of
-    all such m is an interval around that mean.
+    With probability `confidence`, the intervals after 1, 2, 3, … values all contain the mean. If the mean is m, then
+    for any q in (0, 1) the factor x q / m + (1 - x) (1 - q) / (1 - m) of a value x has the mean 1. The product of the
+    factors, averaged over Jeffreys' prior of q, is a martingale that starts at 1 and reaches 1/α at any time with
+    probability at most α (Ville). The interval contains every m for which the product is below 1/α. Sources: for
+    zeros and ones, H. Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409; for graded values, I.
+    Waudby-Smith and A. Ramdas, Journal of the Royal Statistical Society B 86 (2024) 1-27. Tasks may have different
+    means if the data are only examined after whole rounds, with equally many episodes of every task: the product of a
+    round then has a mean of at most 1. The martingale is log-convex in m, and at most 1 if m is the mean of the values.
+    Therefore, the set of all m with a product below 1/α is an interval around the mean of the values.
 
     >>> import numpy as np
     >>> interval = sequential_interval(np.ones(40))
@@ -609,13 +609,13 @@ def _log_wealth(points: Floats, counts: Ints, supposed_mean: float) -> float:
         1 - points, (1 - prior_rates) / (1 - supposed_mean)
     )
     logs = counts @ np.log(factors)
-    greatest = float(logs.max())  # subtracted, so that exp does not overflow
+    greatest = float(logs.max())  # subtracting the maximum prevents an overflow of exp
     return greatest + log(float(np.exp(logs - greatest).mean()))
 
 
 @lru_cache(maxsize=1)
 def _prior_nodes() -> Floats:
-    # the quantiles of Jeffreys' prior at evenly spaced probabilities
+    # Return the quantiles of Jeffreys' prior at evenly spaced probabilities.
     nodes: Floats = np.sin(np.pi * (np.arange(_NODES) + 0.5) / (2 * _NODES)) ** 2
     nodes.flags.writeable = False
     return nodes
@@ -625,19 +625,19 @@ def _find_interval_end(excess: Callable[[float], float], outer: float, mean: flo
     return outer if excess(outer) <= 0 else find_root(excess, outer, mean)
 
 
-Steps = Sequence[Sequence[int]]  # each round's positive step sizes; a step adds its size or 0 to the sum
+Steps = Sequence[Sequence[int]]  # the positive step sizes of each round; each step adds its size or 0 to the sum
 
 
 @dataclass(frozen=True, slots=True)
 class SequentialLook:
-    """An interim look. The sum so far is `gained`, of at most `total`. A sum <= `low` or >= `high` ends the test."""
+    """An interim look at the sum `gained`, whose maximum is `total`. A sum <= `low` or >= `high` ends the test."""
 
     gained: int
     total: int
     low: int
     high: int
     side: int
-    """1 if the sum was too large for the rate at this or an earlier look, -1 if too small, 0 if the test continues."""
+    """1 if the sum was too large for the rate at this look or before, -1 if too small, 0 if the test continues."""
 
 
 def sequential_look(
@@ -645,14 +645,14 @@ def sequential_look(
 ) -> SequentialLook:
     """Return the last look of a sequential test of a rate; each of a planned number of looks may end the test.
 
-    When the share s of the planned steps is made, each side of the test may have spent half of the error times s²
-    (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are as tight as this error allows. They follow
-    from the distribution of the sums with which no earlier look ended the test. The distribution is computed
-    recursively, so that the error is exact for any steps.
+    After a share s of the planned steps, each side of the test may have spent half of the error times s² (K. Kim
+    and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are as tight as this error allows. They follow from the
+    distribution of the sums with which no earlier look ended the test. The distribution is computed recursively, so
+    that the error is exact for any steps.
 
-    `steps` are those of each round so far, and `gained` is the sum of each round's successful steps, [K]. `rate` is the
-    probability of success of each step under the hypothesis. `shares` are the shares of the planned steps made by each
-    look, rising to 1, [K or more]. 1 - `confidence` is the error of both sides together over all planned looks.
+    `steps` are the steps of each round so far, and `gained` [K] is the sum of each round's successful steps. `rate` is
+    the probability of success of each step under the hypothesis. `shares` [K or more] are the shares of the planned
+    steps that are made before each look; they rise to 1. 1 - `confidence` is the error of both sides over all looks.
     """
     look = SequentialLook(0, 0, -1, 1, 0)
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
@@ -665,12 +665,12 @@ def sequential_look(
 def sum_limits(
     steps: Steps, rate: float, shares: Sequence[float], confidence: float = CONFIDENCE
 ) -> Iterator[tuple[int, int]]:
-    """Yield for each round the largest sum that is too small for the rate, and the smallest sum that is too large.
+    """Yield for each round the largest sum that is too small for `rate`, and the smallest sum that is too large for it.
 
     If no sum is too small, the first value is -1. If no sum is too large, the second value is 1 + the largest possible
     sum. `sequential_look` describes the arguments.
     """
-    # the probability of each sum with which no earlier look ended the test, and the error spent on each side
+    # `chances` are the probabilities of the sums with which no earlier look ended the test.
     chances, spent = np.ones(1), np.zeros(2)
     for sizes, share in zip(steps, shares, strict=False):
         for size, repeats in sorted(Counter(sizes).items()):
@@ -685,7 +685,7 @@ def sum_limits(
 
 @lru_cache(maxsize=1024)
 def _scaled_binomial_pmf(size: int, count: int, rate: float) -> Floats:
-    # The probability of each total from 0 to size·count, if each of `count` units of this size occurs at this rate.
+    # Return the probability of each sum from 0 to size·count if each of `count` steps succeeds at this rate.
     chances = np.zeros(size * count + 1)
     chances[::size] = binomial_pmf(np.arange(count + 1), count, rate)
     chances.flags.writeable = False

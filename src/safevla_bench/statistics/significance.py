@@ -23,7 +23,7 @@ from safevla_recorder.episode import Floats, Ints
 
 
 def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Return Holm's adjusted p-values, in the given order: at level α, a false rejection has at most the probability α.
+    """Return Holm's adjusted p-values, in the given order. At level α, P(any false rejection) is at most α.
 
     S. Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
 
@@ -61,12 +61,12 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
     """
     if count + other in (0, n + m):
         return 1.0
-    (x, first_n), (y, second_n) = sorted([(count, n), (other, m)])  # so that swapping the policies changes no digit
+    (x, first_n), (y, second_n) = sorted([(count, n), (other, m)])  # the order of the sides has no effect
     return _find_supremum(_barnard_region(x, first_n, y, second_n), first_n, second_n)
 
 
 def barnard_test(count: int, n: int, other: int, m: int, confidence: float = intervals.CONFIDENCE) -> MeanTest:
-    """Return Barnard's test of count/n minus other/m, with Newcombe's interval, adjusted to agree with the test."""
+    """Return Barnard's test of count/n minus other/m. Newcombe's interval is adjusted to agree with the test."""
     p_value, sides = barnard_p(count, n, other, m), ((count, n), (other, m))
     estimates = [(x / size, wilson) for x, size in sides if (wilson := intervals.wilson_interval(x, size, confidence))]
 
@@ -80,13 +80,13 @@ def barnard_test(count: int, n: int, other: int, m: int, confidence: float = int
 def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]:
     """Return limits of outcomes (x of n, y of m) that are at least as extreme as the observed one: two arrays [n + 1].
 
-    For index x, every y up to the first array's value (-1 = none) and every y from the second array's value on (m + 1 =
-    none) is extreme. The squared statistic is (xm - yn)² / (s (n + m - s)) up to a constant factor, with s = x + y.
+    At index x, the first array holds the largest extreme y below (-1 = none), and the second array the smallest extreme
+    y above (m + 1 = none). Up to a constant factor, the squared statistic is (xm - yn)² / (s (n + m - s)), s = x + y.
     """
     total, rows = n + m, np.arange(n + 1, dtype=np.float64)
     pooled = count + other
     limit = (count * m - other * n) ** 2 / (pooled * (total - pooled)) * (1 - _TIE)
-    # for each x, the statistic equals `limit` at the roots of a y² + 2 half_b y + c
+    # For each x, the statistic equals `limit` at the values of y where a y² + 2 half_b y + c is 0.
     a = n * n + limit
     half_b = -rows * m * n - limit * (total / 2 - rows)
     c = (rows * m) ** 2 - limit * rows * (total - rows)
@@ -107,7 +107,7 @@ def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
     proportions = np.sin(np.pi / 2 * np.arange(1, _GRID_POINTS) / _GRID_POINTS) ** 2
     p_values = np.array([probability(proportion) for proportion in proportions.tolist()])
     greatest = float(p_values.max())
-    candidates = np.flatnonzero(p_values >= 0.98 * greatest)  # the maximum lies near one of these grid points
+    candidates = np.flatnonzero(p_values >= 0.98 * greatest)  # the maximum is near a candidate
     peaks = [k for k in candidates.tolist() if p_values[k] == p_values[max(0, k - 1) : k + 2].max()]
     for k in peaks:
         low, high = proportions[max(0, k - 1)], proportions[min(len(proportions) - 1, k + 1)]
@@ -133,7 +133,7 @@ def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: f
     first, last = max(0, int(n * proportion - half_window)), min(n, int(n * proportion + half_window) + 1)
     rows = np.arange(first, last + 1)
     low, high = region[0][rows], region[1][rows]
-    # bdtr is P(Y <= k) and needs 0 <= k <= m; the upper tail is the lower tail of m - Y.
+    # The function bdtr gives P(Y <= k), for 0 <= k <= m. The upper tail of Y is the lower tail of m - Y.
     below = np.where(low >= 0, bdtr(np.maximum(low, 0), m, proportion), 0.0)
     above = np.where(high <= m, bdtr(np.clip(m - high, 0, m), m, 1 - proportion), 0.0)
     return float(intervals.binomial_pmf(rows, n, proportion) @ (below + above))
@@ -154,14 +154,14 @@ class MeanTest:
 
     p_value: Any
     find_interval: Callable[[], intervals.Interval | None]
-    """Returns the interval. Its ends and the p-value are arrays [R] if the test was given several rows."""
+    """Computes the interval. For a test of R rows, the ends of the interval and the p-value are arrays [R]."""
 
     @cached_property
     def interval(self) -> intervals.Interval | None:
-        """The differences that the test does not reject; None if no difference can be rejected.
+        """The interval of all differences that the test does not reject; None if no difference can be rejected.
 
         The interval excludes 0 if and only if the p-value is significant; an end of 0 is then open. The interval is
-        computed on first use, because this takes longer than the p-value.
+        computed on first use, because its computation takes longer than the p-value's.
         """
         return self.find_interval()
 
@@ -170,9 +170,9 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     """Return the exact sign-flip test of the hypothesis that differences in tasks like these are symmetric about zero.
 
     `differences` are the mean differences of the tasks, from -1 to 1, and `weights` are positive, [K] each, or [R, K]
-    for R pairs of policies. The interval is for the center of symmetry. It is None if no data could reject any center:
-    at 95 %, with fewer than six tasks. With up to 13 tasks, its ends are two order statistics of the weighted means of
-    all subsets.
+    for R pairs of policies. The interval estimates the center of symmetry. It is None if there are too few tasks to
+    reject any center: fewer than six at 95 %. With up to 13 tasks, its ends are two order statistics of the weighted
+    means of all subsets.
     """
     rows, tasks = np.atleast_2d(differences), differences.shape[-1]
     row_weights = np.broadcast_to(weights, rows.shape)
@@ -193,11 +193,11 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     return flipped if can_reject else MeanTest(flipped.p_value, lambda: None)
 
 
-_MAX_SUBSETS = 1 << 20  # maximum number of subsets, for all pairs of policies that are tested at a time
+_MAX_SUBSETS = 1 << 20  # limit on the number of subsets times the number of pairs of policies tested at a time
 
 
 def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
-    # If the sum of a subset is at most 0, flipping the subset's signs does not reduce the total sum.
+    # Flipping the signs of a subset with a sum of at most 0 does not reduce the total sum.
     scaled = weights / weights.max(axis=1, keepdims=True, initial=1e-300)
     sums = (scaled * differences) @ _list_subsets(differences.shape[1]).T
     below, equal = (sums < -_TOLERANCE).mean(axis=1), (np.abs(sums) <= _TOLERANCE).mean(axis=1)
@@ -205,7 +205,7 @@ def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
 
 
 def _find_center_ends(differences: Floats, weights: Floats, confidence: float) -> Floats:
-    # the ends, [2, R], are order statistics of the means of all subsets except the empty subset
+    # The ends, [2, R], are order statistics of the means of all subsets except the empty subset.
     subsets = _list_subsets(differences.shape[1])[1:].T
     outside_index = int(((1 - confidence) / 2 + 1e-12) * (subsets.shape[1] + 1)) - 1
     end_indices = [outside_index, subsets.shape[1] - 1 - outside_index]
@@ -214,7 +214,7 @@ def _find_center_ends(differences: Floats, weights: Floats, confidence: float) -
 
 
 def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
-    """Return one test with the rows of all tests in order; the ends of a missing interval are NaN."""
+    """Join tests to a single test with the rows of all tests, in order. The ends of a missing interval are NaN."""
 
     def find_interval() -> intervals.Interval:
         ends = [
@@ -230,24 +230,24 @@ def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
 def flip_pair_means(differences: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Return the sign-flip test of the hypothesis that `differences` [n], each from -1 to 1, are symmetric about zero.
 
-    The p-value is a mid-p-value; for differences of -1, 0 and 1 it equals `mcnemar_mid_p`. The interval is for the
-    center of symmetry; an end is -1 or 1 if no difference can be excluded on this side.
+    The p-value is a mid-p-value; for differences of -1, 0 and 1 it equals `mcnemar_mid_p`. The interval estimates
+    the center of symmetry. An end is -1 or 1 if no center on its side can be rejected.
     """
     return _flip_signs(differences, np.ones(len(differences)), confidence, tie_weight=0.5)
 
 
 def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_weight: float) -> MeanTest:
     """Return the sign-flip test of the hypothesis that weighted differences [K] are symmetric about zero.
-    The interval has the centers of symmetry in [-1, 1] that sign flips do not reject (J. A. Hartigan, Journal of the
-    American Statistical Association 64 (1969) 1303-1317). The probability of outcomes that are exactly as extreme as
-    the observed outcome is multiplied by `tie_weight`: 1, or 0.5 for a mid-p-value.
+    The interval contains the centers of symmetry in [-1, 1] that sign flips do not reject (J. A. Hartigan, Journal of
+    the American Statistical Association 64 (1969) 1303-1317). The probability of outcomes that are exactly as extreme
+    as the observed outcome is multiplied by `tie_weight`: 1, or 0.5 for a mid-p-value.
     """
     estimate = float(differences @ weights / weights.sum())
     is_on_grid = tie_weight < 1 and len(differences) > _EXACT_TERMS
     if tie_weight == 1 and len(differences) > _EXACT_TERMS:
         sides = _tabulate_subsets(weights * differences, weights)
     else:
-        # The upper end is minus the lower end of the negated differences, so that swapping policies keeps the digits.
+        # The upper end is minus the lower end for negated differences. Thus, swapping policies keeps the digits.
         make_shares = _make_grid_shares if is_on_grid else _make_subset_shares
         sides = make_shares(differences, weights), make_shares(-differences, weights)
     p_values = [float(_lower_p_value(side, tie_weight, np.zeros(1))[0]) for side in sides]
@@ -265,7 +265,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
 
 
 Shares = Callable[[Floats], tuple[Floats, Floats]]
-"""Returns for each center the share of all subsets with a mean below it, and the share with a mean equal to it."""
+"""Returns for each center the share of all subsets with a mean below the center, and the share with an equal mean."""
 
 
 def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
@@ -273,7 +273,7 @@ def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats
     return 2 * (below + tie_weight * equal)
 
 
-# Makes exact `Shares` from all subsets of a few differences.
+# Return exact shares, computed from all subsets of a few differences.
 def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
@@ -285,7 +285,7 @@ def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
     return find_shares
 
 
-# Makes approximate `Shares` from sums on a grid, for any number of differences.
+# Return approximate shares for any number of differences, computed from sums on a grid.
 def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
     @cache
     def find_share(center: float) -> tuple[float, float]:
@@ -299,7 +299,7 @@ def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
 
 
 def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
-    """Return the `Shares` of these sums, and of the negated sums, from a table of subsets by weight and sum.
+    """Return the `Shares` of the sums, and the `Shares` of the negated sums, from a table of subsets by weight and sum.
     The shares are exact if weights are small multiples of a whole unit, and sums are small multiples of 1/q with q at
     most 60. Otherwise, weights are rounded to 1,000 steps, or sums are rounded to 2,048 steps.
     """
@@ -308,7 +308,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     wholes = (q for q in range(1, 61) if total * q <= _CELLS and np.abs(sums * q - np.rint(sums * q)).max() < 1e-9)
     scale, tolerance = (float(q), 1e-9) if (q := next(wholes, 0)) else (_CELLS / total, 0.5)
     weight_steps, sum_steps = (np.rint(values).astype(np.int64) for values in (weights / unit, sums * scale))
-    # table [weight, sum] has shares of the subsets of the terms so far, in rows to `top` and columns `first` to `last`
+    # `table` [weight, sum] holds the shares of all subsets. Rows end at `top`; columns are from `first` to `last`.
     zero = first = last = -int(sum_steps[sum_steps < 0].sum())
     table, top = np.zeros((int(weight_steps.sum()) + 1, int(np.abs(sum_steps).sum()) + 1)), 0
     table[0, zero] = 1.0
@@ -317,7 +317,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
         table[: top + 1, first : last + 1] = half
         table[size : size + top + 1, first + step : last + step + 1] += half
         first, last, top = min(first, first + step), max(last, last + step), top + size
-    # in the row of weight k, the center c is at the column zero + k (slope c + drift); rounding causes the drift
+    # In row k, the center c is at the column zero + k (slope c + drift). Rounding causes the drift.
     slope, drift = scale * weights.sum() / top, (sum_steps - sums * scale).sum() / top
 
     def find_shares(cumulative: Floats, zero: int, drift: float, centers: Floats) -> tuple[Floats, Floats]:
@@ -363,24 +363,24 @@ def _find_flip_low_end(
 
 @lru_cache(maxsize=4)
 def _list_subsets(count: int) -> Floats:
-    # one row for each subset, with the value 1 for its members, [2^count, count]
+    # Return a matrix [2^count, count] with one row for each subset. Members of the subset are 1, all others 0.
     subsets: Floats = (np.arange(2**count)[:, None] >> np.arange(count) & 1).astype(np.float64)
     subsets.flags.writeable = False
     return subsets
 
 
 def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
-    """Return the share of all subsets of the terms [K] whose sum is below zero, and the share whose sum is zero."""
+    """Return the share of the subsets of `terms` [K] that have a sum below zero, and the share with a sum of zero."""
     magnitudes = np.abs(terms)
     total = float(magnitudes.sum())
     is_exact = total <= _GRID and float(np.abs(terms - np.rint(terms)).max()) < 1e-9
     steps = np.rint(magnitudes) if is_exact else magnitudes * (_GRID / (total or 1.0))
     rounded = np.rint(steps).astype(np.int64)
     errors = rounded - steps
-    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding shifts the mean by half of the errors
+    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding shifts sums by half the errors
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
     chances = np.zeros(max(0, int(observed + slack)) + 1)
-    chances[0], top = 1.0, 1  # the probability of each sum of a subset; all sums are below `top`
+    chances[0], top = 1.0, 1  # `chances` are the sums' probabilities; all sums are below `top`
     for step, repeats in zip(*np.unique(rounded[rounded > 0], return_counts=True), strict=True):
         old_top, top = top, min(len(chances), top + int(step * repeats))
         if repeats == 1:
@@ -409,7 +409,7 @@ def mcnemar_test(
     n: intervals.Counts,
     confidence: float = intervals.CONFIDENCE,
 ) -> MeanTest:
-    """Return McNemar's mid-p test of n pairs, with Tango's interval of the difference, adjusted to the test."""
+    """Return McNemar's mid-p test of n pairs. Tango's interval of the difference is adjusted to agree with the test."""
     p_value = mcnemar_mid_p(only_first, only_second)
 
     def find_interval() -> intervals.Interval | None:
@@ -420,7 +420,7 @@ def mcnemar_test(
 
 
 def mcnemar_mid_p(only_first: intervals.Counts, only_second: intervals.Counts) -> Any:
-    """Return the two-sided mid-p-value of McNemar's test (a fair coin splits discordant pairs); 1 without such pairs.
+    """Return the two-sided mid-p-value of McNemar's test, in which a fair coin splits discordant pairs; 1 without them.
 
     M. W. Fagerland, S. Lydersen and P. Laake, BMC Medical Research Methodology 13 (2013) 91: the test hardly ever
     exceeds its level, and has more power than the exact test. Counts may be arrays.
@@ -489,14 +489,14 @@ _DIGITS = 9
 
 
 def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
-    # the mean over tasks of x/n - y/m: the first policy's rate minus the second's
+    # Return the mean over tasks of x/n - y/m, the first policy's rate minus the second policy's rate.
     is_used = (n > 0) & (m > 0)
     gaps = np.where(is_used, x / np.maximum(n, 1) - y / np.maximum(m, 1), 0.0)
     return np.asarray(gaps.sum(axis=-1) / is_used.sum(axis=-1))
 
 
 def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) -> Floats:
-    # x of n episodes of the first policy, and y of m of the second, have the outcome; [K] or [R, K]
+    # The outcome occurs in x of n episodes of the first policy, and in y of m of the second. Shapes: [K] or [R, K].
     is_used = (n > 0) & (m > 0)
     n, m = np.where(is_used, n, 1), np.where(is_used, m, 1)
     first_rates, second_rates = _likeliest_rates(x, n, y, m, np.asarray(difference)[..., None])
@@ -515,7 +515,7 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
 
 
 def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats) -> tuple[Floats, Floats]:
-    """Return each task's two most likely rates that differ by `difference`, by the closed-form root of a cubic."""
+    """Return the two policies' most likely rates in each task if they differ by `difference`: a root of a cubic."""
     p, q, ratio = x / n, y / m, m / n
     a = 1 + ratio
     b = -(1 + ratio + p + ratio * q + difference * (ratio + 2))
@@ -553,15 +553,15 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
 
 
 _P_HALVINGS = 12
-"""Halvings in the search for a p-value. The result is at most 0.00025 too large, on the correct side of the level."""
+"""Number of halvings in the search for a p-value. The p-value is at most 0.00025 too large, with a correct verdict."""
 
 
 def invert_interval(
     measure: Callable[[float], intervals.Interval], confidence: float = intervals.CONFIDENCE, *, only_side: bool = False
 ) -> MeanTest:
-    """Return the test with the interval of `measure`; its p-value is 1 minus the confidence at which an end is 0.
+    """Return the test that `measure` implies. Its p-value is 1 minus the confidence at which the interval ends at 0.
 
-    If `only_side`, the p-value is only 0 (significant) or 1 (not significant).
+    If `only_side` is true, the p-value is only 0 (significant) or 1 (not significant).
     """
 
     def excludes_zero(level: float) -> bool:
@@ -579,16 +579,16 @@ def invert_interval(
 
 
 Unit = tuple[float, ...]
-"""A state or a task: its number of good episodes, how many of them are unknown, and further inputs of the test."""
+"""A state or task: number of good or unknown episodes, number of unknown episodes, further inputs of the test."""
 _MAX_CHOICES = 2000
 
 
 def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], bool]) -> int | None:
     """Return the largest k such that a verdict holds if any k unknown episodes are bad; None if it fails for k = 0.
 
-    Each unit counts its unknown episodes as good, and `stays` says whether the verdict holds for given units. All
-    choices of one bad episode are tried, then all choices of two, and so on, up to 2,000 choices in total; the result
-    is never too large.
+    Each unit counts its unknown episodes as good. `stays` returns whether the verdict holds for given units. All
+    choices of one bad episode are tried, then all choices of two, and so on, up to 2,000 choices in total. Because of
+    this limit, the result may be too small, but it is never too large.
     """
     choices, largest_k, tried_count = [Counter(units)], None, 0
     while choices:
@@ -610,7 +610,7 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
 
 _MAX_DRAWS = 9_999
 _IN_CACHE = 1 << 18
-_MAX_DRAWN_TERMS = 4_000_000  # maximum number of pairs times draws, but at least `_MAX_DRAWS` // 5 draws are made
+_MAX_DRAWN_TERMS = 4_000_000  # limit on pairs times draws; at least `_MAX_DRAWS` // 5 draws are made
 
 
 def max_t_adjust(differences: Floats) -> Floats:
@@ -618,9 +618,9 @@ def max_t_adjust(differences: Floats) -> Floats:
 
     The units are initial states or tasks. A random sign is drawn for each unit and applied to all pairs, so that
     effects common to several pairs count once. A pair's statistic is its sum divided by the sum's standard deviation
-    under these signs, so that a small but certain difference is not hidden by large, varying ones. For up to 13 units,
-    all signs are used. P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing (1993); J. P. Romano and M.
-    Wolf, Journal of the American Statistical Association 100 (2005) 94-108. A pair whose differences are all 0 gets 1.
+    under these signs, so that large, varying differences do not hide a small but certain difference. For up to 13
+    units, all signs are used. P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing (1993); J. P. Romano
+    and M. Wolf, Journal of the American Statistical Association 100 (2005) 94-108. A pair without differences gets 1.
     """
     spreads = np.sqrt((differences**2).sum(axis=1, keepdims=True))
     adjusted = np.ones(len(differences))
@@ -634,7 +634,7 @@ def max_t_adjust(differences: Floats) -> Floats:
     thresholds, signs = observed - 1e-9 * np.maximum(observed, 1), _list_signs(rows.shape[1], len(rows))
     hits = np.zeros(len(rows))
     for some_signs in np.array_split(signs, max(1, len(signs) * len(rows) // _IN_CACHE)):
-        # step-down: for each pair, the greatest statistic of the pair and all pairs with smaller observed statistics
+        # Step-down: for each pair, take the maximum of its statistic and of those of pairs observed to be smaller.
         greatest = np.maximum.accumulate(np.abs(rows @ some_signs.T)[::-1], axis=0)[::-1]
         hits += (greatest >= thresholds[:, None]).sum(axis=1)
     adjusted[order] = np.maximum.accumulate(hits / len(signs))
@@ -642,8 +642,8 @@ def max_t_adjust(differences: Floats) -> Floats:
 
 
 def _list_signs(units: int, pairs: int) -> Floats:
-    """Return rows of signs of the units, [draws, units]: all combinations, or random ones from a fixed seed. The first
-    row is all 1, the observed signs.
+    """Return signs of the units, [draws, units]: all combinations, or random signs from a fixed seed. The first row
+    consists of ones, which are the observed signs.
     """
     if units <= _EXACT_TERMS:
         return np.asarray(1 - 2 * _list_subsets(units), dtype=np.float64)
@@ -655,7 +655,7 @@ def _list_signs(units: int, pairs: int) -> Floats:
 
 
 def page_trend(values: Floats, draws: int = _MAX_DRAWS) -> tuple[float, float]:
-    """Return Page's statistic of a trend over ordered columns, and its two-sided p-value, for values [blocks, columns].
+    """Return Page's statistic of a trend over the columns of values [blocks, columns], and its two-sided p-value.
 
     Blocks are initial states, and columns are checkpoints in their order. The statistic is the mean over blocks of
     Spearman's rank correlation with the order (without its correction for ties): above 0 if values rise. The p-value is
@@ -663,7 +663,7 @@ def page_trend(values: Floats, draws: int = _MAX_DRAWS) -> tuple[float, float]:
     Association 58 (1963) 216-230.
     """
     columns = values.shape[1]
-    ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # ranks minus their mean, ties averaged
+    ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # ranks minus their mean; ties averaged
     ranks = ranks[(ranks != 0).any(axis=1)]
     centered_order = np.arange(columns) - (columns - 1) / 2
     observed, generator = float((ranks @ centered_order).sum()), np.random.Generator(np.random.PCG64(0))

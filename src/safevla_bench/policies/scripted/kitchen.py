@@ -21,8 +21,8 @@ from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, Ro
 class MobileStyle:
     """The clearances of a script in meters, and its speeds as shares of the largest command of the base or the arm."""
 
-    room_m: float  # distance that the base backs away from a counter before it turns or drives along the counter
-    over_m: float  # least height of a carried object's bottom above the container's top
+    room_m: float  # the base first backs away from a counter by this distance, then turns or drives along it
+    over_m: float  # minimum height of a carried object's bottom above the container's top
     release_m: float  # height above the support at which an object is released
     drive: float  # speed of the base
     cruise: float  # speed of the hand in free space
@@ -39,11 +39,11 @@ STYLES: Mapping[str, MobileStyle] = {"careful": CAREFUL, "hasty": HASTY}
 _BASE_MODE, _ARM_MODE = 1.0, -1.0
 _DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 20.0, 1.0
 _UNIT_RAD = 0.5  # the angle [rad] by which an action of 1 rotates the hand
-_TURN_SHARE = 0.3  # largest rotation command, as a share of the hand's speed, because the wrist is weak
+_TURN_SHARE = 0.3  # limit on the rotation command, as a share of the hand's speed; the wrist is weak
 _FACING_RAD = 0.05
 _ARRIVED_M = 0.04
-_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a fast hand is stopped if it moves less than _STOPPED_M in _STOPPED_STEPS steps
-_STUCK_STEPS, _STUCK_M = 20, 0.004  # a base is stuck if it moves and turns less than _STUCK_M [m, rad] in _STUCK_STEPS
+_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand is blocked if it moves less than _STOPPED_M in _STOPPED_STEPS
+_STUCK_STEPS, _STUCK_M = 20, 0.004  # a base is stuck if it moves less than _STUCK_M [m, rad] in _STUCK_STEPS
 
 
 class MobileRobot(Robot):
@@ -125,7 +125,7 @@ class MobileRobot(Robot):
         max_steps: int = 60,
     ) -> Move:
         """Move the hand to `place_m` [3] in the world frame, turned to the orientation `turn` (None = no turn). The
-        move ends within `near_m` and 0.1 rad of the goal, after `max_steps` / `speed` steps, or if a body blocks it.
+        move ends within `near_m` and 0.1 rad of the goal, after `max_steps` / `speed` steps, or if the hand is blocked.
         """
         max_speed = self.style.cruise if speed is None else speed
         past_hand_m = [self.hand_m] * _STOPPED_STEPS
@@ -177,7 +177,7 @@ _MIN_GRASP_SPEED = 0.3  # minimum speed of the hand when it descends to grasp an
 # The base backs off by _ROOM_TO_PRESS_M before the hand presses a button.
 # The hand starts _BEFORE_BUTTON_M before the button, aims _BEHIND_BUTTON_M behind it, and retracts by _RETRACT_M.
 _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _BEHIND_BUTTON_M, _RETRACT_M = 0.25, 0.07, 0.02, 0.25
-_PRESS_START_NEAR_M = 0.005  # maximum distance of the hand from the start of the press, so that the press is straight
+_PRESS_START_NEAR_M = 0.005  # maximum distance of the hand from its start point when it begins to press
 # To place an object, the base stops _ARM_LENGTH_M before the object or container, and at last backs off by _RETREAT_M.
 # The hand descends from _HOVER_M above the grasp; the fingertips reach _FINGER_DEPTH_M below the object's top.
 _ARM_LENGTH_M, _RETREAT_M, _HOVER_M, _FINGER_DEPTH_M = 0.58, 0.45, 0.10, 0.03
@@ -215,7 +215,7 @@ def put_object(robot: MobileRobot) -> Move:
         return
     yield from _drive_within_reach(robot, box_center(robot.scene, body), OPEN)
     half_m = robot.scene.half_extents_m[body]
-    # the horizontal part of the box's narrower side, along which the fingers open
+    # the fingers open along the horizontal part of the box's narrower axis
     opening = box_axes(robot.scene, body)[:, int(half_m[1] < half_m[0])] * _HORIZONTAL
     opening_length = float(np.linalg.norm(opening))
     facing_down = robot.face(-_UP, opening / opening_length if opening_length > 0.1 else robot.front)

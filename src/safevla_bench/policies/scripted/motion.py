@@ -77,7 +77,7 @@ DIRECTIONS: Floats = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)
 _CORNERS: Floats = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=np.float64)
 
-# Half sizes across and along the direction in which the fingers open, and lowest heights relative to the grip site.
+# The sizes of the hand and of a finger: half sizes across and along the opening direction, and lowest heights.
 _HAND_HALF_M = (0.034, 0.106)
 _HAND_LOW_M = 0.029
 _FINGER_HALF_M = (0.012, 0.014)
@@ -102,7 +102,7 @@ class Prisms:
 
 
 def concatenate_prisms(*parts: Prisms) -> Prisms:
-    """Return the prisms of all parts, in order."""
+    """Return one set with the prisms of all `parts`, in order."""
     return Prisms(
         np.concatenate([part.reach_m for part in parts]),
         np.concatenate([part.low_m for part in parts]),
@@ -131,7 +131,7 @@ NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 
 
 def obstacles_except(scene: Privileged, *names: str) -> Prisms:
-    """Return the prisms of all bodies with a known size, except the named ones; `NOTHING` if none remain."""
+    """Return the prisms of all bodies that have a known size, except bodies in `names`; `NOTHING` if none remain."""
     others = (body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
     return concatenate_prisms(NOTHING, *others)
 
@@ -152,12 +152,12 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """Return the lowest heights of the origin of `rig` in the world frame, [K] m, at K horizontal places [K, 2]. At
-    these heights, the rig is at least `above_m` above each obstacle within `beside_m` of the rig, seen from above. The
-    rig never passes under an obstacle. The height is -inf at a place without obstacles within `beside_m`.
+    """Return the lowest safe heights of a hand at K horizontal places [K, 2]: the heights of the origin of its prisms
+    `rig` in the world frame, [K] m. At these heights, the hand is at least `above_m` above each obstacle that is within
+    `beside_m` of it, seen from above. At a place without such obstacles, the height is -inf.
     """
     places_along_m = places_m @ DIRECTIONS.T
-    # With R prisms of the rig and O obstacles, the next three arrays are [R, O, 72], [K, R, O] and [1, R, O].
+    # For K places, R prisms of the hand and O obstacles, the next arrays are [R, O, 72], [K, R, O] and [1, R, O].
     # Two outlines are separate if the gap is positive along any direction.
     joint_reach_m = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
     gap_m = (places_along_m[:, None, None, :] - joint_reach_m[None]).max(axis=3)
@@ -166,8 +166,8 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
 
 
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
-    """Return the shortest horizontal move, [2] m, that brings the prism `hull` at least `beside_m` away from all
-    obstacles above it, as seen from above; zeros if no move is needed. Other obstacles are ignored.
+    """Return the shortest horizontal move, [2] m, that takes the prism `hull` out from under all obstacles above it.
+    Seen from above, the prism is then at least `beside_m` away from them. Return zeros if no move is needed.
     """
     above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
     gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]  # gaps by direction, [obstacles, 72]
@@ -228,8 +228,8 @@ class HandTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClearPath:
-    """A path that is straight, seen from above. At each of its K points `places_m` [K, 2], no obstacle blocks the rest
-    of the path at the height `height_m` [K]. Within `corner_m` of a corner, the hand moves towards the next segment.
+    """A path that rises, goes straight across obstacles, and descends. From each of its K horizontal points `places_m`
+    [K, 2], the rest of the path is clear at the height `height_m` [K]. The hand cuts corners within `corner_m`.
     """
 
     places_m: Floats
@@ -237,7 +237,7 @@ class ClearPath:
     corner_m: float
 
     def next_point(self, goal_m: Floats, here_m: Floats) -> Floats:
-        """Return the next target point, [3]. The path rises, goes across obstacles, then descends; it cuts corners."""
+        """Return the next point, [3], to which a hand at `here_m` moves on its way to `goal_m`."""
         nearest = np.argmin(np.linalg.norm(self.places_m - here_m[:2], axis=1))
         clear_height_m = float(self.height_m[nearest])
         if np.linalg.norm(goal_m[:2] - here_m[:2]) < self.corner_m:
@@ -271,13 +271,13 @@ class Arm(Robot):
         self.target: HandTarget | None = None
 
     def plan_path(self, rig: Prisms, end_m: Floats, obstacles: Prisms) -> ClearPath:
-        """Return a straight path from the hand to `end_m` [3] on which `rig` clears obstacles as the style requires."""
+        """Return a path from the hand to `end_m` [3] that keeps the style's clearance between `rig` and `obstacles`."""
         clearance_m = self.style.clearance_m
         way_m = end_m[:2] - self.hand_m[:2]
         shares = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way_m) / _SPACING_M))[:, None]
         places_m = self.hand_m[:2] + shares * way_m
         lowest_m = lowest_heights(rig, places_m, obstacles, clearance_m, clearance_m)
-        # for each point, the largest needed height of all points between this point and the end
+        # for each point, the greatest height that is needed from this point to the end of the path
         clear_m = np.maximum.accumulate(np.maximum(lowest_m, end_m[2])[::-1])[::-1]
         return ClearPath(places_m, clear_m, self.style.corner_m)
 
@@ -291,8 +291,8 @@ class Arm(Robot):
         turn_rad: float = np.inf,
         path: ClearPath | None = None,
     ) -> Generator[Action, Observation, bool]:
-        """Move the hand to a target, along `path` if given, for `most_steps` + 1 steps, or until the distance is below
-        `near_m`, its vertical part below `height_m` and the turn below `turn_rad`. Return whether all steps were used.
+        """Move the hand to a target, along `path` if it is given. Stop after `most_steps` + 1 steps, or when the target
+        is nearer than `near_m`, `height_m` vertically, and `turn_rad`. Return True if the move took all these steps.
         """
         self.target = target
         for step in range(most_steps + 1):

@@ -28,13 +28,13 @@ class Placement:
 
 _PLACING = ("on", "in")
 _PLACED_M = 0.03  # an object closer than this to its place, seen from above, counts as placed
-_ROOF_M = 0.03  # a body at least this far above the middle of a region is the region's roof, not its floor
+_ROOF_M = 0.03  # a fixture that is farther than this above the middle of a region is the region's roof
 
 
 def placements_left(scene: Privileged) -> tuple[Placement, ...]:
-    """Return the goal's unfinished placements, in order. Omits predicates without a movable body, predicates with a
-    place that the scene does not show, objects that the fingers cannot hold, and places under a roof, which a downward
-    hand cannot reach.
+    """Return the goal's unfinished placements, in order. A placement is omitted if its body is not movable or does not
+    fit into the fingers, if the scene does not show its place, or if the place is under a roof, where a downward hand
+    cannot go.
     """
     pairs = (predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3)
     bodies, places = scene.movable & scene.half_extents_m.keys(), scene.half_extents_m.keys() | scene.sites_m.keys()
@@ -63,15 +63,15 @@ def target_point(scene: Privileged, place: str) -> Floats:
 
 
 WIDEST_HALF_M = 0.036  # half the width of the widest object that fits between the open fingers with clearance
-DEPTH_M = 0.026  # depth of the fingertips' middle below an object's top; the palm then stays above the top
+DEPTH_M = 0.026  # depth of the fingertips' middle below an object's top; the palm stays above the object
 LEAST_DEPTH_M = 0.010
-LEAST_HEIGHT_M = 0.012  # height of a grasp above an object's bottom, so that the fingertips do not touch its support
+LEAST_HEIGHT_M = 0.012  # height of a grasp above an object's bottom; the fingertips stay above the support
 ROOM_M = 0.014  # distance of each finger from an object's side before the fingers close
 RIM_INSET_M = 0.005
 RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
-ARM_M: Floats = np.array([-0.65, 0.0])  # position of the arm's base in LIBERO's scenes; varies by a few centimeters
-COMFORTABLE_REACH_M = 0.60  # beyond this distance, a high hand stretches the elbow to its joint limit
+ARM_M: Floats = np.array([-0.65, 0.0])  # approximate position of the arm's base in LIBERO's scenes
+COMFORTABLE_REACH_M = 0.60  # beyond this distance from the base, a high hand stretches the elbow to its joint limit
 SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # shifts of a grasp along an object, as shares of half its length
 SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's sides; closing fingers align the object
 
@@ -79,8 +79,8 @@ SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's si
 @dataclass(frozen=True, slots=True)
 class Grasp:
     """A grasp: position `place_m` [3] of the grip site in the world frame, yaw of the downward hand, and distance
-    `aperture_m` of each finger from the middle. `blocked_m` are the extra heights above obstacles: first
-    for a quarter of the clearance, then for all of it. `off_m` is the deviation from a central, straight grasp.
+    `aperture_m` of each finger from the middle. `blocked_m` are two heights by which obstacles raise the hand: with a
+    quarter of the clearance, and with the full clearance. `off_m` is the deviation from a central, straight grasp.
     """
 
     place_m: Floats
@@ -91,7 +91,7 @@ class Grasp:
 
 
 def is_graspable(scene: Privileged, name: str) -> bool:
-    """Return whether the fingers fit around a body or can hold its rim; for a wide, flat body, neither is possible."""
+    """Return whether the fingers fit around a body or can hold its rim. They cannot grasp a wide, flat body."""
     axes, half_m = box_axes(scene, name), scene.half_extents_m[name]
     up_axis = int(np.argmax(np.abs(axes[2])))  # the box's axis that is closest to vertical
     has_narrow_side = bool((np.delete(half_m, up_axis) <= WIDEST_HALF_M).any())
@@ -101,8 +101,8 @@ def is_graspable(scene: Privileged, name: str) -> bool:
 def rank_grasps(
     scene: Privileged, name: str, obstacles: motion.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
-    """Return all grasps of a body, best first. Each has a yaw near `yaw_rad`, and is raised until the hand is clear of
-    `obstacles` and of the pieces of the body. The body's box is not enough, because a body may be hollow.
+    """Return all grasps of a body, best first. Each grasp has a yaw near `yaw_rad`, and is raised until the hand is
+    clear of `obstacles` and of the body's pieces. The body's box is not enough, because the body may be hollow.
     """
     own = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     raised = [_raise_to_fit(grasp, own, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
@@ -120,7 +120,7 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
 def _raise_to_fit(grasp: Grasp, own: motion.Prisms, obstacles: motion.Prisms, clearance_m: float) -> Grasp:
     wanted_m = float(grasp.place_m[2])
     hand, places_m = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
-    # The hand may not enter the body's own pieces, but needs no clearance from them.
+    # The hand must not enter the pieces of the grasped body, but needs no clearance from them.
     lowest_inside_m = motion.lowest_heights(hand, places_m, own, 0.0, 0.0)[0]
 
     def needed_raise_m(clearance: float) -> float:
@@ -170,7 +170,7 @@ def _rim_grasps(
 
 _VERY_NEAR_M, _NEAR_M = 0.006, 0.012  # within these vertical and total distances, a target counts as reached
 _FACING_RAD = 0.06
-_MOVED_M = 0.005  # if the object has moved more than this, a new grasp is chosen; some objects topple at first
+_MOVED_M = 0.005  # if the object has moved by more than this, a new grasp is chosen; some objects topple at first
 _LOST_M = 0.03  # a held object counts as dropped if its distance from the hand grows by more than this
 _OFF_THE_GROUND_M = 0.004
 _RETREAT_M = 0.10
@@ -178,7 +178,7 @@ _PAUSE_STEPS = 10
 _APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS, _CARRY_STEPS, _LOWER_STEPS, _RETREAT_STEPS = (
     80, 30, 20, 30, 100, 40, 20
 )  # fmt: skip
-"""The maximum steps of each kind of move, after which a blocked move ends without reaching its target."""
+"""The maximum number of steps of each kind of move. A blocked move ends after this number."""
 
 
 def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Action, Observation, int]:

@@ -25,10 +25,8 @@ from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
 from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED_ARGUMENTS = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
-REQUESTS = (
-    5  # number of equal requests that test whether a server's answer is the same; the first may compile the model
-)
-_READING_SIZES = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # sizes of the hosts' readings
+REQUESTS = 5  # number of equal requests that test whether a server gives equal answers; the first may compile the model
+_READING_SIZES = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # sizes of host-specific readings
 
 
 class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +56,7 @@ KINDS: Mapping[str, ClientKind] = {kind.name: kind for kinds in _KINDS_FILE.valu
 class ChunkModel(ABC):
     """A model that is queried in a dialect. Each `ChunkedPolicy` has such a model as its attribute `model`."""
 
-    infer_s: float | None = None  # the model's time for the last reply [s], if the server reports this time
+    infer_s: float | None = None  # time that the model took for the last reply [s], if the server reports it
     has_answered = False  # whether any reply was usable; if the first reply is unusable, the whole run stops
 
     def __init__(self, dialect: dialects.Dialect) -> None:
@@ -101,7 +99,7 @@ class ChunkModel(ABC):
 
 
 class RemoteModel(ChunkModel):
-    """A model behind the first server of an endpoint that answers. `kind` is a key of `KINDS`."""
+    """A model behind the server that answers first among an endpoint's servers. `kind` is a key of `KINDS`."""
 
     kind: str
 
@@ -124,7 +122,7 @@ class RemoteModel(ChunkModel):
 
     @abstractmethod
     def _try_connect(self, address: str, until: float) -> str | None:
-        """Try to connect until the monotonic time `until`; return None if it succeeds, or the reason why it fails."""
+        """Try to connect until the monotonic time `until`. Return None on success, else the reason for the failure."""
 
     @abstractmethod
     def _greet(self) -> None:
@@ -136,7 +134,7 @@ class RemoteModel(ChunkModel):
         return servers.server_error(self.address, str(text), self.key)
 
     def kind_error(self, event: str) -> PolicyError:
-        """Return the error for a server that may be of another kind; `event` is its mistake, such as `sent no map`."""
+        """Return the error for a server that may be of another kind; `event` is the server's mistake: `sent no map`."""
         return PolicyError(
             f"the server {self.address} {event}", remedy=f"The address must belong to {KINDS[self.kind].about}."
         )
@@ -149,7 +147,7 @@ class ChunkQueue:
         self.left: deque[Action] = deque()
         self._chunk_count = self._taken_count = 0
         self.chunk_step: tuple[int, int] | None = None
-        """Indices of the last action: its chunk, and its place in the chunk; None for an action without a chunk."""
+        """Index of the last action's chunk, and index of the action in this chunk. None if the action has no chunk."""
 
     def begin_chunks(self) -> None:
         """Forget the chunks of the last episode."""
@@ -178,7 +176,7 @@ class ChunkQueue:
 
 class ChunkedPolicy(ChunkQueue):
     """A policy that executes the first `replan` actions of each chunk (None = all), then queries the model again.
-    `calls_s` holds the duration of each inference since the last reset [s], and `waits_s` the part of this duration
+    `calls_s` holds the duration of each inference since the last reset [s]. `waits_s` holds the part of each duration
     that is spent outside the model. `dialect` is stored in the run's description. If `clip` is true, actions out of the
     host's range are clipped, because the model's project clips them.
     """
@@ -255,7 +253,7 @@ class ChunkedPolicy(ChunkQueue):
         return chunk[: self._replan]
 
     def _average_replies(self, observation: Observation) -> NDArray[np.float64]:
-        """Average the last replies' predictions for the current step; convert the mean to the next action, [1, A]."""
+        """Return the next action, [1, A]: the average of the predictions that the last replies have for this step."""
         self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
         means = [transforms.average_predictions(replies) for replies in zip(*self._replies, strict=True)]
         return self.model.dialect.convert_rows(means)
@@ -309,8 +307,8 @@ def require_library(library: str, extra: str) -> None:
 
 
 def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
-    """Send a request several times; return how many answers differ from the first. Each request begins an episode,
-    because a server may split chunks or have a memory. Raises the errors of `connect` and `infer`.
+    """Send a request several times, and count the answers that differ from the first answer. Each request begins an
+    episode, because a server may split chunks or have a memory. Raises the errors of `connect` and `infer`.
     """
     policy.connect(task)
     replies = []

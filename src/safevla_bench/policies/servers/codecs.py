@@ -37,12 +37,12 @@ from safevla_bench.errors import DamageError, InvalidActionError, PolicyError
 from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
 
-MAX_VALUES = 100_000  # maximum values per message; an array is one value, and a chunk as lists is hundreds of values
-_MAX_AXES, _MAX_DTYPE_CHARS = 32, 64  # maximum axes of an array, and maximum length of its dtype's name
+MAX_VALUES = 100_000  # limit on the number of values in a message; an array counts as one value
+_MAX_AXES, _MAX_DTYPE_CHARS = 32, 64  # limits on an array's number of axes and on the length of its dtype's name
 _DTYPE_KINDS = "biufSU"  # Booleans, integers, floats, bytes and text; objects, records and complex numbers are refused
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
-"""Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy would read other texts as records, by Python's parser."""
-_REMEDY = "Check that this is a policy server of this kind, in a version that this client supports."
+"""Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy would parse other texts as records, by Python's parser."""
+_REMEDY = "Check that the server is of the chosen kind, and that this client supports its version."
 
 Array = NDArray[Any]
 Wire = Mapping[Any, Any]
@@ -119,7 +119,7 @@ def _require_few_values(message: bytes) -> None:
     """Raise `PolicyError`, before decoding, if a MessagePack message has over 10 * `MAX_VALUES` values: an empty map
     takes 1 byte in a message, but 72 bytes in memory. Later, `_restore_arrays` applies the exact limit.
     """
-    position, values_left, max_values = 0, 1, 10 * MAX_VALUES  # `values_left`: number of known values yet to be read
+    position, values_left, max_values = 0, 1, 10 * MAX_VALUES  # `values_left` values were announced, but not yet read
     for values_read in range(max_values + 1):
         if not values_left or position >= len(message):
             return
@@ -175,13 +175,13 @@ def _require_unicode(array: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """The keys of a map `{mark: True, ...}` that represents an array, in the order in which the map has them."""
+    """The keys of a map `{mark: True, ...}` that represents an array, in the order of the map."""
 
     mark: str | bytes
     data: str | bytes = "data"
     dtype: str | bytes = "dtype"
     shape: str | bytes = "shape"
-    scalar: str | bytes | None = None  # mark of a scalar, which has no shape; None = scalars are sent as plain numbers
+    scalar: str | bytes | None = None  # mark of a scalar; a scalar has no shape. None = scalars are plain numbers
 
     def encode(self, value: Array | np.generic) -> object:
         if isinstance(value, np.generic):
@@ -254,7 +254,7 @@ def _decode_json_numpy(wire: Wire) -> object:
 OPENPI = Codec(_OPENPI.encode, _OPENPI.decode)
 VLA_EVAL = Codec(_VLA_EVAL.encode, _VLA_EVAL.decode)
 VLA_EVAL_PNG = Codec(_encode_vla_eval_png, _VLA_EVAL.decode)
-GR00T = Codec(_encode_gr00t, _decode_gr00t)  # for GR00T's tags up to n1.7-release, and RLDX-1
-GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)  # for GR00T's main branch since 3df8b38, and XPolicyLab
+GR00T = Codec(_encode_gr00t, _decode_gr00t)  # for GR00T up to its tag n1.7-release, and for RLDX-1
+GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)  # for GR00T's main branch since 3df8b38, and for XPolicyLab
 OPENVLA = Codec(_encode_json_numpy, _decode_json_numpy, is_json=True)
 XVLA = Codec(lambda value: json.dumps(_encode_json_numpy(value)), _decode_json_numpy, is_json=True)

@@ -28,7 +28,7 @@ from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secr
 
 KEY = "SAFEVLA_API_KEY"  # environment variable that holds the server's key if no argument names a key file
 CONNECT_S, ANSWER_S = 10.0, 120.0
-MAX_REPLY_BYTES = 64 * 2**20  # largest accepted message from a server; a chunk of actions takes a few kilobytes
+MAX_REPLY_BYTES = 64 * 2**20  # limit on the size of a server's message; a chunk of actions takes a few kilobytes
 MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500  # maximum lengths of a server's error and of the error's summary
 PAUSE_S = 0.2  # time between two attempts to reach a server, and minimum duration of an attempt
 
@@ -58,12 +58,12 @@ def parse_endpoint(
 
 
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
-    """Return the addresses in `URL[,URL...]`, rotated by the worker's number; scheme and port are optional. Raises
-    `PolicyError`, which does not quote the text, if an address is invalid or has a user, a query or a fragment.
+    """Return the addresses in `URL[,URL...]`, rotated by the worker's index. Scheme and port are optional. Raises
+    `PolicyError` if an address is invalid or has a user, a query or a fragment. The error does not quote the text.
     """
     try:
         addresses = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
-    except ValueError:  # the text may contain a secret, so the error does not repeat it
+    except ValueError:  # the address may contain a secret, so the error does not repeat it
         remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, or several addresses with commas. Put a key into {KEY}."
         raise PolicyError(f"policy {policy!r} needs the address of its server", remedy=remedy) from None
     # Each worker begins with a different server.
@@ -114,9 +114,9 @@ def read_key(key_file: str | None = None) -> str | None:
 
 
 def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None]) -> str:
-    """Return the address of the first server that answers, trying the endpoint's servers in turn until its connection
-    timeout. `attempt` tries an address until a monotonic time, and returns None if the server answers, else the reason
-    for the failure. Raises `ServerUnreachableError` if no server answers, and the errors of `attempt`.
+    """Try the endpoint's servers in turn, and return the address of the first server that answers. `attempt` tries an
+    address until a monotonic time. It returns None if the server answers, else the reason for the failure. Raises the
+    errors of `attempt`, and `ServerUnreachableError` if no server answers before the connection timeout.
     """
     deadline = time.monotonic() + endpoint.connect_s
     while True:
@@ -135,7 +135,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
 
 @contextmanager
 def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
-    """Convert a `PolicyError` to `ServerRefusedError`, because all episodes would fail; close the connection."""
+    """On a `PolicyError`, close the connection and raise `ServerRefusedError`, because all episodes would fail."""
     try:
         yield
     except ServerLostError:
@@ -161,7 +161,7 @@ def silent_error(address: str, seconds: float) -> ServerSlowError:
     the error says so.
     """
     count = int(os.environ.get(WORKERS, "1"))
-    shared = f"; it may be slow because {count} workers share the run's servers" if count > 1 else ""
+    shared = f"; the server may be slow because {count} workers share the run's servers" if count > 1 else ""
     remedy = (
         "Read the server's log. If the server is slow, use fewer --workers or more servers, or pass "
         "--policy-arg timeout_s=SECONDS."
@@ -170,13 +170,13 @@ def silent_error(address: str, seconds: float) -> ServerSlowError:
 
 
 def stray_error(address: str, event: str) -> ServerLostError:
-    """Return the error for a message that does not answer the last request; later replies may be mismatched, too."""
-    remedy = "The server must send one reply per request, in order. Correct and restart the server."
+    """Return the error for a message that does not answer the last request; later replies may not match, either."""
+    remedy = "The server must send one reply per request, in order. Fix the server, and start it again."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 
 def status_error(address: str, status: int, key: str | None) -> PolicyError:
-    """Return the error for an HTTP status below 500 that is not a success."""
+    """Return the error for an HTTP status below 500 that means a failure."""
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
         return PolicyError(
@@ -193,7 +193,7 @@ def size_error(address: str) -> PolicyError:
 
 
 def server_error(address: str, text: str, key: str | None) -> PolicyError:
-    """Return the error for a server's failure: the exception's line in the server's text, then the end of the text."""
+    """Return the error for a server's failure. It quotes the exception's line in `text`, then the end of `text`."""
     shown = (text.replace(key, HIDDEN) if key else text)[-MAX_CHARACTERS:].strip()
     summary = errors.find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
     details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
@@ -205,13 +205,13 @@ def server_error(address: str, text: str, key: str | None) -> PolicyError:
 
 
 Greeting = Mapping[str, object]
-MAX_BYTES = 4096  # maximum size of a greeting as JSON; a longer greeting is cut, and a digest of all of it is added
+MAX_BYTES = 4096  # limit on the size of a greeting as JSON; a longer greeting is cut, and its digest is added
 _MAX_VALUE_CHARACTERS, _MAX_DEPTH = 200, 5
 
 
 def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
-    """Return a server's greeting as plain JSON. The values of secret names, and the client's key, are hidden. Arrays
-    are replaced by their type and shape; a greeting that is not a map is replaced by an empty map.
+    """Return a server's greeting as plain JSON. The client's key, and values with names such as `token`, are
+    hidden. Arrays are replaced by their type and shape. A greeting that is not a map is replaced by an empty map.
     """
     if not isinstance(greeting, Mapping):
         return {}
@@ -241,7 +241,7 @@ def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
         return _sanitize_map(plain, secret, depth + 1)
     if isinstance(plain, list | tuple):
         return [_sanitize_value(item, secret, depth + 1) for item in plain]
-    if plain is None or (isinstance(plain, int | float) and abs(plain) < 2**63):  # neither infinity nor NaN
+    if plain is None or (isinstance(plain, int | float) and abs(plain) < 2**63):  # infinity and NaN are excluded
         return plain
     return _sanitize_text(str(plain), secret)
 

@@ -20,7 +20,7 @@ from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
 
 UNKNOWN = "unknown"
-MARK = "@"  # a character in the name of every entry, and in no other policy's name
+MARK = "@"  # every entry's name contains this character; the names of other policies do not
 EVERY = "all"
 SERVER = "server"
 
@@ -44,7 +44,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     training: str | None = None
     auxiliary: bool = False  # whether the entry is in the paper's Table 6, outside the main results
     remarks: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()  # unknown or assumed facts, which neither the paper nor the project states
+    unknown: tuple[str, ...] = ()  # facts that are unknown or assumed, because no publication states them
 
     @property
     def is_runnable(self) -> bool:
@@ -78,7 +78,7 @@ def find_entry(name: str) -> PaperEntry:
 def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     """Return the server URL of each suite, in the entry's order, from texts `URL` or `SUITE=URL`. Suites without a
     server are omitted. A text that does not begin with a suite of the entry is a URL for all suites. Later texts
-    replace earlier ones. Raises `PolicyError` if a URL is for all suites, but their checkpoints differ.
+    replace earlier texts. Raises `PolicyError` for a URL for all suites if the suites have different checkpoints.
     """
     urls: dict[str, str] = {}
     for text in texts:
@@ -95,7 +95,7 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
 
 
 class EntryPolicy(ChunkedPolicy):
-    """The policy of an entry; it queries the model behind the server of the current task's suite."""
+    """The policy of an entry. It queries the model of the current task's suite, behind that suite's server."""
 
     def __init__(self, entry: PaperEntry, models: Mapping[str, ChunkModel], replan: int | None) -> None:
         """Store the models by suite, and use the dialect of the first model."""

@@ -39,7 +39,7 @@ _MODALITY_MARKS = {_MAIN_MARK, "__ModalityConfig_class__"}
 
 class Gr00tModel(RemoteModel):
     """A model behind a GR00T server. The greeting lists the model's modalities, but no checkpoint. A ZeroMQ socket
-    serves one request at a time, and is unusable after a timeout, so a new socket replaces it.
+    serves one request at a time. After a timeout it is unusable, so a new socket replaces it.
     """
 
     kind = "gr00t"
@@ -51,7 +51,7 @@ class Gr00tModel(RemoteModel):
         self._is_n15 = False  # whether the server is of GR00T N1.5, so that requests contain only the observation
         self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # a name that no other client of the server has
         self._is_first = True
-        self._is_nested = False  # whether the server takes nested requests; known after the first action
+        self._is_nested = False  # whether the server takes nested requests; known after its first answer
 
     def begin(self, task: Task, seed: int) -> None:
         """Find a server, reset it, and check that the dialect fits the model's modalities. Each server in the list gets
@@ -87,7 +87,7 @@ class Gr00tModel(RemoteModel):
             with suppress(PolicyError):
                 self._is_nested = not self._is_nested
                 return self._request_action(request)
-            self._is_nested = not self._is_nested  # neither form works
+            self._is_nested = not self._is_nested  # the server rejects both forms
             raise
 
     def _request_action(self, request: Request) -> Reply:
@@ -141,7 +141,7 @@ class Gr00tModel(RemoteModel):
             socket.setsockopt(zmq.RCVTIMEO, round(1000 * seconds))
             is_stray = socket.poll(0) > 0
             if not is_stray:
-                socket.send_multipart([b"", message])  # a REQ socket sends the same frames, but hides unread messages
+                socket.send_multipart([b"", message])  # unlike REQ, a DEALER shows unread messages
                 _, *parts = socket.recv_multipart()
         except zmq.ZMQError as error:
             self.close()
@@ -189,8 +189,8 @@ def choose_codec(config: object) -> Codec:
 
 
 def parse_modalities(config: object) -> dict[str, Modality]:
-    """Return the modalities, by name, in a GR00T server's reply to get_modality_config, without unreadable ones. Their
-    keys are converted to the keys of flat requests and replies.
+    """Return a model's modalities by name, from a GR00T server's reply to get_modality_config. Unreadable modalities
+    are omitted. Keys are converted to the keys of flat requests and replies.
     """
     modalities = {}
     for name, value in config.items() if isinstance(config, Mapping) else ():
@@ -216,7 +216,7 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
     sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
         modality = modalities.get(name, Modality(()))
-        wanted = modality.modality_keys[: 1 if name == LANGUAGE else None]  # a model reads only the first instruction
+        wanted = modality.modality_keys[: 1 if name == LANGUAGE else None]  # a model reads only one instruction
         if missing := [key for key in wanted if key not in sent]:
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
             raise PolicyError(problem, remedy=remedy)
@@ -231,8 +231,8 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
 
 
 def nest_request(request: Request) -> Request:
-    """Convert a flat request to the nested form for servers without --use-sim-policy-wrapper: a map each for video,
-    state and language. Lists of texts also get a time axis. `request` itself does not change.
+    """Convert a flat request to the nested form for servers without --use-sim-policy-wrapper: one map each for video,
+    state and language. Lists of texts also get a time axis. `request` is not changed.
     """
     nested: dict[str, dict[str, object]] = {VIDEO: {}, STATE: {}, LANGUAGE: {}}
     for key, value in request.items():
@@ -244,4 +244,4 @@ def nest_request(request: Request) -> Request:
     return {**nested}
 
 
-make = client_factory("gr00t", Gr00tModel)  # the endpoint's key is sent as GR00T's `api_token`
+make = client_factory("gr00t", Gr00tModel)  # the client sends the server's secret key as GR00T's `api_token`

@@ -34,7 +34,7 @@ from safevla_bench.text import get_logger
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-INVALID_ACTION = "invalid_action"  # in a reply of `safevla serve`, the key for the reason why an action is invalid
+INVALID_ACTION = "invalid_action"  # key of the reason why an action is invalid, in replies of `safevla serve`
 _TOO_BIG = 1009  # the websocket protocol's close code for a message that is too large
 _LOG = get_logger(__name__)
 _LOG.setLevel(logging.CRITICAL)  # at DEBUG, websockets logs all headers, including the key
@@ -128,7 +128,7 @@ class WebsocketModel(RemoteModel):
             )
             self._connection = self._open_connections.enter_context(connection)
         except (OSError, EOFError, ValueError, WebSocketException, AssertionError) as error:
-            # Other servers may cause AssertionError in websockets 17. In later versions, redirects raise ValueError.
+            # websockets 17 may raise AssertionError for other servers; later versions raise ValueError for redirects.
             cause = error.__cause__ if isinstance(error, ValueError) else error
             status = cause.response.status_code if isinstance(cause, InvalidStatus) else None
             if status is None or status >= 500:  # a proxy answers, but its server is not running
@@ -146,7 +146,7 @@ class WebsocketModel(RemoteModel):
     def _hang_up(self) -> None:
         if self._connection is not None:
             with suppress(OSError):
-                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # closes TCP without TLS's shutdown
+                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # close TCP without closing TLS
         self.close()
 
 
@@ -158,7 +158,7 @@ class OpenpiModel(WebsocketModel):
         super().__init__(endpoint, dialect if key is None else dialect.add_fixed("unnorm_key", key), arguments)
 
     def ask_arguments(self) -> Mapping[str, str]:
-        with suppress(ServerRefusedError):  # the greeting is kept even if the client does not meet its requirements
+        with suppress(ServerRefusedError):  # the greeting is kept, even if the client cannot obey the server
             self._connect()
         self.close()
         served, chunk_size = _parse_served_greeting(self.greeting), self.greeting.get("action_chunk_size")
@@ -175,7 +175,7 @@ class OpenpiModel(WebsocketModel):
         if reply.get("ok") is False:
             raise self.server_error(reply.get("error"))
         if isinstance(problem := reply.get(INVALID_ACTION), str):
-            raise InvalidActionError(problem, remedy="Correct the output of the served policy.")
+            raise InvalidActionError(problem, remedy="Fix the actions of the served policy.")
         return reply
 
     def _greet(self) -> None:

@@ -32,7 +32,7 @@ from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import OPENVLA, XVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 
-NO_STATISTICS = "none"  # the policy argument unnorm_key=none means that requests do not contain `unnorm_key`
+NO_STATISTICS = "none"  # with unnorm_key=none, requests do not contain `unnorm_key`
 
 
 class HttpModel(RemoteModel):
@@ -84,7 +84,7 @@ def exchange(
     def hang_up() -> None:
         expired.set()
         with suppress(OSError):
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # closing TLS would break a read in progress
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # closing TLS here would break a read in progress
 
     timer = threading.Timer(seconds, hang_up)
     timer.daemon = True
@@ -97,7 +97,7 @@ def exchange(
         content = response.read(servers.MAX_REPLY_BYTES + 1)
         if expired.is_set() or (response.length and len(content) <= servers.MAX_REPLY_BYTES):
             raise http.client.IncompleteRead(content, response.length)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError = unreadable headers
+    except (OSError, http.client.HTTPException, ValueError) as error:  # a ValueError means unreadable headers
         if expired.is_set() or isinstance(error, TimeoutError):
             raise servers.silent_error(address, seconds) from None
         raise servers.lost_error(address, f"closed the connection ({servers.describe_cause(error)})") from None
@@ -131,7 +131,7 @@ class OpenvlaModel(HttpModel):
             self.dialect = self._base_dialect.add_fixed("unnorm_key", unnorm_key)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's reply as a map; actions without a map get the key `actions`. Raises `ask`'s errors."""
+        """Return the server's reply as a map; a reply that is no map gets the key `actions`. Raises `ask`'s errors."""
         reply = self.ask(self.dialect.build_request(observation))
         if isinstance(reply, str):
             problem = self.server_error(f"answers {reply[:200]!r}: the model raised an exception").problem

@@ -36,13 +36,21 @@ if TYPE_CHECKING:
     from websockets.http11 import Request, Response
     from websockets.sync.server import Server, ServerConnection
 
-IMAGES = ("observation/image", "observation/wrist_image")  # the requests' keys for the policy's cameras, in order
+IMAGES = ("observation/image", "observation/wrist_image")  # the keys in requests for the policy's cameras, in order
 MAX_REQUEST_BYTES = 64 * 2**20
 MAX_CONNECTIONS = 64  # maximum number of open connections, including connections without a request so far
 OPEN_S = 10.0
 SILENT_S = 300.0  # maximum time to wait for a client's next request, or for a free copy of the policy
 _STATE, _PROMPT = "observation/state", "prompt"
-_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)  # assumed action for holding still, which requests do not contain
+_STILL = (
+    0.0,
+    0.0,
+    0.0,
+    0.0,
+    0.0,
+    0.0,
+    -1.0,
+)  # assumed action for holding still; it is not in the requests
 _LOG = get_logger(__name__)
 _LOG.setLevel(logging.INFO)  # at DEBUG, websockets logs all headers, including the key
 
@@ -129,7 +137,7 @@ def _limit_connections(handle: Callable[..., None], slots: threading.Semaphore) 
         try:
             if not has_slot:
                 connected.close()
-            handle(connected, address)  # for a closed connection, the call ends the handshake
+            handle(connected, address)  # if the connection is closed, this call ends the handshake
         finally:
             if has_slot:
                 slots.release()
@@ -160,8 +168,8 @@ def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> ND
     image = _require_array(request, key, "u", 3)
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
         remedy = f"Pass --policy-arg image_size=N to safevla's client, or send uint8 of shape {[*wants.image_size, 3]}."
-        raise PolicyError(f"{key!r} is {image.dtype} of {list(image.shape)}", remedy=remedy)
-    return cast("NDArray[np.uint8]", image[:, ::-1])  # requests contain mirrored images
+        raise PolicyError(f"{key!r} is {image.dtype} of the shape {list(image.shape)}", remedy=remedy)
+    return cast("NDArray[np.uint8]", image[:, ::-1])  # the images in requests are mirrored
 
 
 def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, ndim: int) -> NDArray[Any]:

@@ -91,14 +91,14 @@ def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
     (above, below, above_weights, below_weights), (left, right, left_weights, right_weights) = (
         _linear_weights(length, new_length) for length, new_length in zip((height, width), size, strict=True)
     )
-    # OpenCV shifts by 4, 16 and 2 bits, 22 bits in all; two weights of 11 bits make up for these shifts.
+    # OpenCV shifts by 4, 16 and 2 bits. These 22 bits cancel the two weights, which have 11 bits each.
     rows = middle[:, left] * left_weights[:, np.newaxis] + middle[:, right] * right_weights[:, np.newaxis] >> 4
     above_weights, below_weights = (weight[:, np.newaxis, np.newaxis] for weight in (above_weights, below_weights))
     return _to_uint8((rows[above] * above_weights >> 16) + (rows[below] * below_weights >> 16) + 2 >> 2)
 
 
 def _linear_weights(length: int, size: int) -> tuple[Ints, ...]:
-    # The result contains the indices of the two old pixels next to each new pixel, and the weights of the old pixels.
+    # The result contains the indices and the weights of the two old pixels next to each new pixel.
     positions = ((np.arange(size) + 0.5) * (length / size) - 0.5).clip(0, length - 1).astype(np.float32)
     lower = np.floor(positions).astype(np.int64)
     fraction = positions - lower.astype(np.float32)
@@ -108,13 +108,13 @@ def _linear_weights(length: int, size: int) -> tuple[Ints, ...]:
 
 def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
     """Shrink the picture to (height, width); each new pixel is the mean of the area that it covers. Equals `cv2.resize`
-    with `INTER_AREA` in single precision: x.5 is rounded up if both sides are halved, else to the even number.
+    with `INTER_AREA` in single precision: x.5 is rounded up if both sides are halved, else to the even integer.
     """
     image = np.asarray(picture)
     if image.shape[:2] == (2 * size[0], 2 * size[1]):
         blocks = image.reshape(size[0], 2, size[1], 2, -1).astype(np.uint16)
         return _to_uint8(blocks.sum(axis=(1, 3)) + 2 >> 2)
-    values = np.moveaxis(image, 1, 0).astype(np.float32)  # the first axis is shrunk: first the columns, then the rows
+    values = np.moveaxis(image, 1, 0).astype(np.float32)  # first shrink the columns, then the rows
     for length, new_length in ((image.shape[1], size[1]), (image.shape[0], size[0])):
         values = np.moveaxis(_add_areas(values, length / new_length, new_length), 0, 1)
     return _to_uint8(np.rint(np.moveaxis(values, 0, 1)))
@@ -230,7 +230,7 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "open-is-one": lambda values: -np.sign(2 * values - 1),
     "open-above-half": lambda values: np.where(values > 0.5, -1.0, 1.0),
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
-    # As in RoboCasa: for the gripper, 0 means open and 1 closed; for the mode, 0 means arm and 1 base.
+    # In RoboCasa's replies, a gripper of 0 is open and 1 is closed; a mode of 0 moves the arm and 1 moves the base.
     "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
     "close-above-half": lambda values: np.where(values > 0.5, 1.0, -1.0),
 }
@@ -247,7 +247,7 @@ SIMPLER_TASKS: Mapping[str, str] = {  # maps a WidowX task's instruction to its 
 # States
 
 
-EXTRA = "extra/"  # prefix of the state parts that are readings in `Observation.extra`
+EXTRA = "extra/"  # prefix of state parts that are in `Observation.extra`
 
 
 def state_part(name: str, observation: Observation) -> Floats:
@@ -255,7 +255,7 @@ def state_part(name: str, observation: Observation) -> Floats:
     Raises `PolicyError` if the host does not provide it.
     """
     try:
-        reading = name.removeprefix(EXTRA)  # equals `name` if `name` is a key of `STATES`
+        reading = name.removeprefix(EXTRA)  # `reading` equals `name` for a key of `STATES`
         return STATES[name](observation) if reading == name else np.asarray(observation.extra[reading], np.float64)
     except KeyError:
         problem = f"the policy needs {name}, which this host does not provide"

@@ -27,7 +27,7 @@ from safevla_bench.policies.servers.transforms import SIMPLER_TASKS
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
-GRIPPERS: Mapping[str, tuple[str, ...]] = {  # maps a gripper conversion of dialects to the formats in `action_spec`
+GRIPPERS: Mapping[str, tuple[str, ...]] = {  # gripper conversion of dialects -> fitting formats in `action_spec`
     "sign": ("binary_close_positive", "raw"),
     "close-is-one": ("binary_close_01", "raw"),
 }
@@ -52,7 +52,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         self.codec = CODECS[images]
         self._seq = 0
         self._is_playing = False
-        self._has_connected = False  # true after `connect`, when an environment for the server's requirements exists
+        self._has_connected = False  # if true, an environment exists that meets the server's requirements
 
     def connect(self, task: Task) -> None:
         self._has_connected = False
@@ -100,7 +100,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         message = self.receive_map()
         payload = message.get("payload")
         if not isinstance(payload, dict):
-            raise self.kind_error("sent no message of vla-evaluation-harness")
+            raise self.kind_error("sent a message that is not of vla-evaluation-harness")
         if message.get("type") == "error":
             raise self.server_error(payload.get("error", payload))
         if message.get("type") != kind or message.get("seq") != seq:
@@ -123,8 +123,8 @@ def describe_task(task: Task) -> dict[str, object]:
 
 
 def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
-    """Return the dialect with the entries, the rotation and the kind of action that `params` requests, and with `wants`
-    for these entries. An entry with a parameter `asked` is omitted unless `params` sets this parameter.
+    """Return the dialect with the entries, the rotation and the kind of action that `params` requests, and with the
+    fitting `wants`. An entry whose `asked` names a parameter is omitted if `params` does not set this parameter.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):
@@ -138,8 +138,8 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
 def check_requirements(
     params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
 ) -> None:
-    """Raise `PolicyError` if the dialect, adapted to a server's `params`, lacks entries that the server requests, or if
-    positions or the gripper differ from `action_spec`. If the user has `chosen` the dialect, any gripper is accepted.
+    """Raise `PolicyError` if the dialect, adapted to `params`, lacks entries that the server requests, or if positions
+    or the gripper differ from `action_spec`. If the user has `chosen` the dialect, its gripper is not checked.
     """
     conversion = dialect.switches.get(6, "raw")
     gripper = _get_map(action_spec, "gripper").get("format", "raw")

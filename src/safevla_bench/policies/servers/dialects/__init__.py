@@ -1,7 +1,7 @@
 """Dialects of policy servers. A dialect converts an observation to a request, and a reply to the host's actions.
 
-A `Dialect` is a frozen value made from a `*.toml` file in this folder and from the protocol of the model's project,
-which the file names as `release`. A dialect has no state and no connection, so that every transport can use it.
+A `Dialect` is made from a `*.toml` file in this folder, and from the evaluation protocol that the file names as
+`release`. It is frozen, and has no state and no connection, so that every transport can use it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from safevla_bench.hosts.protocols import Flip, Inference, load_protocol
 from safevla_bench.interface.policy import Observation, Wants, to_real_numbers
 from safevla_bench.policies.servers import transforms
 
-Request = dict[str, object]  # a request's values are uint8 images, float arrays, texts, lists of texts, or requests
+Request = dict[str, object]  # the values are uint8 images, float arrays, texts, lists of texts, or nested requests
 Reply = Mapping[str, object]
 _REMEDY = "Serve a checkpoint that fits the dialect, or choose the dialect of this server: safevla protocols."
 _MAX_KEYS, _MAX_CHARS = 12, 60
@@ -35,12 +35,12 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: tuple[str | int, ...]  # keys of maps, and indices of lists: `["examples", 0, "image", 1]`
     camera: str | None = None
-    state: tuple[str, ...] = ()  # state parts to concatenate; `all` in a file means all parts of the protocol's state
+    state: tuple[str, ...] = ()  # concatenated parts of the state; `all` means all parts in the protocol
     text: Literal["instruction", "simpler-task"] | None = None  # `simpler-task` is SimplerEnv's name of the task
     dtype: Literal["float32", "float64"] = "float64"
-    axes: int = 0  # number of leading axes of length 1, for batch or time; a text is nested in this many lists
-    asked: str | None = None  # the server's parameter that requests this entry; None = always sent
-    flip: Flip | None = None  # flip of the camera's image; None = the flip of the protocol
+    axes: int = 0  # number of leading axes of length 1, for batch or time; for a text, number of nested lists
+    asked: str | None = None  # the server's parameter that requests this entry; None = it is always sent
+    flip: Flip | None = None  # flip of the camera's image; None = the flip in the protocol
     form: Literal["raw", "sine-cosine"] = "raw"  # `sine-cosine` sends the sines of all angles, then their cosines
     fixed: str | bool | int | None = None
 
@@ -51,8 +51,8 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array of the reply, [H, width], possibly with leading axes of length 1; for width 1, also [H]. If the path
-    leads through a list of maps, each map contains one row.
+    """One array of the reply, [H, width], possibly with leading axes of length 1. If the width is 1, [H] is accepted,
+    too. If the path leads through a list of maps, each map contains one row.
     """
 
     path: tuple[str, ...]
@@ -89,7 +89,7 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     about: str
     release: str  # the protocol that defines this dialect's images, states and gripper
     transport: str
-    hosts: dict[str, Literal["upstream", "ours"]]  # whose evaluation uses the dialect on each host; main host first
+    hosts: dict[str, Literal["upstream", "ours"]]  # host -> the dialect's user on this host; main host first
     request: tuple[RequestEntry, ...]
     reply: tuple[ReplyArray, ...]  # the columns of these arrays, concatenated, are the host's action
     switches: tuple[int, ...] = (6,)  # columns of the action that are converted like the protocol's gripper
@@ -101,9 +101,9 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A dialect: its file, with the image processing and the gripper convention of the release. `fields` are the
-    request's entries, with the states of the release. `replan` is the number of a reply's actions that are executed
-    before the next request; None means all actions.
+    """A dialect: the content of its file, and the image processing and gripper convention of the protocol `release`.
+    `fields` are the request's entries, with the state of this protocol. `replan` is the number of a reply's actions
+    that are executed before the next request; None means all actions.
     """
 
     name: str
@@ -162,11 +162,11 @@ class Dialect:
         return text
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
-        """Return the host's actions, [H, A] with H ≥ 1, which may be infinite or NaN; raise as `read_rows`."""
+        """Return the host's actions, [H, A] with H ≥ 1, which may be infinite or NaN. Raises `read_rows`'s errors."""
         return self.convert_rows(self.read_rows(reply))
 
     def read_rows(self, reply: Reply) -> list[NDArray[np.float64]]:
-        """Return the reply's unconverted arrays, each [H, width]; raise `ReplyError` if one is missing or wrong."""
+        """Return the unconverted arrays of a reply, [H, width] each; raise `ReplyError` for a missing or bad array."""
         try:
             arrays = [reply_array.read_rows(reply) for reply_array in self.file.reply]
         except ReplyError as error:
@@ -187,7 +187,7 @@ class Dialect:
 
 
 def describe_entries(message: Mapping[str, object]) -> list[str]:
-    """Describe each of the first 12 keys of a request or reply, and say how many more there are."""
+    """Describe the first 12 keys of a request or reply, and give the number of omitted keys."""
     shown = [f"{str(key)[:_MAX_CHARS]!r} {_describe_value(value)}" for key, value in list(message.items())[:_MAX_KEYS]]
     return [*shown, f"and {len(message) - _MAX_KEYS} more"] if len(message) > _MAX_KEYS else shown
 
@@ -227,8 +227,8 @@ def _parse_numbers(value: object, path_text: str) -> NDArray[np.float64]:
 # Dialects as data
 
 
-ALL = ("all",)  # value of a request entry's `state`: all parts of the protocol's state
-NONE = "none"  # name of a camera whose image is not sent
+ALL = ("all",)  # a `state` of `ALL` means all parts of the protocol's state
+NONE = "none"  # a camera named `NONE` sends no image
 LARGEST = 4096
 
 
@@ -252,12 +252,12 @@ def load_dialect_file(name: str) -> DialectFile:
 
 @cache
 def load_dialect(name: str) -> Dialect:
-    """Return a dialect by name, with the images, states and gripper convention of its release. These settings depend on
-    the model's server, not on how a protocol starts and ends episodes. Raises `PolicyError` for an unknown name.
+    """Return a dialect by name, with the images, states and gripper convention of its protocol. The protocol's rules
+    for the start and the end of episodes are not used. Raises `PolicyError` for an unknown name.
     """
     file = load_dialect_file(name)
     inference = load_protocol(file.release).inference
-    assert inference is not None, f"the release {file.release} of the dialect {name} has no inference settings"
+    assert inference is not None, f"the protocol {file.release} of the dialect {name} has no inference settings"
     fields = tuple(
         structs.replace(entry, state=inference.state) if entry.state == ALL else entry for entry in file.request
     )
@@ -274,9 +274,9 @@ def load_dialect(name: str) -> Dialect:
 
 
 def choose_dialect(name: str, transport: str, cameras: str | None = None, image_size: str | None = None) -> Dialect:
-    """Return a dialect by name. `cameras` replace the dialect's cameras, in order; `image_size`, N or HxW, sets the
-    size of rendered and sent images. Raises `PolicyError` if the dialect does not exist, if it is for another kind of
-    server, or if the cameras or the size do not fit.
+    """Return a dialect by name. `cameras` replace the dialect's cameras, in order; `image_size`, N or HxW, is the
+    size in which images are rendered and sent. Raises `PolicyError` if the dialect does not exist or is for another
+    kind of server, or if the cameras or the size do not fit.
     """
     if load_dialect_file(name).transport != transport:
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport} instead of {transport}"
@@ -305,7 +305,7 @@ def _replace_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
         )
         raise PolicyError(
             problem,
-            remedy=f"`{NONE}` omits an image. Name this many cameras: cameras={','.join(defaults)}.",
+            remedy=f"Name as many cameras as in cameras={','.join(defaults)}. The name `{NONE}` omits an image.",
         )
     replacements = dict(zip(defaults, cameras, strict=True))
     fields = tuple(
@@ -340,7 +340,7 @@ def dialect_values(dialect: Dialect) -> Mapping[str, object]:
 
 def _describe_entry(field: RequestEntry) -> str:
     axes = f", {field.axes} leading axes" if field.axes else ""
-    condition = f", where the server asks for {field.asked}" if field.asked else ""
+    condition = f", only if the server asks for {field.asked}" if field.asked else ""
     if field.state:
         form = "" if field.form == "raw" else f", {field.form}"
         return f"{' + '.join(field.state)} ({field.dtype}{axes}{form}){condition}"
