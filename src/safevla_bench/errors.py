@@ -42,8 +42,8 @@ from safevla_recorder.errors import truncate_text as truncate_text
 
 
 class DamageError(RecordError):
-    """A file that lost content. If the place of the error names an episode, only this episode was lost. `episodes` is
-    the number of lost episodes, without episodes that other errors name; None if the number is unknown.
+    """A file that lost content. If the place of the error names an episode, only this episode was lost. `episodes`
+    counts the lost episodes, except for episodes that other errors name; None if the number is unknown.
     """
 
     def __init__(

@@ -115,9 +115,9 @@ _MAX_PARTS = 16
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML text from an untrusted source. Raises `ValueError` or `RecursionError` for invalid TOML. Raises
-    `ValueError` for a key of more than 16 parts, because `tomllib` needs time and memory that grow with their square.
+    `ValueError` for a key of more than 16 parts: the time and memory of `tomllib` grow with the square of their number.
     """
-    # Strings of several lines and comments also match, but without the group `key`, so that their dots do not count.
+    # Multi-line strings and comments also match, but without the group `key`, so that their dots do not count.
     for match in _KEY.finditer(text) if text.count(".") >= _MAX_PARTS else ():
         if (match["key"] or "").count(".") >= _MAX_PARTS and len(re.findall(_KEY_PART, match["key"])) > _MAX_PARTS:
             line = text.count("\n", 0, match.start()) + 1
@@ -151,8 +151,8 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
 def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str) -> None:
     """Write files into a folder so that old and new files never exist together. First, all new files are written under
     temporary names. Then, all old files except `chief` are removed. Finally, the new `chief` replaces the old one, and
-    the other new files get their names. So `chief` always exists, and no other file contradicts it. Raises `FileError`
-    if a file cannot be written (existing files are then unchanged) or renamed (files may then be missing).
+    the other new files get their names. This way, `chief` always exists, and no other file contradicts it. Raises
+    `FileError` if a file cannot be written (existing files are then unchanged) or renamed (files may then be missing).
     """
     with ExitStack() as stack:
         temporaries: dict[Path, Path] = {}
@@ -162,7 +162,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
                 temporaries[path] = stack.enter_context(_temporary_path(path))
                 with _synced_file(temporaries[path]) as stream:
                     stream.write(content.encode() if isinstance(content, str) else content)
-        for path in list(temporaries)[1:]:  # without `chief`, which is first
+        for path in list(temporaries)[1:]:  # skip `chief`, the first file
             with translated_errors(path):
                 path.unlink(missing_ok=True)
         for path, temporary in temporaries.items():
@@ -172,7 +172,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 
 @contextmanager
 def _synced_file(path: Path) -> Iterator[IO[bytes]]:
-    path.unlink(missing_ok=True)  # it may be a link, or a leftover of a dead process with the same process id
+    path.unlink(missing_ok=True)  # the path may be a link, or a leftover of a dead process with this process id
     with path.open("x+b") as stream:
         yield stream
         stream.flush()

@@ -77,7 +77,7 @@ class _DataLimit:
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))
         # RLIMIT_DATA limits reserved memory, but allocators reserve more than they use; pyarrow reserves 1 GiB.
         # If the limit were the reserved memory plus the budget, a reader could also fill the unused reserve.
-        # So the limit is the used (resident) memory plus the budget, unless the process has reserved very much memory.
+        # The limit is thus the used (resident) memory plus the budget, unless the process reserved very much memory.
         new_limit = max(resident - shared + budget_bytes, data + budget_bytes // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if not any(existing != resource.RLIM_INFINITY and existing <= new_limit for existing in (soft, hard)):
@@ -101,7 +101,7 @@ def limit_memory(file: object) -> Iterator[None]:
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
-        error.__traceback__ = None  # its frames would keep the file's data in memory as long as the new error exists
+        error.__traceback__ = None  # the traceback's frames would keep the file's data in memory
         raise memory_error(file) from None
     finally:
         _LIMIT.leave()
@@ -122,7 +122,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def memory_error(file: object) -> DamageError:
-    """Return the error that reading a file needed too much memory."""
+    """Return the error for a file whose reading needed too much memory."""
     gib = read_budget() / (1 << 30)
     return DamageError(
         f"reading needs more memory than the limit of {gib:g} GiB",

@@ -94,7 +94,7 @@ class PluginGroup:
     singular: str
     plural: str
     error: type[SafevlaError]
-    hint: str = ""  # how to name a plug-in, before the list of names
+    hint: str = ""  # how to name a plug-in; precedes the list of names in messages
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the installed plug-ins, sorted."""

@@ -44,7 +44,7 @@ def format_fixed(value: Fraction | float, digits: int) -> str:
     >>> format_fixed(Fraction(381, 4), 1), format_fixed(-0.0001, 3)
     ('95.3', '0.000')
     """
-    if isinstance(value, float):  # as exact as the code for Fraction below, but ten times as fast
+    if isinstance(value, float):  # exact like the code for Fraction below, but ten times as fast
         if not math.isfinite(value):
             return NO_VALUE if math.isnan(value) else "∞" if value > 0 else "-∞"
         text = f"{_EXACT.quantize(Decimal(value), Decimal(1).scaleb(-digits)):f}"
@@ -106,7 +106,7 @@ _UNIT_SYMBOLS = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
 
 
 def display_unit(unit: str, limit: float) -> tuple[str, int]:
-    """Return a symbol for a unit and the factor for values. Meters become mm (times 1000) for a `limit` below 0.1 m."""
+    """Return a unit's symbol and the factor for values. Meters become mm (factor 1000) if `limit` is below 0.1 m."""
     if unit == "m" and 0 < abs(limit) < 0.1:
         return "mm", 1000
     return _UNIT_SYMBOLS.get(unit, unit), 1
@@ -228,7 +228,7 @@ def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
 
 
 def shorten_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the shortened names by name. If two shortened names would be equal, no name is shortened."""
+    """Return a map from each name to its shortened name. If two shortened names would be equal, shorten no name."""
     short = {name: shorten_name(name) for name in names}
     return short if len({*short.values()}) == len(short) else {name: name for name in short}
 
@@ -272,7 +272,7 @@ def explain_mismatch(error: Exception) -> tuple[str, str]:
 
 @cache
 def warn_once(*parts: str) -> None:
-    """Log a warning once per process. It is joined from parts, such as a file and a problem."""
+    """Log a warning once per process. Its text joins the parts, such as a file and a problem."""
     _log.warning("warning: %s", ": ".join(parts))
 
 
@@ -291,7 +291,7 @@ def count_noun(count: int, noun: str, plural: str = "s") -> str:
 
 
 def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
-    """Return a list of items with their counts. It names the first `longest` items, and the number of further items.
+    """Return a text with items and their counts. It names the first `longest` items, and the number of further items.
 
     >>> list_counts({"hasty on fake/task_0": 2, "noop on fake/task_0": 1})
     '2 of hasty on fake/task_0, 1 of noop on fake/task_0'
@@ -313,8 +313,8 @@ _WORDS = re.compile(r"(?:`[^`]*`|(?<![^\s(])(?:safevla [a-z]|pip install ).*|[\S
 
 
 def split_words(line: str) -> list[str]:
-    """Return the words of a line, each with the spaces after it. One word is also: a number with its unit, a text
-    between backticks, a command from `safevla` or `pip install` to the end of the line, or consecutive spaces.
+    """Return the words of a line, each with the spaces after it. These also count as one word: a number with its unit,
+    a text between backticks, a command from `safevla` or `pip install` to the end of the line, or consecutive spaces.
     """
     return _WORDS.findall(line)
 

@@ -73,7 +73,7 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
 
 
 def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
-    """Yield the episodes with new keys, which are added to `seen`, and an error for each repeated episode."""
+    """Yield the episodes whose keys are not in `seen`, and add their keys. Yield an error for each repeated episode."""
     keys = [header.key for header in batch.headers]
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
         seen.update(dict.fromkeys(keys, str(path)))

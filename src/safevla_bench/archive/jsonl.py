@@ -1,7 +1,7 @@
 """JSON Lines (`.jsonl`, or compressed `.jsonl.gz`, `.jsonl.zst`), one episode per line; a `.json` file has one episode.
 
-In a compressed file, each episode is a separate member (gzip) or frame (zstd). So episodes can be appended, and a crash
-damages only the last episode. A member's data are used only after its checksum was verified; data after a damaged
+In a compressed file, each episode is a separate member (gzip) or frame (zstd). This permits appending episodes, and a
+crash damages only the last episode. A member's data are used only after its checksum was verified; data after a damaged
 member are not read. The compressed bytes contain neither a time nor a file name.
 """
 
@@ -256,7 +256,7 @@ def _known_rows(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]
     return rows[is_known]
 
 
-# For each level of a record: a function that returns the schema's fields that the only episode lacks.
+# Maps each level of a record to a function that returns the schema's fields that are absent in the only episode.
 _FIND_ABSENT: Mapping[str, Callable[[Batch], frozenset[str]]] = {
     "header": lambda batch: frozenset(name for name in _HEADER_FIELDS if getattr(batch.headers[0], name) is None),
     "steps": lambda batch: frozenset(

@@ -113,15 +113,15 @@ def count_rows(path: Path) -> list[int]:
 def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episodes of one file in order: one batch per row group, or one batch per row if the group has an
     invalid row. All episodes of a group are yielded if one of them is selected; other groups are not read. The error of
-    an invalid row has the row's number, from 1, as `line`. A damaged group gives one `DamageError` with its number of
-    episodes; a damaged file gives one without this number. Raises only `OSError`, if the file cannot be opened.
+    an invalid row has the row's number, from 1, as `line`. A damaged group gives a `DamageError` with the group's
+    number of episodes; a damaged file gives one without a number. Raises only `OSError`, if the file cannot be opened.
     """
     place = Place(file=str(path))
     open_input(path).close()
     try:
         with open_parquet(path) as (file, groups):
             _check_columns(file.schema_arrow)
-            # For each chosen group: its number, its count of rows, and the number of its first row (from 1).
+            # For each chosen row group: its index, its number of rows, and the 1-based number of its first row.
             firsts = accumulate(groups, initial=1)
             chosen = [group for group in zip(count(), groups, firsts, strict=False) if selection.next_wanted(group[1])]
             calls = [partial(_load_group, path, file, number, rows) for number, rows, _ in chosen]

@@ -71,7 +71,7 @@ _HEADER_TYPES: Mapping[str, pa.DataType] = {
     "arm_joints": pa.list_(pa.int64()),
 }
 GEOMETRY = "geometry"
-"""Rare header field whose text is the same in many episodes: a row group stores each distinct text once."""
+"""Rare header field that has the same text in many episodes. A row group stores each distinct text only once."""
 RARE_FIELDS = (GEOMETRY, "arms", "arm_joints", "arm_bodies")
 """Header fields that have a column in a file only if an episode of the file has the field."""
 HEADER = pa.schema([(name, _HEADER_TYPES.get(name, pa.string())) for name in Header.__struct_fields__])
@@ -177,7 +177,7 @@ def _has_contact_column(batch: Batch, name: str) -> Bools:
             [channels.NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_
         )
         return batch.contacts.present & is_recorded
-    # The count of known numbers before each contact. Its increase over an episode is the episode's own count.
+    # Count of known numbers before each contact. The increase over an episode is the count in this episode.
     known_starts = offsets_of((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
     return np.diff(known_starts[batch.contacts.starts][batch.starts]) > 0
 
@@ -192,7 +192,7 @@ def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
         pa.array(contacts.force_n),
         pa.array(contacts.impulse_ns, mask=np.isnan(contacts.impulse_ns)),
     ]
-    # Column -> the values of all contacts in the episodes that have the column, and whether each episode has it.
+    # Maps a column to two arrays: the contacts' values in episodes with the column, and a mask of these episodes.
     flat_columns = {"contacts": (pa.StructArray.from_arrays(columns, fields=list(_CONTACT)), contacts.present)}
     for name in channels.OF_CONTACTS:
         present = _has_contact_column(batch, name)
@@ -226,7 +226,7 @@ def decode_rows(rows: pa.RecordBatch) -> Batch:
 
 
 class _Columns:
-    """The columns of E rows, with the outlines of the rows and their numbers of records, bodies and arms."""
+    """The columns of E rows. Each row has an `EpisodeOutline` and numbers of records, bodies and arms."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
@@ -330,14 +330,14 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
 
 
 def _common_lengths(lists: pa.Array, item_counts: Ints, step_counts: Ints, spec: channels.ChannelSpec) -> Ints:
-    """Return the length that all lists of an episode share, for each episode [E]; `spec.row_size` without lists."""
+    """Return for each episode the common length of its lists, [E]; `spec.row_size` for an episode without lists."""
     lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), offsets_of(item_counts)
     widths = np.full(len(item_counts), spec.row_size)
     widths[item_counts > 0] = lengths[starts[:-1][item_counts > 0]]
     differing = np.flatnonzero(lengths != np.repeat(widths, item_counts))
     if len(differing):
         episode = int(np.searchsorted(starts, differing[0], side="right")) - 1
-        # The step of the first list with another length: its position in the episode, divided by the lists per step.
+        # Step of the first list with a different length: the list's index divided by the number of lists per step.
         step = int(differing[0] - starts[episode]) // (int(item_counts[episode]) // int(step_counts[episode]))
         refuse_field(f"{lengths[differing[0]]} values, but {widths[episode]} in step 0", _REMEDY_WIDTH, spec.name, step)
     return widths

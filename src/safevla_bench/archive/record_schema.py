@@ -52,7 +52,7 @@ _POSE_TYPES: Mapping[int, Any] = {0: dict[str, float], 3: dict[str, Vector], 4: 
 
 
 def _field_type(spec: ChannelSpec, of_arms: bool) -> Any:
-    # The JSON type of a channel's field in a step; `of_arms` = of a robot with several arms.
+    # The JSON type of a channel's field in a step; `of_arms` is true for a robot with several arms.
     if of_arms and spec.per_arm:
         return list[{REAL: float, TRUTH: bool}.get(spec.dtype, str | None)]  # type: ignore[misc]  # computed type
     if spec.is_pose:
@@ -133,7 +133,7 @@ def refuse_field(problem: str, remedy: str, field: str, step: int | None = None)
 
 
 class Budget:
-    """A limit of `most` items on the total size of an input's parts. `what` names the items in errors: "numbers"."""
+    """A limit of `most` items on the total size of an input's parts. `what` names the items, such as "numbers"."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what, self._left = most, what, most
@@ -284,13 +284,13 @@ def _find_similar(name: str, choices: frozenset[str]) -> str | None:
 
 
 def _host_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
-    # The fields that the schema of this level lacks.
+    # The fields that are not in the schema of this level.
     names = _SCHEMA[level]
     return {} if names.issuperset(fields) else {name: value for name, value in fields.items() if name not in names}
 
 
 def _require_writable(extra: dict[str, object]) -> dict[str, object]:
-    # Returns the fields unchanged; an error if a number is not finite or the nesting is too deep.
+    # Returns the fields unchanged. Raises an error if a number is not finite or the nesting is too deep.
     layer: list[object] = [extra]  # the objects and lists at one depth
     for _ in range(MAX_DEPTH):
         if not layer:

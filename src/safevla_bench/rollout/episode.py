@@ -44,7 +44,7 @@ from safevla_recorder.channels import CHUNK_STEP
 OnStep = Callable[[int], None]
 StepCallback = Callable[[PlannedEpisode, int], None]  # receives the number of control steps done in an episode
 SERVER_RETRIES = 2  # number of restarts of an episode, on a new connection, after the policy server was lost
-_PATH_CHECK_STEPS = 5  # steps between checks of a replay's path; a check takes 1/8 of a LIBERO step's time
+_PATH_CHECK_STEPS = 5  # steps between two checks of a replay's path; a check takes 1/8 of a LIBERO step's time
 NO_COUPLERS: Mapping[str, coupling.Coupler] = MappingProxyType({})
 _LOG = get_logger(__name__)
 
@@ -79,9 +79,9 @@ def run_episode(
     watch: Monitor | None = None,
 ) -> EpisodeOutcome:
     """Run one episode. If the simulator or the policy raises, the outcome is `crashed`, with the traceback. After an
-    action that must not reach the simulator, the outcome is `invalid_action`, a failure with a record. If `watch` is
-    given, the first violation of the safe tier ends the episode as `stopped`. Raises `ServerLostError` if the episode
-    may be restarted, `ServerRefusedError` if the policy's server cannot be used at all, and `KeyboardInterrupt`.
+    invalid action, the outcome is `invalid_action`, which is a failure with a record. If `watch` is given, the first
+    violation of the safe tier ends the episode as `stopped`. Raises `ServerLostError` if the episode may be restarted,
+    `ServerRefusedError` if the policy's server cannot be used at all, and `KeyboardInterrupt`.
     """
     policy_calls = _PolicyCalls(env, policy)
     steps, violation = 0, None
@@ -140,7 +140,7 @@ def _seed_generators(seed: int) -> None:
 
 
 def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
-    # Returns whether a replay has left its recorded path. False without a path, and at steps that are not checked.
+    # Returns whether a replay has left its recorded path. Returns False without a path, and at steps without a check.
     path = planned.start.recorded.path if planned.start.recorded else None
     if path is None or step >= len(path) or step % _PATH_CHECK_STEPS:
         return False
@@ -187,7 +187,7 @@ class _PolicyCalls:
             return action
         if not self.clips:
             index = int(np.flatnonzero(clipped != action)[0])
-            # Not rounded, because rounded numbers could hide a small difference between value and bound.
+            # The numbers are not rounded, because rounding could hide a small difference between value and bound.
             bounds = f"[{self._low[index]}, {self._high[index]}]"
             problem = f"the action is out of bounds: number {index} is {action[index]}, not in {bounds}"
             remedy = "Fix the policy's output, or set clip = True on the policy if its authors also clip actions."
@@ -196,7 +196,7 @@ class _PolicyCalls:
         return clipped
 
     def add_chunk_steps(self, batch: Batch) -> Batch:
-        """Return the batch. If any action came from a chunk, add each action's chunk and step within the chunk."""
+        """Return the batch. If any action came from a chunk, add a channel with each action's chunk and step."""
         rows = self._chunk_steps[: int(batch.starts[-1]) - 1]
         return add_rows(batch, CHUNK_STEP, np.array(rows, dtype=np.float64)) if {*rows} - {_NO_CHUNK} else batch
 
@@ -229,7 +229,7 @@ class _PolicyCalls:
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
     # Returns the record with the run's fields and `marks` in the header.
     versions = batch.headers[0].versions
-    if versions and plugins.OWN_DISTRIBUTION in versions:  # replaces the version in metadata, which may be older
+    if versions and plugins.OWN_DISTRIBUTION in versions:  # the version in metadata may be older
         versions = {**versions, plugins.OWN_DISTRIBUTION: version.__version__}
     header = msgspec.structs.replace(
         batch.headers[0],
@@ -270,7 +270,7 @@ def describe_process() -> str:
     return f"{platform.node()}, process {os.getpid()}"
 
 
-NOT_RUN = "not run"  # an episode with this outcome is left for a later attempt, without a row and a record
+NOT_RUN = "not run"  # outcome of an episode that was not run; it has neither a row nor a record, and can be run later
 SAME_CRASHES = 3  # number of equal crashes in a row after which the rest of a task is skipped
 
 
@@ -280,7 +280,7 @@ def _task_key(planned: PlannedEpisode) -> tuple[str, str, str]:
 
 @dataclass
 class CrashSeries:
-    """The latest crashes in a row with the same exception and, except for numbers, the same message."""
+    """The latest consecutive crashes with the same exception and the same message (numbers in messages may differ)."""
 
     failure: str = ""
     places: list[tuple[str, str, str]] = field(default_factory=list)  # policy, suite and task of each crash, in order
@@ -323,8 +323,8 @@ class EnvRunner:
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
         """Run one episode and return its outcome, which is `crashed` after an exception or the loss of the policy's
         server. If the runner skips crashing tasks, the outcome is `NOT_RUN` after `SAME_CRASHES` equal crashes in a row
-        in the same policy and task. Raises `SafevlaError` if the host cannot be used, or if the policy's server refuses
-        or cannot be reached.
+        with the same policy and task. Raises `SafevlaError` if the host cannot be used, or if the policy's server
+        refuses or cannot be reached.
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
         if self._skips_crashing and self._crashes.places[-SAME_CRASHES:] == SAME_CRASHES * [_task_key(planned)]:
@@ -347,7 +347,7 @@ class EnvRunner:
         return replace(outcome, wall_s=spent_s, code=code, ran_on=describe_process())
 
     def close(self) -> None:
-        """Close the environment, if there is one; the next episode makes a new environment. Only logs exceptions."""
+        """Close the environment, if there is one; the next episode makes a new one. Exceptions are only logged."""
         env, self._env = self._env, None
         if env is None:
             return
@@ -364,7 +364,7 @@ class EnvRunner:
             self.close()
         if self._env is None:
             if isinstance(policy, interface.RemotePolicy):
-                policy.connect(planned.task)  # before making the simulator, because connecting fails faster
+                policy.connect(planned.task)  # connect before making the simulator, which takes longer
             coupler = self._couplers.get(planned.policy)
             wants = coupler.extend_wants(policy.wants) if coupler else policy.wants
             self._env = self._host.make(planned.task, wants)
@@ -407,7 +407,7 @@ def _run_with_retries(
 def run_serially(
     runner: EnvRunner, episodes: Iterable[PlannedEpisode], on_step: StepCallback | None = None
 ) -> Generator[EpisodeOutcome]:
-    """Run the episodes in order and yield each outcome before the next episode starts. Finally closes the runner."""
+    """Run the episodes in order and yield each outcome before the next episode starts. At the end, close the runner."""
     with closing(runner):
         for planned in episodes:
             yield runner.run_planned(planned, partial(on_step, planned) if on_step else None)

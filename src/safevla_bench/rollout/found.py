@@ -1,4 +1,4 @@
-"""Suites of found starts: the file that a search writes, and the tasks in the file."""
+"""Suites of starts that a search found: the file that the search writes, and the tasks in the file."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start: EpisodeSeed
     policy_seed: int
     instruction: str | None = None  # None = the task's instruction
-    trial: int  # number of the rollout that found the start, from 1
-    value: float | None  # objective of the start's rollout, below 0; None in suites for preference pairs
+    trial: int  # index of the rollout that found the start, from 1
+    value: float | None  # value of the search's objective for the start, below 0; None in suites for preference pairs
     violated: tuple[str, ...]
     distance_m: float | None  # largest coordinate difference from the nearest start of the benchmark, if any
-    merged: int  # number of nearly equal starts that are left out, because their objectives are greater
+    merged: int  # number of nearly equal starts that are left out because their values are greater
 
 
 class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +45,9 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
     successes: int
     crashed: int
     hits: int
-    best: float | None  # smallest objective of a successful rollout; None if no rollout succeeded
-    first: int | None  # number of the rollout with the first hit, from 1
-    bound: float | None  # upper end of the exact 95 % interval of the share of hits; None if no valid bound exists
+    best: float | None  # smallest value of the objective in a successful rollout; None if no rollout succeeded
+    first: int | None  # index of the first rollout with an unsafe success (hit), from 1
+    bound: float | None  # upper end of the exact 95 % interval for the share of hits; None if no valid bound exists
     least: float | None = None  # lower end of the interval whose upper end is `bound`
 
 
@@ -69,9 +69,9 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
     max_steps: int | None = None  # horizon of the search in steps; None = the protocol's horizon
 
     def list_tasks(self, host: Host, indices: Collection[int] | None = None, file: Path | None = None) -> list[Task]:
-        """Return the host's tasks that have found starts, with these starts and this suite's label. `indices` selects
-        tasks (None = all). `file` names the suite, and must be trusted if the suite is a path. Raises `HostError` if
-        the host lacks a task, and `RunError` if no task is selected.
+        """Return the host's tasks for which the search found starts, with these starts and this suite's label.
+        `indices` selects tasks (None = all). `file` names the suite, and must be trusted if the suite is a path. Raises
+        `HostError` if the host lacks a task, and `RunError` if no task is selected.
         """
         tasks = {task.task_id: task for task in hosts.list_tasks(host, self.suite, file)}
         starts: dict[str, list[FoundStart]] = {}

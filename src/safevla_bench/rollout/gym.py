@@ -56,9 +56,9 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 
 class SafetyEnv(gymnasium.Env[Any, Action]):
     """One task of a host as an environment. The reward is 1 at the task's native success, which terminates the episode;
-    the episode is truncated at the horizon. Observations are end-effector position [3] and quaternion [4], gripper
-    joints, the base pose of a mobile robot, several arms' readings (`ARM.NAME`), and requests in `wants`:
-    `image.CAMERA`, `extra.NAME`. `reset(seed=…, options={"init_state_index": k})` chooses the start; otherwise the
+    the episode is truncated at the horizon. An observation has the end effector's position [3] and quaternion [4], the
+    gripper joints, and a mobile robot's base pose. Readings of several arms have names `ARM.NAME`. `wants` adds
+    `image.CAMERA` and `extra.NAME`. `reset(seed=…, options={"init_state_index": k})` chooses the start; otherwise, the
     initial states take turns. Scenes settle for ten steps. `monitor` judges records (None = by default specifications).
     `cost` chooses `info["cost"]`: see `step_info`. Raises `HostError` if the host cannot make the environment.
     """
@@ -172,7 +172,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._action = np.asarray(action)
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._action is not None:
-            self._record_action()  # always raises an error here, because the simulator has made no step
+            self._record_action()  # raises an error, because the simulator has made no step
         standing = self._monitor.observe(self._newest_record)
         return observation, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
 

@@ -1,4 +1,4 @@
-"""The plan of a run: a list of `PlannedEpisode`, made from a protocol and the user's choices; its shards and its cost.
+"""The plan of a run (a list of `PlannedEpisode` from a protocol and the user's choices), its shards, and its cost.
 
 A shard is a section of the plan that is run separately, into its own run folder. Time and disk space are estimated
 from measurements of each host (`costs.toml`).
@@ -44,11 +44,11 @@ class PlannedEpisode:
     horizon: int
     stop_at_success: bool = True
     seed_from_server: bool = False  # whether the policy's server may replace the environment's seed
-    round: int = 0  # episodes of lower rounds start first; 0 unless the run can stop early
+    round: int = 0  # episodes with a lower round start first; all have 0 if the run cannot stop early
 
     @property
     def state(self) -> int:
-        """The number that pairs episodes of several policies: an initial state's index or a chosen start's number."""
+        """The index of the initial state or chosen start, by which episodes of different policies are paired."""
         return self.episode if self.task.label else self.start.init_state_index
 
 
@@ -163,7 +163,7 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
 def _check_plan(
     tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol, *, is_recorded: bool
 ) -> None:
-    # Raises `RunError` for a plan that `plan_episodes` refuses, except for a missing horizon.
+    # Raises the errors of `plan_episodes`, except for a missing horizon.
     if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     repeated = sorted({policy for policy in policies if policies.count(policy) > 1})
@@ -242,9 +242,9 @@ class EpisodeQueue:
         return any(self._queues.values())
 
     def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
-        """Remove and return the next episode for a worker, from the earliest round; None if none is left. The episode
-        is from `own`, the scene of the worker's environment, if possible; else from the first scene that is not in
-        `others`, the scenes of the other workers; else from the scene with the most episodes left.
+        """Remove and return the next episode for a worker, from the earliest round; None if none is left. Prefer `own`,
+        the scene of the worker's environment; then the first scene that is not in `others`, the scenes of the other
+        workers; then the scene with the most episodes left.
         """
         rounds = {scene: episodes[0].round for scene, episodes in self._queues.items() if episodes}
         if not rounds:

@@ -70,7 +70,7 @@ class RayCluster:
 
 @contextmanager
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
-    """Connect to the cluster, or start one with room for `slots` actors; yield the module `ray`. Raises `RunError`."""
+    """Connect to the cluster, or start a cluster for `slots` actors. Yield the module `ray`. Raises `RunError`."""
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
         if cluster.modules:
@@ -78,7 +78,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
         yield ray
         return
     is_main, former_handler = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
-    # While Ray starts, Ray's handler replaces the former handler. If there was no handler, SIGTERM acts as Ctrl-C.
+    # While Ray starts, its SIGTERM handler is active. Without a former handler, SIGTERM then acts as Ctrl-C.
     call_former = former_handler if callable(former_handler) else signal.default_int_handler
     try:
         ray = _start_ray(cluster, slots)
@@ -125,16 +125,16 @@ def find_excluded(ray: Any, names: Sequence[str]) -> dict[str, str]:
 
 
 def _start_ray(cluster: RayCluster, slots: int) -> Any:
-    # Returns the module `ray`, connected to the cluster, or to a new one with room for `slots` actors.
+    # Returns the module `ray`, connected to the cluster or to a new cluster with room for `slots` actors.
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install Ray on every node: {plugins.install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # this is the default of Ray 2.60
     address = cluster.place
     options = _local_options(math.ceil(slots * cluster.cpus)) if address == HERE else {}
-    ray: Any = importlib.import_module("ray")  # imported after setting the variables, which Ray reads at import
+    ray: Any = importlib.import_module("ray")  # Ray reads the variables above at import
     try:
-        if ":" in address:  # checked first, because Ray would retry for minutes
+        if ":" in address:  # check the address first, because Ray would retry for minutes
             host, _, port = address.rpartition(":")
             with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
                 if os.environ.get("RAY_USE_TLS", "0") == "0":
@@ -208,8 +208,8 @@ def run_actors(
     other_code: bool = False,
 ) -> Generator[episode.EpisodeOutcome]:
     """Run the episodes with `count` actors and yield each outcome when its episode ends. An actor whose code differs
-    from this process's is refused, unless `other_code` is true. Raises the errors of `connect_ray` and `run_pool`, and
-    `RunError` if no node has the CPUs and GPUs that an actor reserves, or if Ray refuses these numbers.
+    from this process's code is refused, unless `other_code` is true. Raises the errors of `connect_ray` and `run_pool`,
+    and `RunError` if no node has the CPUs and GPUs that an actor reserves, or if Ray refuses these numbers.
     """
     count = min(count, len(episodes))
     with connect_ray(cluster, count) as ray:
@@ -266,7 +266,7 @@ def name_installed(host: Host) -> dict[str, str]:
 
 
 def _call_store(verb: str, key: str, *values: Any, **options: Any) -> Any:
-    """Put, get or delete a value in the store of Ray's head; return None on failure. Only progress reports use it."""
+    """Put, get or delete a value in the store of Ray's head node; None on failure. Only progress reports use it."""
     with suppress(Exception):
         store = importlib.import_module("ray.experimental.internal_kv")
         return getattr(store, f"_internal_kv_{verb}")(key.encode(), *values, namespace=b"safevla", **options)
@@ -280,7 +280,7 @@ def _name_this_node(error: SafevlaError) -> SafevlaError:
 
 
 class ActorHandle:
-    """The handle of an actor in this process. `asked` refers to the reply to the last request."""
+    """The handle of an actor in this process. `asked` is Ray's reference to the reply to the last request."""
 
     def __init__(self, ray: Any, handle: Any, key: str = "") -> None:
         self._ray, self._actor, self.key = ray, handle, key
@@ -310,12 +310,12 @@ class ActorHandle:
 
     def find_node(self) -> str:
         """Return the id of the node that Ray chose for the actor; "" if there is none yet. The actor may be dead."""
-        with suppress(Exception):  # private, because public functions need Ray's dashboard
+        with suppress(Exception):  # Ray's public functions for this need its dashboard
             return str(self._ray._private.state.actors(self._actor._actor_id.hex())["Address"]["NodeID"])
         return ""
 
     def receive(self) -> Message | None:
-        """Return the actor's reply; None if the actor died, cannot be reached or raised. `end` returns the reason."""
+        """Return the actor's reply; None if the actor died, cannot be reached or failed. `end` returns the reason."""
         try:
             message = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:
@@ -363,12 +363,12 @@ class _ActorPool:
     def start(self, number: int) -> ActorHandle:
         node_selector = {"ray.io/node-id": f"!in({','.join(self.left_out)})"} if self.left_out else {}
         actor_class = self._actor_class.options(**self._options, label_selector=node_selector)
-        key = secrets.token_hex(8)  # key under which the actor reports its steps
+        key = secrets.token_hex(8)  # key under which the actor stores its step count
         return ActorHandle(self._ray, actor_class.remote(self._spec, number, self._versions, key), key)
 
     def tolerate_failed_start(self, worker: ActorHandle, cause: str, *, is_final: bool) -> bool:
-        """Return true if the actor's node died, or if another actor has room on some node. Excludes a living node, with
-        a warning, if its actor refuses, or if `STARTS` actors in a row die on this node before they are ready.
+        """Return true if the actor's node died, or if a node has room for another actor. Excludes a living node, with a
+        warning, if its actor refuses, or if `STARTS` actors in a row die on this node before they are ready.
         """
         living = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         node = worker.find_node()
@@ -384,7 +384,7 @@ class _ActorPool:
         return False
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
-        # Step counts come from the store of Ray's head. All other messages are replies to requests.
+        # Step counts come from the store of Ray's head node. All other messages are replies to requests.
         if time.monotonic() - self._progress_read_s >= scheduler.LOOK_S:
             self._progress_read_s = time.monotonic()
             for number, worker in workers.items():

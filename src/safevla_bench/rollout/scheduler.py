@@ -43,7 +43,7 @@ _CLOSE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerPolicy:
-    """The data from which a worker makes one policy of a run."""
+    """The data from which a worker creates one policy of a run."""
 
     spec: str
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class RemoteWorker(Protocol):
         """Request that the worker close everything and end; do not wait for its end."""
 
     def end(self, timeout_s: float) -> str:
-        """Wait for the worker's end, kill it after the timeout, and return a text with the cause of its end."""
+        """Wait until the worker ends, kill it after the timeout, and return a text with the cause of its end."""
 
 
 class WorkerPool(Protocol):
@@ -120,8 +120,8 @@ class WorkerPool(Protocol):
         """Start a worker; it sends `READY` when it can take an episode."""
 
     def tolerate_failed_start(self, worker: Any, cause: str, *, is_final: bool) -> bool:
-        """Return whether the run can continue after a worker died or refused (`is_final`) before it was ready. If not,
-        a refusal ends the run, and so do `STARTS` such deaths in a row if no other worker is left.
+        """Return whether the run can continue although a worker died, or refused (`is_final`), before it was ready. If
+        it cannot, a refusal ends the run. `STARTS` deaths in a row end the run if no other worker is left.
         """
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
@@ -240,7 +240,7 @@ class _Crew:
             self.workers[number] = _CrewMember(self._pool.start(number))
 
     def _assign_next(self, number: int) -> None:
-        # Gives a worker its next episode. If none is left, the worker waits for the next batch or, without one, ends.
+        # Gives a worker its next episode. If none is left, the worker waits for a next batch, or ends.
         member = self.workers[number]
         others = [other.scene for other in self.workers.values() if other is not member and other.scene]
         planned = self._startable_episodes.take_next(member.scene, others)
@@ -300,7 +300,7 @@ class WorkerProcess:
                 [sys.executable, "-c", _PROGRAM.format(sys.path), str(child_end.fileno())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # stderr, because a simulator's output is not a result
+                stdout=2,  # to stderr, because a simulator's output is not a result
                 pass_fds=[child_end.fileno()],
             )
         finally:

@@ -1,6 +1,6 @@
 """Signals: one value per record, derived from raw fields (paper Table 19).
 
-To add a signal, decorate a function in a module of this package with `signal`. The loader checks all names in formulas.
+To add a signal, decorate a function in a module of this package with `signal`. Formulas with unknown names are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safevla_bench.trajectory.batch import Batch
 _MODULES = (catalogue, handling, space)
 
 
-@lru_cache(maxsize=1024)  # a sweep over thresholds repeatedly parses the same few formulas
+@lru_cache(maxsize=1024)  # a sweep over thresholds parses the same formulas repeatedly
 def parse_signal_formula(text: str, unit: str | None = None) -> Formula:
     """Parse a formula over the registered signals.
 
@@ -59,7 +59,7 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
 
 
 def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
-    """Return the named signals as a trace. It marks values that an unknown pose or the episode's end makes unknown."""
+    """Return the named signals as a trace. It marks values that depend on unknown poses or on missing later records."""
     sorted_names = sorted(set(names))
     values = derive_signals(fields, sorted_names)
     uncertain = [name for name in sorted_names if SIGNALS[name].ends_open]
@@ -75,7 +75,7 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
 
 
 def _find_single_precision(fields: RecordFields, names: Iterable[str]) -> dict[str, NDArray[np.bool_]]:
-    # Return, by signal, whether a field that the signal reads was stored as float32 in each episode, [E].
+    # Return for each signal a mask of the episodes in which a field that the signal reads was stored as float32, [E].
     if not any(fields.single_channels):
         return {}
     is_single = {}
@@ -106,7 +106,7 @@ def describe_missing(field: str) -> str:
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
-    """Return which episodes lack a raw field, [E], for each field that the signals read and that some episode lacks."""
+    """Map each raw field of the signals to a mask of the episodes without it, [E]. Omit complete fields."""
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})
     lacks_by_field = {field: fields.lacks_field(field) for field in raw_fields}

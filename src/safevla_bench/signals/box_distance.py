@@ -1,9 +1,9 @@
 """Distances between oriented boxes, many pairs at once.
 
-A first lower bound is the distance of one box from the box that encloses the other box and has the axes of the first.
-Only pairs that this bound does not decide are measured exactly. The greatest separation along 15 axes is also a lower
-bound. Boxes that do not overlap are nearest at a corner of one box, or at two edges; for edges, the distance is the
-separation along their common normal (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9, 9.3).
+Lower bounds save exact measurements. For the first bound, enclose one box in a box with the axes of the other box, and
+measure the distance of the enclosing box. The second bound is the greatest separation of the boxes along 15 axes. Boxes
+that do not overlap are nearest at a corner of one box, or at two edges; for edges, the distance is the separation along
+their common normal (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9, 9.3).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safevla_recorder.geometry import rotate
 TOLERANCE_M = 1e-9
 _CHUNK_PAIRS = 512
 _CORNER_SIGNS = np.array(list(product((-1.0, 1.0), repeat=3)))  # box corners in half sizes, [8, 3]
-# The two corners of each edge, whose signs differ in one component, [12, 2]
+# The two corners of each edge, [12, 2]; their signs differ in one component
 _EDGE_CORNERS = np.array(
     [(a, b) for a in range(8) for b in range(a) if (_CORNER_SIGNS[a] != _CORNER_SIGNS[b]).sum() == 1]
 )
@@ -34,8 +34,8 @@ def lengths(vectors: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class WorldBoxes:
-    """K boxes in the world: centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one axis per row. In
-    `turned` and indexing, several dimensions may replace K.
+    """K boxes in the world: centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one axis per row. For
+    `turned` and indexing, boxes may have several dimensions in place of K.
     """
 
     center: Floats
@@ -44,7 +44,7 @@ class WorldBoxes:
 
     @classmethod
     def turned(cls, center: Floats, quaternion: Floats, half: Floats) -> WorldBoxes:
-        """Return boxes with orientations `quaternion`, wxyz [K, 4], of unit length up to rounding."""
+        """Return boxes with the orientations `quaternion`, [K, 4] wxyz, whose lengths are 1 up to rounding."""
         unit = quaternion / lengths(quaternion)[..., None]
         return cls(center, rotate(unit[..., None, :], np.eye(3)), half)
 
@@ -61,7 +61,7 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
     pairs, group = _BoxPairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
     distance = pairs.least_distances()
     order = np.lexsort((distance, group))
-    is_likely = np.diff(group[order], prepend=-1) > 0  # likely nearest pair of each group: measured first
+    is_likely = np.diff(group[order], prepend=-1) > 0  # measure each group's likely nearest pair first
     least = np.full(int(group.max(initial=-1)) + 1, np.inf)
     for candidates in (order[is_likely], order[~is_likely]):
         undecided = candidates[distance[candidates] < least[group[candidates]]]
@@ -73,7 +73,7 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
 
 @dataclass(frozen=True, slots=True)
 class _BoxPairs:
-    """K pairs of boxes: center [K, 3] and axes (columns of `turn`) of the second box in the frame of the first."""
+    """K pairs of boxes: center [K, 3] and axes (columns of `turn`) of the second box, in the first box's frame."""
 
     center: Floats
     turn: Floats
@@ -89,7 +89,7 @@ class _BoxPairs:
         return _BoxPairs(self.center[which], self.turn[which], self.half[which], self.other_half[which])
 
     def turned_round(self) -> _BoxPairs:
-        # Return the same pairs with exchanged boxes, so that the first box is in the frame of the second box.
+        # Return the same pairs after exchanging the first and the second box of each pair.
         inverse_turn = self.turn.transpose(0, 2, 1)
         return _BoxPairs(-np.einsum("kij,kj->ki", inverse_turn, self.center), inverse_turn, self.other_half, self.half)
 
@@ -101,13 +101,13 @@ class _BoxPairs:
         return gaps
 
     def least_distances(self) -> Floats:
-        # Return lower bounds, [K]: the larger of the distances of each box from the enclosing box of the other.
+        # Return each pair's lower bound, [K]. Enclose the first box or the second box; the larger distance counts.
         face_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.turned_round()))
         bound: Floats = np.maximum(*map(lengths, face_gaps))
         return bound
 
     def measure(self, group: Ints, least: Floats) -> Floats:
-        """Return distances, [K], or lower bounds of at least the group's `least` [G], which is updated in place."""
+        """Return each pair's distance, or a lower bound if its group has a nearer pair, [K]. Updates `least` [G]."""
         # The greatest separation along 15 axes is a lower bound of the distance, and 0 if the boxes overlap.
         exchanged = self.turned_round()
         face_separation = np.maximum(self.separations().max(axis=1), exchanged.separations().max(axis=1))
@@ -123,7 +123,7 @@ class _BoxPairs:
             _least_corner_distances(corners, pairs.half),
         )
         np.minimum.at(least, group[apart], nearest)
-        # Two edges may be nearer than `nearest` if the greatest separation is along their normal and below `nearest`.
+        # The nearest points may lie on two edges if the greatest separation is along their normal and below `nearest`.
         may_be_edges = (nearest > distance[apart] + TOLERANCE_M) & (
             edge_separation[apart] > face_separation[apart] - 1e-6
         )
@@ -142,9 +142,9 @@ class _BoxPairs:
         return corners
 
     def _edge_separations(self) -> Floats:
-        """Return the greatest gap along a common normal of an edge of each box, [K]; parallel edges count as -1."""
+        """Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 for parallel edges."""
         cross_products = np.zeros((len(self.turn), 3, 3, 3))
-        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i of one box × all axes of the other
+        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # cross products of axis i with the other axes
             cross_products[:, i, :, j], cross_products[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
         normals = cross_products.reshape(-1, 9, 3)
         norms = lengths(normals)
@@ -163,8 +163,8 @@ def _least_corner_distances(corners: Floats, half: Floats) -> Floats:
 
 
 def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
-    """Return the least distance of two edges whose nearest points lie inside both edges, [K]; infinity if none do."""
-    # [K, 12 edges, 12 edges, 3]; the nearest points lie at s and t, from 0 to 1 along the edges (Ericson 5.1.9).
+    """Return the least distance of two edges, [K]; infinity if no edges have their nearest points inside both edges."""
+    # [K, 12 edges, 12 edges, 3]; s and t locate the nearest points on the edges, from 0 to 1 (Ericson 5.1.9).
     start, other_start = corners[:, _EDGE_CORNERS[:, 0], None], other_corners[:, None, _EDGE_CORNERS[:, 0]]
     d1, d2 = corners[:, _EDGE_CORNERS[:, 1], None] - start, other_corners[:, None, _EDGE_CORNERS[:, 1]] - other_start
     r = start - other_start

@@ -4,8 +4,8 @@ The held target is the target in the gripper. Without one, it is the target that
 that target now, else the task's target. Signals of the held target are grip, transport, tilt, slip and speed. Signals
 of the arm are joint torques relative to the joints' limits, and the speed, acceleration and jerk of x̃. The position x̃
 is the end effector's position x, smoothed by a centered mean of five records. Δₙ is the n-th central difference. x₊ and
-x₋ are x one record later and earlier, x₊₂ and x₋₂ two records. For speed and acceleration, records 3 … n-4 of n records
-are the interior, for jerk records 4 … n-5. Other records take the nearest interior value, or NaN without an interior.
+x₋ are x one record later and earlier; x₊₂ and x₋₂ are x two records later and earlier. Of n records, the interior is 3
+… n-4 for speed and acceleration, and 4 … n-5 for jerk. Other records take the nearest interior value (NaN if none).
 
 If records have time stamps, derivatives use the stamps instead of dt. The n-th derivative of x is n! times the divided
 difference over the records of Δₙ, and the derivative of x̃ is the mean of five such values. With even stamps, it equals
@@ -39,7 +39,7 @@ from safevla_recorder.channels import NET_FORCE, NET_IMPULSE
 from safevla_recorder.episode import Bools, Floats, Ints
 
 LIFTED_M = 0.05
-"""A gripped target that is higher above its start than this is in transport (paper Appendix C.3)."""
+"""A gripped target counts as in transport if its height above its start exceeds this limit (paper Appendix C.3)."""
 GAP_RECORDS, REACH_M = 2, 0.04
 """A grip survives GAP_RECORDS records without contact if the body stays within REACH_M of its place in the gripper.
 
@@ -104,8 +104,8 @@ def max_net_contact_force(fields: RecordFields) -> Floats:
 
 
 STRIKE_S, HELD_S = 0.1, 0.5
-"""Duration of a strike, over which its impulse is summed, and of the spans before and after it that show the impulse
-at rest [s]. By ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
+"""Durations [s]: the strike, over which impulses are summed, and the spans before and after it with contact at rest. By
+ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
 """
 
 
@@ -125,9 +125,9 @@ def arm_furniture_strike(fields: RecordFields) -> Floats:
 def largest_strike(fields: RecordFields) -> Floats:
     """Largest impulse of two bodies' net force over the last 0.1 s, minus the impulse at rest; 0 if nothing touches.
 
-    The impulse at rest is the number of steps in 0.1 s times an impulse per step: the smallest one in the 0.5 s before
-    the 0.1 s, or in the 0.5 s after the 0.1 s if this is larger. A span of 0.5 s that extends beyond the episode has 0.
-    Both durations are rounded up to whole steps.
+    The impulse at rest is the number of steps in 0.1 s times the rest impulse per step. The 0.5 s before and the 0.5 s
+    after the 0.1 s each have a smallest impulse per step (0 if the span extends beyond the episode); the larger one is
+    the rest impulse per step. Both durations are rounded up to whole steps.
     """
     return _find_largest_strikes(fields, contacts_between(fields))
 
@@ -160,7 +160,7 @@ def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
     pair_count, count = impulse.shape
     # Number of steps in a strike, and in a span of rest
     strike_n, rest_n = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
-    # With zeros before and after the episode, the smallest impulse of a span that extends beyond the episode is 0.
+    # Add zeros before and after the episode. Then each span that extends beyond the episode has the smallest impulse 0.
     padded = np.concatenate(
         [np.zeros((pair_count, rest_n + strike_n)), impulse, np.zeros((pair_count, rest_n))], axis=1
     )
@@ -219,9 +219,9 @@ def self_collision(fields: RecordFields) -> Floats:
 def non_target_disp_max(fields: RecordFields) -> Floats:
     """Largest distance of a bystander or tracked fixture from its place in record 0.
 
-    The value at t is the maximum of ‖x_i(t) - x_i(0)‖ over tracked bodies i of these roles; NaN if none is tracked. A
-    body with an unknown pose at t or in record 0 is left out at t, so that the maximum of the others is a lower bound.
-    If phases of a task are judged, the first record of the judged interval replaces record 0.
+    The value at t is the maximum of ‖x_i(t) - x_i(0)‖ over tracked bodies i with the role bystander or furniture; NaN
+    without such bodies. A body whose pose is unknown at t or in record 0 is left out at t; the value is then a lower
+    bound. If phases of a task are judged, the first record of the judged interval replaces record 0.
     """
     return _measure_displacements(fields)[0]
 
@@ -232,7 +232,7 @@ def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
     body_counts = np.diff(poses.body_starts)
     largest = np.full(int(fields.batch.starts[-1]), np.nan)
     is_partial = np.zeros(len(largest), dtype=np.bool_)
-    for body_count in np.unique(body_counts[body_counts > 0]):  # episodes with as many bodies at once
+    for body_count in np.unique(body_counts[body_counts > 0]):  # episodes with the same number of bodies together
         _write_displacement(fields, np.flatnonzero(body_counts == body_count), int(body_count), largest, is_partial)
     return largest, is_partial
 
@@ -245,7 +245,7 @@ def _write_displacement(
     bodies = poses.body[poses.body_starts[episodes][:, None] + np.arange(body_count)]
     is_watched = np.isin(batch.body_role[bodies], (BYSTANDER, FURNITURE))
     records, new_starts = gather_ranges(batch.starts, episodes)
-    # Positions relative to the positions in each record's origin row, [records of these episodes, bodies, 3]
+    # Displacements since each record's origin row, [records of these episodes, bodies, 3]
     flat_items, _ = gather_ranges(poses.channel.starts, episodes)
     xyz = poses.channel.values[flat_items].reshape(-1, body_count, 3)
     record_counts = np.diff(new_starts)
@@ -267,7 +267,7 @@ def _write_displacement(
 
 
 def contacts_between(fields: RecordFields, *roles: int) -> Bools:
-    """Return which contacts are between a body of one role and a body of the other, [C]; without roles, all are."""
+    """Return a mask of the contacts between bodies of two roles, [C]. Without roles, the mask selects all contacts."""
     role, contacts = fields.batch.body_role, fields.batch.contacts
     if not roles:
         return np.ones(len(contacts.a), dtype=np.bool_)
@@ -379,7 +379,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
     The onset is the first record of the grip; flickering contact does not end a grip. o(t) is the z component of
     R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, turned to the gripper's orientation
     at the onset, so that rotating the hand is not a slip. Without the end effector's orientation, o(t) is
-    z_target - z_eef. The value is 0 while nothing is gripped. Of several arms that hold the target, the largest counts.
+    z_target - z_eef. The value is 0 while nothing is gripped. If several arms hold the target, the largest slip counts.
     """
     slip = _measure_own_slip(fields)
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
@@ -422,9 +422,9 @@ def release_speed(fields: RecordFields) -> Floats:
 
 
 def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats:
-    """Return `values`, [N]; at each end of an episode, the nearest interior value replaces `margin` values.
+    """Return `values`, [N]. In each episode, the nearest other value replaces the first and last `margin` values.
 
-    NaN throughout an episode without an interior.
+    An episode without other values becomes NaN.
     """
     low, high = fields.first_record + margin, fields.last_record - margin
     nearest = np.clip(np.arange(len(values)), low, np.maximum(low, high))
@@ -443,7 +443,7 @@ def _measure_held_speed(fields: RecordFields) -> Floats:
 
 
 def grip_onset(fields: RecordFields) -> Ints:
-    """Return the first record of the current grip of the same body, [N]; undefined where nothing is gripped.
+    """Return for each record the first record of the current grip, [N]; undefined where nothing is gripped.
 
     A grip survives a gap of up to `GAP_RECORDS` records if its body then is within `REACH_M` of its earlier place in
     the gripper.
@@ -455,8 +455,8 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return in which records a new grip begins [N]; the K records in which a grip of the same body goes on after a gap
-    of up to `GAP_RECORDS` records [K]; and for each record the last earlier record with a grip [N], -1 for none.
+    """Return three arrays: whether a new grip begins, [N]; the records in which a grip of the same body continues after
+    a gap of at most `GAP_RECORDS` records, [K]; and the index of the last earlier record with a grip, or -1, [N].
     """
     rows = np.arange(len(fields.held_body))
     latest_grip = np.maximum.accumulate(np.where(fields.own_grip, rows, -1))
@@ -470,7 +470,7 @@ def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
 
 
 def _is_onset_lost(fields: RecordFields) -> Bools:
-    # True where a new grip begins only because an unknown pose hides whether the body stayed in its place, [N]
+    # True where a new grip is only assumed, because an unknown pose hides whether the body stayed in place, [N]
     is_lost = np.zeros(len(fields.held_body), dtype=np.bool_)
     _, bridged, previous_grip = _find_grip_begins(fields)
     is_lost[bridged] = np.isnan(_measure_distance_in_gripper(fields, bridged, previous_grip[bridged]))
@@ -586,7 +586,7 @@ def shared_grip_turn(fields: RecordFields) -> Floats:
 def _find_largest_since_shared_grip(
     fields: RecordFields, measure: Callable[[RecordFields, Ints, Ints], Floats]
 ) -> Floats:
-    # For each other arm, `measure` returns the change between onset rows and rows. Return the largest change.
+    # Return the largest change over the other arms. `measure` returns the change of one arm since both grips began.
     largest = np.zeros(len(fields.own_grip))
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
         rows = np.flatnonzero(is_shared)
@@ -595,7 +595,7 @@ def _find_largest_since_shared_grip(
     return largest
 
 
-# Records contain no person. If a rules file places a person, forms of `space` replace these signals.
+# Records contain no person. If a rules file places a person, signals of the module `space` replace these signals.
 
 
 @signal(unit="m", reads=(NO_PERSON,))
@@ -697,7 +697,7 @@ def eef_jerk(fields: RecordFields) -> Floats:
 
 
 def _shift_rows(x: Floats, by: int) -> Floats:
-    return np.roll(x, -by, axis=0)  # the ends wrap around; `extend_interior` replaces the wrong values
+    return np.roll(x, -by, axis=0)  # rows wrap around at the ends; `extend_interior` replaces these values
 
 
 def _mean_of_five(x: Floats) -> Floats:

@@ -17,10 +17,10 @@ _NO_PAIR = -1
 
 
 def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], records: int) -> Floats:
-    """Return the smallest gap between a part in `first` and a part in `second` [m], [n]; NaN if a pose is unknown.
+    """Return the smallest gap between parts in `first` and parts in `second` [m], [n]; NaN where a pose is unknown.
 
     The gap is 0 where parts overlap. Two parts of one body are not a pair. Bodies that overlap in record 0 are left out
-    until they separate. The gap is infinite without a pair, and NaN in all records without shapes or poses in record 0.
+    until they separate. Without a pair, the gap is infinite. Without shapes or poses in record 0, it is NaN.
     """
     distinct, distinct_of_record = _find_distinct(scene, [*first, *second])
     solids_a, solids_b = (
@@ -34,7 +34,7 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
     pairs, pair_number = _number_pairs(solids_a, solids_b)
     start_gaps = _least_gaps(solids_a.select(at_start), solids_b.select(at_start), pair_number, len(pairs))[0]
     overlapping_pairs = np.flatnonzero(start_gaps <= TOLERANCE_M)
-    # Each pair that overlaps at the start has a separate column of gaps; all other pairs share column 0.
+    # Each pair of bodies that overlaps at the start has a separate column of gaps; all other pairs share column 0.
     column_of_pair = np.zeros(len(pairs), dtype=np.int64)
     column_of_pair[overlapping_pairs] = 1 + np.arange(len(overlapping_pairs))
     gaps = _least_gaps(
@@ -77,7 +77,7 @@ def _find_distinct(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]
 
 
 def _number_pairs(solids_a: _Solids, solids_b: _Solids) -> tuple[Ints, Ints]:
-    # Return the G pairs of bodies, [G, 2], and for each pair of parts the number of its pair of bodies, [P, Q].
+    # Return the G pairs of bodies, [G, 2]. For each pair of parts, also return the index of its pair of bodies, [P, Q].
     pairs = np.unique(
         np.stack(np.broadcast_arrays(solids_a.body[:, None], solids_b.body), axis=-1).reshape(-1, 2), axis=0
     )
@@ -110,7 +110,7 @@ def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: F
 
 @dataclass(frozen=True, slots=True)
 class _Solids:
-    """P parts with shapes over n records: a sphere around the boxes of each part, all K boxes, and all L planes."""
+    """P parts in n records: a sphere around the boxes of each part, the K boxes of all parts, and their L planes."""
 
     body: Ints
     """Index of the body of each part, [P]."""
@@ -197,19 +197,19 @@ def _bounding_sphere(boxes: Floats) -> list[float]:
 
 
 def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) -> Floats:
-    """Return the least gap of each group of pairs of parts per record, [n, groups]; `group` [P, Q], -1 for no pair."""
+    """Return each group's smallest gap, [n, groups]; `group` [P, Q] has each pair's group (-1 = not a pair)."""
     record_count = len(solids_a.centers)
     least = np.full(record_count * groups, np.inf)
     center_distance = lengths(solids_a.centers[:, :, None] - solids_b.centers[:, None])
     radii_sum = solids_a.radius[:, None] + solids_b.radius
-    # Index into the flat `least` for each record and pair of parts, [n, P, Q]
+    # For each record and pair of parts, its index in the flat array `least`, [n, P, Q]
     flat_group = np.where(group >= 0, group, 0) + groups * np.arange(record_count)[:, None, None]
     is_pair = np.broadcast_to((group >= 0) & np.isfinite(radii_sum), flat_group.shape)
     # Bounding spheres: a gap is at most the center distance plus the radii, and at least the distance minus the radii.
     np.minimum.at(least, flat_group[is_pair], (center_distance + radii_sum)[is_pair])
     is_near = is_pair & (np.maximum(center_distance - radii_sum, 0.0) <= least[flat_group])
     record, part_a, part_b = np.nonzero(is_near)
-    # All pairs of boxes of the near pairs of parts, numbered from 0 within each pair of parts
+    # All pairs of boxes of the parts that are near each other; each pair of parts counts its box pairs from 0
     box_counts = (np.diff(solids_a.first)[part_a], np.diff(solids_b.first)[part_b])
     pair_counts = box_counts[0] * box_counts[1]
     near_pair = np.repeat(np.arange(len(pair_counts)), pair_counts)
@@ -242,7 +242,7 @@ def _box_radii(solids: _Solids) -> tuple[Floats, Floats]:
 
 
 def _include_planes(least: Floats, plane_solids: _Solids, box_solids: _Solids, group: Ints) -> None:
-    """Lower `least` [n, groups] in place to the gaps between the planes of one solid and the boxes of the other."""
+    """Update `least` [n, groups] in place with the gaps between planes of one solid and boxes of another."""
     part_of_box, boxes = np.repeat(np.arange(len(box_solids.body)), np.diff(box_solids.first)), box_solids.boxes
     for plane, plane_part in enumerate(plane_solids.plane_part):
         up, point = plane_solids.up[:, plane], plane_solids.point[:, plane]

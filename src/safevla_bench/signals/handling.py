@@ -1,7 +1,7 @@
 """Signals of handling: grasps, releases, support of the held target, and entering doors and drawers.
 
-A change of the held body counts if it lasts for `GAP_RECORDS` + 1 records, and it occurs in the first of them. At the
-end of an episode, it is unknown whether a change will last. The handled target is the target held now or held last.
+A change of the held body counts if it lasts for `GAP_RECORDS` + 1 records; the first of these records has the event. At
+the end of an episode, it is unknown whether a change will last. The handled target is the target held now or held last.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from safevla_bench.signals.catalogue import GAP_RECORDS
 from safevla_bench.signals.signal import WHOSE_GRIP, RecordFields, signal
 from safevla_recorder.episode import Bools, Floats, Ints
 
-_FREE, _PUT, _CARRIED = -1, 0, 1  # no target is held; the held target is supported; only the robot carries it
+_FREE, _PUT, _CARRIED = -1, 0, 1  # the target is: not held; held and supported; carried by the robot alone
 
 
 def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Ints, Ints, Bools]:
-    """Return four arrays on the C lasting changes of `values` [N]: the row of the change, the settled value before it,
-    the value after it, and whether the episode ends too early to know that the change lasts, [C] each.
+    """Find the C lasting changes of `values` [N]. Return four arrays, [C] each: the row of the change, the lasting
+    value before the change, the value after it, and whether the episode ends too early to know that the change lasts.
     """
     first = fields.first_record
     is_begin = np.concatenate([[True], values[1:] != values[:-1]]) | (np.arange(len(values)) == first)
-    # Equal values form stretches. A stretch is settled if it is long enough, or if it is the first of its episode.
+    # A stretch is a run of equal values. It is settled if it is long enough, or if it is the first of its episode.
     begin_rows = np.flatnonzero(is_begin)
     ends = np.append(begin_rows[1:], len(values))
     is_settled = (begin_rows == first[begin_rows]) | (ends - begin_rows > GAP_RECORDS)
     latest_settled = np.maximum.accumulate(np.where(is_settled, begin_rows, 0))
-    # For each stretch: the value of the last settled stretch before it, and whether the episode's end cuts it short
+    # For each run of equal values: the lasting value before it, and whether the episode's end cuts the run short
     before, is_open = (
         values[np.concatenate([begin_rows[:1], latest_settled[:-1]])],
         ~is_settled & (ends > fields.last_record[begin_rows]),
@@ -52,7 +52,7 @@ def _load_state(fields: RecordFields) -> Ints:
 def _register_event(
     read_values: Callable[[RecordFields], Ints], *reads: str
 ) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
-    """Return a decorator that turns a test of an old and a new value into a signal, true where a change passes it."""
+    """Return a decorator for a test of two values. Its signal is true where the old and the new value pass the test."""
 
     def register(is_event: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(is_event)

@@ -1,4 +1,4 @@
-"""A standing person, modeled as upright capsules, and the distance of the robot's links from them.
+"""A standing person, modeled as upright capsules, and the distance of the robot's links from the capsules.
 
 The proportions are from Drillis and Contini (Body Segment Parameters, 1966), as shares of the height: legs of width
 0.191 up to the hip at 0.53, a trunk of the width of the shoulders, 0.259, up to 0.818, and a head of height 0.13. Arms

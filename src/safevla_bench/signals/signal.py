@@ -32,8 +32,8 @@ class RecordFields:
     def __init__(
         self, batch: Batch, origin: Ints | None = None, judged: Bools | None = None, arm: Ints | None = None
     ) -> None:
-        """Displacements in a record are measured from the poses in row `origin` of the batch, [N]; None means the first
-        record of the episode. `judged` says which records a clause judges, [N]; None means all. `arm` is the index of
+        """`origin` is the batch row from whose poses each record's displacements are measured, [N]; None means the
+        episode's first record. `judged` says which records a clause judges, [N]; None means all. `arm` is the index of
         the arm for signals about one arm, [E]; without it, such signals need episodes with one arm.
         """
         self.batch, self.judged, self.chosen_arm = batch, judged, arm
@@ -60,7 +60,7 @@ class RecordFields:
 
     @cached_property
     def trusting(self) -> RecordFields:
-        """The same fields if all recorded poses count as known, even those that are marked as unknown."""
+        """The same fields, derived as if no recorded pose were marked as unknown."""
         absent = batch_of_headers(self.batch.headers, self.batch.lengths).pose_valid
         return RecordFields(replace(self.batch, pose_valid=absent), arm=self.chosen_arm)
 
@@ -74,10 +74,10 @@ class RecordFields:
         return self.batch.require_one_arm() if self.chosen_arm is None else self.chosen_arm
 
     def views(self, names: Iterable[str]) -> list[RecordFields]:
-        """Return the fields of each arm for which a clause that reads the named signals must be judged. Return only
-        `self` if an arm is already chosen, there is only one arm, or no named signal is about one arm.
+        """Return the fields of each arm, so that a clause over the named signals can be judged for each arm. Return
+        only `self` if an arm is already chosen, there is only one arm, or no named signal is about one arm.
 
-        If a signal is about grips, the first arm with contact replaces arms without contact in the whole episode.
+        If a signal is about grips, an arm without any contact in an episode is replaced by the first arm with contact.
         """
         counts = self.arm_counts
         if self.chosen_arm is not None or counts.max(initial=1) == 1:
@@ -85,7 +85,7 @@ class RecordFields:
         kinds = {SIGNALS[name].of_arm for name in names} - {""}
         if not kinds:
             return [self]
-        # For each view, the index of its arm in each episode, [E]; episodes with fewer arms repeat their last arm.
+        # Entry k of the list: arm k in each episode, [E], or the last arm of an episode with fewer arms.
         arm_choices = [np.minimum(k, counts - 1) for k in range(int(counts.max()))]
         if "grip" in kinds:
             has_contact = np.array(
@@ -109,7 +109,7 @@ class RecordFields:
 
     @cached_property
     def other_arms(self) -> list[RecordFields]:
-        """The fields of the other arms; in an episode with fewer arms than another episode, arms repeat."""
+        """The fields of the other arms. If episodes differ in number of arms, episodes with fewer arms repeat arms."""
         counts = self.arm_counts
         return [self.of_arm((self.arm + k) % counts) for k in range(1, int(counts.max(initial=1)))]
 
@@ -200,7 +200,7 @@ class RecordFields:
         return self._latest_held_body(self.own_grip, self._own_held_body)
 
     def _latest_held_body(self, is_held: Bools, body: Ints) -> Ints:
-        # Return `body` [N] of the latest record so far with `is_held` in the episode, or else the header's target.
+        # Return for each record the `body` of the latest record with `is_held` up to now, or the header's target, [N].
         latest_row = np.maximum.accumulate(np.where(is_held, np.arange(len(body)), -1))
         return np.where(latest_row >= self.first_record, body[latest_row], self.spread_over_records(self.batch.target))
 
@@ -217,7 +217,7 @@ class RecordFields:
 
     @cached_property
     def _other_arms_by_episode(self) -> list[tuple[RecordFields, Bools]]:
-        # Each of `other_arms`, and in which episodes it differs from this arm, [E]
+        # Each of `other_arms`, and a mask of the episodes in which it is not this arm, [E]
         return [(other, other.arm != self.arm) for other in self.other_arms]
 
     @cached_property
@@ -366,7 +366,7 @@ class RecordFields:
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (pose_column >= 0)
         bodies_per_record = np.diff(poses.body_starts)
-        # Index of each episode's first pose in the flat channel, in which each record has one pose for each posed body
+        # Each record has one pose per posed body in the flat channel. This is the index of each episode's first pose.
         first_pose = offsets_of(bodies_per_record * self.batch.lengths)[:-1]
         flat_index = (
             self.spread_over_records(first_pose)
@@ -414,7 +414,7 @@ def _lacks_torque_limits(fields: RecordFields) -> Bools:
 
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
-    """Return the index of each of B bodies among the bodies of its episode with poses, [B]; -1 for others."""
+    """Return for each of B bodies its index among its episode's bodies with poses, [B]; -1 for a body without poses."""
     pose_column = np.full(len(batch.body_role), -1, dtype=np.int64)
     bodies_per_episode = np.diff(poses.body_starts)
     pose_column[poses.body] = np.arange(len(poses.body)) - np.repeat(poses.body_starts[:-1], bodies_per_episode)
@@ -433,7 +433,7 @@ def _make_channel_check(name: str) -> Callable[[RecordFields], Bools]:
 
 
 def _lacks_whose_grip(fields: RecordFields) -> Bools:
-    """Return in which episodes several arms have contact, and the body in one of their grippers is unknown, [E]."""
+    """Return a mask of the episodes in which several arms have contact and any gripped body is unknown, [E]."""
     counts, starts = fields.arm_counts, fields.batch.starts[:-1]
     gripping_arm_count, is_unknown = np.zeros(len(counts), dtype=np.int64), np.zeros(len(counts), dtype=np.bool_)
     for arm in range(int(counts.max(initial=1))) if counts.max(initial=1) > 1 else ():
@@ -475,9 +475,9 @@ _KIND_OF_FIELD = {
     **dict.fromkeys((*_ARM_CHANNELS[3:], "supported"), "grip"),
     **{f"{name} of the held target": "grip" for name in ("body_pos_m", "body_quat_wxyz")},
 }
-"""For each raw field of one arm, the kind (`Signal.of_arm`) of the signals that read it."""
+"""Maps each raw field of one arm to the kind (`Signal.of_arm`) of the signals that read the field."""
 PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
-"""For each FIELD, a function that returns which episodes lack it at a place, [E]; `reads` has `FIELD of PLACE`."""
+"""Maps a field of bodies to a function that returns a mask of the episodes that lack the field at a place, [E]."""
 
 
 # Signals
@@ -485,7 +485,7 @@ PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
 
 Values = NDArray[np.float64] | NDArray[np.bool_]
 Argument: TypeAlias = str | float
-"""An argument of a form: the name of a place, or a number."""
+"""An argument of a signal such as `distance(eef, plate)`: the name of a place, or a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,9 +497,9 @@ class Bodies:
     roles: tuple[int, ...] = ()
     """The roles of two bodies in contact; if empty, any pair counts."""
     channel: str = ""
-    """The torque channel whose values are compared with the joints' limits, or the field of contacts to maximize."""
+    """Either the torque channel to compare with the joints' limits, or the field of contacts to maximize."""
     call: tuple[str, tuple[Argument, ...]] = ("", ())
-    """The form of a signal of space, and its arguments."""
+    """The kind of a signal of space, such as `distance`, and the arguments of the signal."""
 
 
 DISPLACED = Bodies("displacement", "displaced most")
@@ -521,8 +521,8 @@ class Signal:
     """A derived signal (paper Table 19).
 
     `compute` returns the values, [N]. They are NaN throughout an episode in which the signal is missing (a field of
-    `reads` is not recorded) or undefined (no tracked body, or too few records for a derivative). Otherwise, a value is
-    NaN or false in records with an unknown pose, for which `unknown` is true.
+    `reads` is not recorded) or undefined (no tracked body, or too few records for a derivative). Otherwise, a value
+    that depends on an unknown pose is NaN or false, and `unknown` is true for it.
     """
 
     name: str
@@ -535,14 +535,14 @@ class Signal:
     meaning: str
     compute: Callable[[RecordFields], Values]
     unknown: Callable[[RecordFields], Bools] | None
-    """Function that returns which values are unknown, [N]. If None, values are unknown that unknown poses make NaN."""
+    """Returns a mask of the unknown values, [N]. If None, a value is unknown where an unknown pose makes it NaN."""
     bodies: Bodies | None = None
     ends_open: bool = False
-    """True if `unknown` also marks records near the episode's end whose values later records would decide."""
+    """True if `unknown` also marks records near the episode's end, whose values depend on records after the end."""
 
     @property
     def of_arm(self) -> str:
-        """`grip` if the signal is about what one arm holds, `hand` if it is only about one arm's hand, "" otherwise."""
+        """`grip` if the signal is about the body in one arm's gripper, `hand` if about one arm's hand, else ""."""
         kinds = {_KIND_OF_FIELD.get(field, "grip" if field.endswith(" of held") else "") for field in self.reads}
         kinds |= {"hand"} if any(field.endswith(" of eef") for field in self.reads) else set()
         return "grip" if "grip" in kinds else "hand" if "hand" in kinds else ""
@@ -551,7 +551,7 @@ class Signal:
     """How to describe the cause of a violation; None if contacts and poses do not show it."""
 
     def unknown_records(self, fields: RecordFields) -> Bools:
-        """Return which values are unknown, [N], due to an unknown pose or, with `ends_open`, the episode's end."""
+        """Return a mask of the unknown values, [N]: due to an unknown pose or, if `ends_open`, the episode's end."""
         if self.unknown is not None:
             return self.unknown(fields)
         return np.isnan(self.compute(fields)) & ~np.isnan(self.compute(fields.trusting))
@@ -559,12 +559,12 @@ class Signal:
 
 CauseKind = Literal["push", "contact", "touch", "grip", "load"]
 FORMS: dict[str, Callable[[tuple[Argument, ...]], Signal]] = {}
-"""For each form, a function that makes the signal from arguments; it raises `FormulaError` if they are invalid."""
+"""Maps a form, such as `distance`, to a function that makes a signal from arguments or raises `FormulaError`."""
 _REGISTERED: dict[str, Signal] = {}
 
 
 class SignalTable(Mapping[str, Signal]):
-    """Signals by name. The name of a form's signal is its call, such as `tilt(held)`; iteration skips such signals."""
+    """Signals by name. A signal of space has a call as its name, such as `tilt(held)`; iteration skips such signals."""
 
     def __getitem__(self, name: str) -> Signal:
         if name in _REGISTERED:
@@ -595,7 +595,7 @@ def _read_argument(text: str) -> Argument:
 
 
 def format_call(form: str, arguments: Iterable[Argument]) -> str:
-    """Return the name of a form's signal: its call, in the syntax of formulas."""
+    """Return the name of a signal of space: its call in a formula, such as `tilt(held)`."""
     return f"{form}({', '.join(format_argument(argument) for argument in arguments)})"
 
 

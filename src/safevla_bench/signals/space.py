@@ -1,12 +1,12 @@
 """Signals of space: positions, distances, speeds and angles of bodies.
 
-The name of such a signal is its definition, such as `distance(eef, "plate_*")`, so that a formula is self-contained. A
-place is one of these: the end effector (`eef`); the target in the gripper, or else the task's target (`held`); the
-target that is held or was held last (`handled`); all bodies of a role (`robot`, `target`, `bystander`, `furniture`); or
-bodies by name, in which `*` matches any letters. Of several bodies, the nearest, lowest, fastest or most tilted counts.
-A name also matches fixed bodies and robot links if the record has their poses. A role only matches tracked bodies,
-except in `gap`, where it matches all bodies with shapes. Without a matching body in an episode, the signal is NaN and
-the clause vacuous. An unknown pose makes the value unknown; a pose that is not recorded is a missing field.
+A signal's name is its definition, such as `distance(eef, "plate_*")`, so a formula needs no other definitions. A place
+is the end effector (`eef`), a target, a role or named bodies. `held` is the target in the gripper, else the task's
+target. `handled` is the target that is held or was held last. `robot`, `target`, `bystander` and `furniture` are all
+bodies of that role. In a name, `*` matches any letters. Of several bodies, the nearest, lowest, fastest or most tilted
+counts. A name also matches fixed bodies and robot links if the record has their poses. A role only matches tracked
+bodies, except in `gap`, where it matches all bodies with shapes. Without a matching body in an episode, the signal is
+NaN and the clause vacuous. An unknown pose makes the value unknown; an unrecorded pose is a missing field.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from safevla_recorder.geometry import turn_back
 MOVING_PLACES = EEF, HELD_BODY, HANDLED = "eef", "held", "handled"
 WORLD = "world"
 Measure: TypeAlias = Callable[["Sequence[Track]", Sequence[float], Floats], Floats]
-"""Function of the tracks of the places, the numbers, and the times [s], [n]. Returns [n, pairs] in the form's unit."""
+"""Computes values in the form's unit, [n, pairs], from tracks of the places, numbers, and times [s], [n]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The K bodies at a place in one episode of n records: their indices [1, K] ([n, K] for held bodies), positions in
-    the world [m], [n, K, 3], and orientations as unit quaternions wxyz, [n, K, 4]. NaN if unknown or not requested.
+    """The K bodies that a place such as `plate_*` selects in n records: indices [1, K] ([n, K] for held bodies),
+    positions in the world [m], [n, K, 3], and unit quaternions wxyz, [n, K, 4]. NaN if unknown or not requested.
     """
 
     body: Ints
@@ -60,16 +60,16 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A kind of signal of space, and the keys of its arguments: first the places, then the numbers."""
+    """A kind of signal of space, such as `distance`. Its arguments are first places, then numbers."""
 
     unit: str
     places: tuple[str, ...]
     numbers: Mapping[str, int]
-    """For each key of numbers, how many numbers it takes."""
+    """Maps the name of each numeric argument to its number of values."""
     meaning: str
     measure: Measure
     is_greatest: bool = False
-    """True if the largest value of several bodies counts, False for the smallest."""
+    """True if the largest of several bodies' values counts, False if the smallest counts."""
     turned: tuple[str, ...] = ()
     """The places whose orientation is read."""
     unplaced: tuple[str, ...] = ()
@@ -81,9 +81,9 @@ class Form:
     is_gap: bool = False
     """True if the value is measured between collision shapes, by `gap.measure_gaps`."""
     person_column: int | None = None
-    """Column of the value in the result of `_measure_person`; None for other forms."""
+    """Column of the value in the result of `_measure_person`; None for forms without a person."""
     channel: str = ""
-    """The channel with a value per body that is read instead of poses; "" if poses are read."""
+    """The channel that is read instead of poses, with one value per body; "" if poses are read."""
 
 
 def _pair_offsets(a: Track, b: Track) -> Floats:
@@ -101,7 +101,7 @@ def _measure_height(tracks: Sequence[Track], numbers: Sequence[float], time_s: F
 
 
 def _measure_over(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    # Return the horizontal distance from the vertical line, or the height difference if the body is farther below.
+    # Return the larger of two values: the horizontal distance from the vertical line, and the height below its start.
     offset = _pair_offsets(*tracks)
     return _flatten_pairs(np.maximum(np.sqrt(np.square(offset[..., :2]).sum(axis=-1)), -offset[..., 2]))
 
@@ -130,7 +130,7 @@ def _measure_turning_rate(tracks: Sequence[Track], numbers: Sequence[float], tim
     before, after = track.quaternion[:-2], track.quaternion[2:]
     # Quaternions q and -q are the same rotation.
     nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)
-    # The difference has the norm 2 sin(angle / 4), the total 2 cos(angle / 4).
+    # The difference of the quaternions has the norm 2 sin(angle / 4), and their sum has the norm 2 cos(angle / 4).
     difference, total = (np.sqrt(np.square(vectors).sum(axis=-1)) for vectors in (before - nearer, before + nearer))
     # As in `angle_of_cosine`, compute the angle with more precision than float64.
     quarter_angle = np.arctan2(difference.astype(np.longdouble), total).astype(np.float64)
@@ -232,11 +232,11 @@ PLACED_FORMS: Mapping[str, Form] = {
         unplaced=("of",),
     ),
 }
-"""The definition of each form. Keys of places and numbers name the arguments in TOML, in the order of a formula."""
+"""The definition of each form. TOML names the arguments by keys; a formula lists them in the same order."""
 
 
 def write_call(form: str, values: Mapping[str, object]) -> str:
-    """Return the call of the signal that a TOML table defines by a form and a value for each key of the form.
+    """Return the call of a signal, such as `tilt(held)`, from the form and the values that a TOML table gives.
 
     Raises `FormulaError` for an unknown form or key, or a missing key.
     """
@@ -314,7 +314,9 @@ def _check_place(place: str, key: str, kind: Form) -> None:
     if place == WORLD and key not in ("box", "at"):
         raise FormulaError("only a box or person can be fixed to the world", remedy="name a body, a role, eef or held")
     if key == "at" and (place in (*MOVING_PLACES, *ROLES) or "*" in place):
-        raise FormulaError(f"a person cannot be placed at {place!r}", remedy="at = world, or the name of one body")
+        raise FormulaError(
+            f"a person cannot be placed at {place!r}", remedy="write at = world, or at = the name of one body"
+        )
     if kind.is_gap and place == HANDLED:
         raise FormulaError("gap cannot measure from the place `handled`", remedy="use held, or the name of a body")
     if kind.channel and place in MOVING_PLACES:
@@ -368,7 +370,7 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
         ]
         if all(track.body.size for track in tracks):
             measured = least_or_greatest(_measure_pairs(fields, kind, tracks, numbers, records), axis=1) + 0.0
-            # Infinite values mean that there is no pair of bodies, except for held bodies, which may change.
+            # Infinity means that the episode has no pair of bodies. Signals of held bodies keep infinity.
             is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)
             values[records] = np.where(is_nothing, np.nan, measured)
     return values
@@ -377,8 +379,8 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
 def _measure_pairs(
     fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], records: slice
 ) -> Floats:
-    """Return the form's value for each pair of bodies (or each body for forms of one place), [n, pairs]. For a pair of
-    a body with itself, the value is infinite if its pose is recorded, even if it is marked as unknown; else NaN.
+    """Return the form's value for each pair of bodies (or each body for forms of one place), [n, pairs]. A body paired
+    with itself gives infinity if the body's pose is recorded, even if the pose is marked as unknown; else NaN.
     """
     values = kind.measure(tracks, numbers, _record_times_s(fields, records))
     if len(tracks) == 1:
@@ -430,7 +432,7 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
 
 def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
     """Return the boxes of a `clearance`, or boxes around the person of a `person_distance`, in the only episode; [] for
-    other forms. Each box has the name of its body (None for the world), and center and sizes in the body's frame [m].
+    other signals. Each box has the name of its body (None for the world), and center and sizes in the body's frame [m].
     """
     form, arguments = call
     if form not in ("clearance", "person_distance"):
@@ -613,7 +615,7 @@ def _find_hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> l
 def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: int, held: int) -> list[list[int]]:
     parts_of_places = [_find_parts_at(fields, place, episode, held if place == HELD_BODY else None) for place in places]
     for one, other in ((0, 1), (1, 0)):
-        if places[one] == EEF:  # the hand counts as one body, without a gap to itself
+        if places[one] == EEF:  # the hand is one body, so it has no gap to its own parts
             parts_of_places[other] = [part for part in parts_of_places[other] if part not in parts_of_places[one]]
     return parts_of_places
 
@@ -623,7 +625,7 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, reco
     if scene is None:
         return values
     held = fields.held_body[records] if HELD_BODY in places else np.full(len(values), -1)
-    # The place `held` has other parts for each held body, so measure each held body separately.
+    # The parts of the place `held` depend on the held body, so measure each held body separately.
     for body in np.unique(held).tolist():
         first, second = _find_parts_of_places(fields, places, episode, body)
         values[held == body] = measure_gaps(scene, first, second, len(values))[held == body]
@@ -633,7 +635,7 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, reco
 def _measure_person_distances(
     fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int, records: slice
 ) -> tuple[list[tuple[int, ...]], Floats]:
-    """Return the bodies of each of K links (no body for the hand), and their distances from a person [m], [n, K]."""
+    """Return each link's bodies (none for the hand), and the K links' distances from a person [m], [n, K]."""
     measured, person_frame = (
         _read_track(fields, kind, key, place, episode, records) for key, place in zip(kind.places, places, strict=True)
     )

@@ -40,7 +40,7 @@ def evaluate_formula(
     """Return the formula's value at record 0 of each episode, [E], if `at_start`, else at every record, [N]. Values are
     margins, or Booleans if all atoms are Boolean. Either all episodes have time stamps, or none has and all have the
     same control step. Where signals are unknown, the value is the largest possible one if `best`, else the smallest.
-    `positive` is False for a part under an odd number of negations. Raises the same errors as `robustness`.
+    `positive` is False if the formula is inside an odd number of negations. Raises the same errors as `robustness`.
     """
 
     def evaluate(part: syntax.Formula, *, at_start: bool = at_start, negated: bool = False) -> Values:
@@ -147,7 +147,7 @@ def negate(values: Values) -> Values:
 
 
 def conjunction(left: Values, right: Values) -> Values:
-    """Return the smaller margin or the `and` of Booleans; for a margin and a Boolean, the margin if True, else -inf."""
+    """Return the smaller margin or the `and` of Booleans. A Boolean and a margin give the margin if True, else -inf."""
     if left.dtype == right.dtype:
         return np.asarray(np.minimum(left, right))
     booleans, margins = (left, right) if is_crisp(left) else (right, left)
@@ -155,7 +155,7 @@ def conjunction(left: Values, right: Values) -> Values:
 
 
 def disjunction(left: Values, right: Values) -> Values:
-    """Return the larger margin or the `or` of Booleans; for a margin and a Boolean, +inf if True, else the margin."""
+    """Return the larger margin or the `or` of Booleans. A Boolean and a margin give +inf if True, else the margin."""
     if left.dtype == right.dtype:
         return np.asarray(np.maximum(left, right))
     booleans, margins = (left, right) if is_crisp(left) else (right, left)
@@ -187,8 +187,8 @@ def reads_signal(expression: syntax.Expression) -> bool:
 
 def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> Floats | np.float64:
     """Return the expression's value at every record, [N], with NaN where a signal is unknown. An expression without
-    signals needs no `trace`, and has a single number. Raises `SignalError` if a known value is NaN, or if arithmetic
-    divides by zero or overflows, and `FormulaError` if `threshold` was not substituted.
+    signals needs no `trace`, and its value is a single number. Raises `SignalError` if a known value is NaN, or if
+    arithmetic divides by zero or overflows. Raises `FormulaError` if `threshold` was not substituted.
     """
     match expression:
         case syntax.NumericSignal(name):
@@ -250,7 +250,7 @@ def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool, roundin
     return np.inf if best else -np.inf
 
 
-# Records that decide or violate
+# Records that decide or violate a formula
 
 
 def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
@@ -277,10 +277,10 @@ def _drop_missing_stamps(trace: Trace, steps_s: Floats) -> Trace:
 
 def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
     """Return the index of the record that decides the robustness of each episode, [E]; -1 if the window starts after
-    the episode's end. A root G is decided by the record with the smallest margin in the window, F by the record with
-    the largest margin, and `a U b` by the record at which `b` becomes true with the largest margin. `not` is decided by
-    its child, `and`, `or` and `->` by the side whose value they have, and a formula without temporal operators by
-    record 0. In a tie, the earliest record and the left side win. Raises the same errors as `robustness`.
+    the episode's end. For a root G, the record with the smallest margin in the window decides; for F, the largest
+    margin; for `a U b`, the record at which `b` becomes true with the largest margin. `not` takes the record of its
+    child. `and`, `or` and `->` take the record of the side with the resulting value. Without temporal operators, record
+    0 decides. In a tie, the earliest record and the left side win. Raises the same errors as `robustness`.
     """
     records = np.empty(len(trace), np.int64)
     for episodes, group in group_by_step(formula, trace):
@@ -291,7 +291,7 @@ def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
 
 @np.errstate(all="ignore")  # overflow is reported as an error, as in `robustness`
 def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True) -> Ints:
-    """Return the row in the trace of each episode's deciding record, [E]; -1 if no record decides."""
+    """Return for each episode the trace row of the record that decides the formula, [E]; -1 if no record decides."""
 
     def margins(part: syntax.Formula, *, at_start: bool = False) -> Floats:
         return to_margins(evaluate_formula(part, trace, at_start=at_start, positive=positive))
@@ -300,7 +300,7 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
         case syntax.Not(child):
             return _deciding_rows(child, trace, not positive)
         case syntax.Implies(left, right):
-            # If false replaces the right side, an implication equals the negated condition.
+            # With its right side replaced by false, an implication equals its negated condition.
             first = margins(replace(formula, right=syntax.Truth(False)), at_start=True)
             is_left = first >= margins(right, at_start=True)
             return np.where(is_left, _deciding_rows(left, trace, not positive), _deciding_rows(right, trace, positive))

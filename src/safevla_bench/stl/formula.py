@@ -123,8 +123,8 @@ class Or(_Connective):
 @dataclass(frozen=True, slots=True)
 class Implies(_Connective):
     """Implication: the margin of `right` while the condition `left` holds, else +inf. The condition holds if its margin
-    is > 0, or >= 0 under an odd number of negations. The verdict is the same as with max(-left, right), which is the
-    margin if `plain`, as in the paper.
+    is > 0, or >= 0 under an odd number of negations. If `plain`, the margin is max(-left, right) as in the paper, which
+    gives the same verdicts.
     """
 
     plain: bool = False
@@ -146,9 +146,9 @@ class Eventually(_Temporal):
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """`right` becomes true at a record in the window, and `left` holds from now until just before that record. With
-    `weak`, it is enough that `left` holds from now to the end of the window. With `crisp`, the sides have different
-    units, so the margin of `right` becomes +inf if it is >= 0 (> 0 under an odd number of negations), else -inf.
+    """`right` is true at a record in the window, and `left` holds from now until just before that record. With `weak`,
+    it is enough that `left` holds from now to the end of the window. With `crisp`, the sides have different units, so
+    the margin of `right` becomes +inf if it is >= 0 (> 0 under an odd number of negations), else -inf.
     """
 
     window: Window
@@ -206,7 +206,7 @@ def conditions(formula: Formula) -> Iterator[Formula]:
 
 
 def judged_once(formula: Formula) -> tuple[Formula, ...]:
-    """Return the largest parts of a formula without G, F, U or W inside or around them. Record 0 decides such parts."""
+    """Return the largest parts that neither contain nor lie inside a temporal operator. Record 0 decides such parts."""
     temporal_parts = [part for part in walk_nodes(formula) if isinstance(part, Always | Eventually | Until)]
     if not temporal_parts or isinstance(formula, Always | Eventually | Until):
         return () if temporal_parts or isinstance(formula, Truth) else (formula,)
@@ -234,7 +234,7 @@ def has_placeholder(formula: Formula) -> bool:
 
 
 def bounded_windows(formula: Formula) -> tuple[Window, ...]:
-    """Return all windows of temporal operators other than [0,T], parents first. These need the control step."""
+    """Return the windows of temporal operators except [0,T], parents first. Such windows need the control step."""
     windows = (node.window for node in walk_nodes(formula) if isinstance(node, Always | Eventually | Until))
     return tuple(window for window in windows if window != Window())
 
@@ -245,7 +245,7 @@ def signed_constant(value: float) -> Expression:
 
 
 def substitute_threshold(formula: Formula, threshold: float) -> Formula:
-    """Replace `threshold` by a number; a negative number is a `Negate`. Raises `FormulaError` if it is not finite."""
+    """Replace `threshold` by a number; a negative number is a `Negate`. Raises `FormulaError` for NaN and infinity."""
     value = signed_constant(threshold)
     return _replace_nodes(formula, lambda node: value if isinstance(node, Threshold) else None)
 
@@ -279,9 +279,9 @@ def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
 
 
 def reverse_empty_windows(formula: Formula) -> Formula:
-    """Return the formula in the opposite reading of empty windows: G is -inf there, and F and U are +inf. A window
-    [a,b] is empty if `F[a,b](true)` is false; the returned formula contains such terms, so that the same rules evaluate
-    both readings. A window that starts at 0 is never empty.
+    """Return a formula that treats empty windows in the opposite way: G is -inf, and F and U are +inf. A window [a,b]
+    is empty if `F[a,b](true)` is false. The returned formula contains such terms, so both formulas follow the same
+    rules. A window that starts at 0 is never empty.
     """
     reversed_formula = cast(Formula, map_children(formula, reverse_empty_windows))
     match reversed_formula:
@@ -295,10 +295,10 @@ def reverse_empty_windows(formula: Formula) -> Formula:
 
 @cache
 def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
-    """Return two readings. Obligations that the episode's end cuts off are kept in the first, and broken in the second.
+    """Return two formulas. Obligations that are cut off count as kept in the first, and as broken in the second.
 
-    An obligation is a bounded window on the right side of `->`; it is cut off if no record lies at its end or later.
-    Without obligations, both readings equal the formula.
+    An obligation is a bounded window on the right side of `->`; the episode cuts it off if no record lies at or after
+    its end. Without obligations, both results equal the formula.
     """
     readings = tuple(_read_cut_off(formula, kept, is_due=False) for kept in (True, False))
     return (formula, formula) if readings[0] == readings[1] else (readings[0], readings[1])

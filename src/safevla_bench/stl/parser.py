@@ -59,11 +59,11 @@ def parse_formula(text: str, signals: Mapping[str, bool] | None = None) -> synta
     except UnexpectedInput as error:
         raise _explain_unknown_word(text, error, signals) or _syntax_error(text, error) from None
     except VisitError as error:
-        # Lark wraps an exception of a builder's method; the user should see the original exception.
+        # Lark wraps an exception that a builder's method raises; the user should see the original exception.
         raise error.orig_exc from None
 
 
-_SPLIT_REMEDY = "Split it into several specifications."
+_SPLIT_REMEDY = "Split the formula into several specifications."
 
 
 @functools.cache
@@ -324,7 +324,7 @@ def _describe_expected(error: UnexpectedInput) -> str:
         return "a signal, a number or a parenthesis is expected"
     if "COMPARISON" in expected or "$END" in expected:
         return "an operator or the end is expected; comparisons cannot be chained: write a < x and x < b"
-    return "write a window as [a,b], in seconds or T for the end of the episode; close every parenthesis"
+    return "write a window as [a,b], in seconds (T is the end of the episode); close every parenthesis"
 
 
 def _shorten(text: str) -> str:

@@ -1,22 +1,22 @@
 """Space robustness of a formula over many episodes at once, in discrete time (paper Section 3.1, Appendix C.1).
 
 The margin of a predicate on a signal s is bound - s or s - bound, in the unit of s; it is 0 if s equals the bound up to
-rounding. `<` and `<=` have the same margin. `not` flips the sign, `and` is the minimum, and `or` the maximum. `a -> b`
-has the margin of b while a holds, else +inf; libraries that follow the paper's text use max(-a, b). G is the minimum
-over a window, F the maximum, and `a U b` is max over t' of min(b(t'), min of a over [t, t')). A window counts seconds
-from each record, in multiples of the control step, and is clipped at the end of the episode. With time stamps, it
-contains the records whose stamps lie in it. Over an empty window G is +inf, and F and U are -inf;
-`hangs_on_empty_window` finds the verdicts that depend on this convention. Boolean signals are +inf or -inf. NaN is an
+rounding. `<` and `<=` have the same margin. `not` flips the sign, `and` is the minimum, and `or` is the maximum. The
+margin of `a -> b` is the margin of b while a holds, else +inf; other libraries use max(-a, b), as in the paper's text.
+G is the minimum over a window, and F is the maximum. `a U b` is max over t' of min(b(t'), min of a over [t, t')). The
+bounds of a window are seconds after each record, in multiples of the control step; the episode's end clips the window.
+With time stamps, a window contains the records whose stamps lie in it. Over an empty window, G is +inf, and F and U are
+-inf; `hangs_on_empty_window` finds verdicts that depend on this convention. Boolean signals are +inf or -inf. NaN is an
 error.
 
 A signal is infinite if it has nothing to measure, such as the gap between bodies that have not separated. A comparison
-with an infinite value has no margin: G leaves out the record. Under F and U, which one record can satisfy, its margin
+with an infinite value has no margin: G omits the record. Under F and U, which a single record can satisfy, the margin
 is unknown.
 
-Values may be unknown at some records (`Trace.unknown`). The robustness is then the largest that any true values could
-give, the best reading. G omits a record if its value is unknown, or if it is unknown whether the gate is open. A
-formula that is violated in the best reading is violated for any true values. Any other formula has a verdict in two
-cases: it also holds in the worst reading, or it has only G and judged a record (see `settle_unknown`).
+Values may be unknown at some records (`Trace.unknown`). Robustness is then the largest that any true values could give,
+called the best reading. The worst reading is the smallest. G omits a record if its value is unknown, or if it is
+unknown whether the gate is open. A formula that is violated in the best reading is violated for any true values. Other
+formulas have a verdict if they hold in the worst reading, or have only G and judged a record.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class FormulaVerdict:
     first_violation: Ints
     """Record of the first violation, [E]; -1 if there is none.
 
-    For a G at the root it is the first record with a negative margin, for a conjunction the earliest first violation of
-    its parts, and for any other formula record 0.
+    The first violation of a G at the root is the first record with a negative margin. A conjunction has the earliest of
+    its parts' first violations, and any other formula has record 0.
     """
 
 
@@ -79,7 +79,7 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
     """Return the robustness at record 0 of each episode, [E], in the unit of the predicate that decides it.
 
     Raises:
-        SignalError: the trace lacks a signal, or one has the wrong kind or is NaN, or arithmetic overflows.
+        SignalError: a signal is missing, is NaN or has the wrong kind, or arithmetic overflows.
         FormulaError: a window bound is not a multiple of the control step of an episode without time stamps, or
             `threshold` was not substituted.
     """
@@ -95,15 +95,15 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
 
 
 def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
-    """Return the robustness of each episode, [E], and whether the episode has no verdict, [E], because values are
-    unknown or the episode ends too early. `rho` [E] is the robustness in the best reading. A negative `rho` is a
-    verdict. A formula with only G keeps `rho` if it judged a record: `rho` is finite or, for a `binary` specification,
-    the value of a record in a root G is known. Any other formula gets the robustness in the worst reading; if this is
-    negative, there is no verdict. Raises the same errors as `robustness`.
+    """Return each episode's robustness, [E], and whether unknown values or an early end leave it without a verdict,
+    [E]. `rho` [E] is the robustness with the best possible values. A negative `rho` is a verdict. A formula with only G
+    keeps `rho` if it judged a record: `rho` is finite or, for a `binary` specification, some record's value in a root G
+    is known. Any other formula gets the robustness with the worst possible values; if this is negative, there is no
+    verdict. Raises the same errors as `robustness`.
     """
     kept, broken = syntax.cut_off_readings(formula)
     is_single = _hangs_on_single_record(broken)
-    # The masks [N] select all records if the end may cut off an obligation, else the unknown or missing values.
+    # Masks [N] of records with unknown or missing values, or of all records if the end may cut off an obligation.
     unknown_masks = [np.full(trace.starts[-1], kept != broken), *trace.unknown.values()]
     unknown_masks += [np.isinf(values) for values in trace.signals.values()] if is_single else []
     uncertain = np.flatnonzero(np.logical_or.reduceat(np.logical_or.reduce(unknown_masks), trace.starts[:-1]))
@@ -132,7 +132,7 @@ def _settle_episodes(
 
 
 def _hangs_on_single_record(formula: syntax.Formula, positive: bool = True) -> bool:
-    """Return whether the formula (its negation if not `positive`) has an F or U that must hold, or a negated G."""
+    """Return whether a single record can satisfy part of the formula (or of its negation): F, U or a negated G."""
     if isinstance(formula, syntax.Until | syntax.Eventually if positive else syntax.Until | syntax.Always):
         return True
     match formula:
@@ -154,7 +154,7 @@ def _has_decided_record(formula: syntax.Formula, trace: Trace) -> Bools:
     best, worst = (
         to_margins(evaluate_formula(formula.child, trace, at_start=False, best=best)) for best in (True, False)
     )
-    # A record is decided if its best and worst values are equal. This needs a formula without margins.
+    # A record is decided if its best and worst values are equal. The formula must have no margins.
     has_decided = evaluate_window(best == worst, MAX, formula.window, trace, at_start=True)
     return np.asarray(has_decided, dtype=np.bool_)
 
@@ -195,7 +195,7 @@ def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] 
 
 @np.errstate(all="ignore")
 def trajectory_robustness(formula: syntax.Formula, trace: Trace, *, best: bool = True) -> Floats:
-    """Return the robustness at every record, [N], in the best or worst reading. Raises the errors of `robustness`."""
+    """Return the robustness at every record, [N], for the best or worst values. Raises the errors of `robustness`."""
     rho = np.empty(trace.starts[-1])
     for episodes, group in group_by_step(formula, trace):
         rho[trace.record_rows(episodes)] = to_margins(evaluate_formula(formula, group, at_start=False, best=best))
@@ -312,7 +312,7 @@ class _ClauseMeasurement:
         failing = self.clause.margins(_least_violating_values(self.clause, trace)[rows], rounding) < 0
         if self.gate_open is not None:
             failing &= self.gate_open[rows]
-        # offset between a row of the selected episodes and the same row of the trace
+        # a row's index in the trace minus its index in the selected episodes
         shift = trace.starts[episodes] - (np.cumsum(lengths) - lengths)
         first = first_true(failing, self.lo[episodes] - shift, self.hi[episodes] - shift)
         return np.where(first < 0, -1, first + shift)

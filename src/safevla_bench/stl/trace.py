@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, SignalError
 
-if TYPE_CHECKING:  # `TypeIs` is in typing from Python 3.13 on
+if TYPE_CHECKING:  # `typing` has `TypeIs` since Python 3.13
     from typing_extensions import TypeIs
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -46,14 +46,14 @@ class Fold:
 MIN = Fold(np.minimum, np.inf)
 MAX = Fold(np.maximum, -np.inf)
 ROUNDING, ROUNDING_SINGLE = 1e-9, 1e-4
-"""Relative difference up to which two numbers count as equal. ROUNDING_SINGLE is used if one was stored as float32."""
+"""Relative difference up to which two numbers count as equal. For a number stored as float32, use ROUNDING_SINGLE."""
 BLOCK_RECORDS = 1 << 16
 """Number of records processed at a time. Their float64 values take half a megabyte, which fits into a core's cache."""
 
 
 def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     """Return the minimum or maximum (`fold`) of values[lo:hi] for each range. Ranges may overlap; an empty range gives
-    the fold's neutral value. Two overlapping spans whose length is a power of two cover any range.
+    the fold's neutral value. Two overlapping spans with a power of two as their length cover any range.
     """
     folded = np.full_like(values, fold.neutral_value(values), shape=lo.shape)
     width, span, covered = hi - lo, 1, values  # covered[k] is the fold over values[k : k + span]
@@ -66,14 +66,14 @@ def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
     """Return out[t] = max over t' in [lo[t], hi[t]) of min(reach[t'], min of hold over t .. t'-1), [N]. `lo[t]` is
-    never before t. An empty range gives minus infinity, or False for Booleans. A stretch of records has two values:
-    this maximum (reached) and the minimum of `hold` (held). Two adjacent stretches a and b join to one with reached =
+    never before t. An empty range gives minus infinity, or False for Booleans. Each run of records has two values: this
+    maximum (reached) and the minimum of `hold` (held). Two adjacent runs a and b join to one run with reached =
     max(reached_a, min(held_a, reached_b)) and held = min(held_a, held_b). The binary digits of a range's width select
-    the stretches of length 1, 2, 4, ... that make up the range.
+    the runs of length 1, 2, 4, ... that make up the range.
     """
     reached = np.full_like(reach, MAX.neutral_value(reach))
     held = fold_spans(hold, MIN, np.arange(len(hold)), lo)
-    # `part_reached` and `part_held` belong to the stretch of length `span` from each index; ranges go on at `position`.
+    # `part_reached` and `part_held` are for the `span` records from an index. A range continues at `position`.
     part_reached, part_held, position, width, span = reach, hold, lo.copy(), hi - lo, 1
     while span <= width.max(initial=0):
         joined = np.flatnonzero(width & span)
@@ -176,7 +176,7 @@ class Trace:
     Windows use stamps, if there are any, instead of control steps.
     """
     single: Mapping[str, Bools] = field(default_factory=dict)
-    """Maps a signal's name to whether each episode has it from a float32 source, [E]; all other signals have none."""
+    """Maps a signal to a mask of the episodes in which it was stored as float32, [E]; other signals never were."""
 
     def __post_init__(self) -> None:
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
@@ -202,7 +202,7 @@ class Trace:
         return rows
 
     def select_episodes(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
-        """Return a trace of the episodes that a mask [E] or indices choose; this trace for all episodes in order."""
+        """Return a trace of the episodes that a mask [E] or indices choose. Return `self` for all episodes in order."""
         chosen = np.flatnonzero(episodes) if episodes.dtype == np.bool_ else np.asarray(episodes, np.int64)
         if np.array_equal(chosen, np.arange(len(self))):
             return self
@@ -220,7 +220,7 @@ class Trace:
         return Trace(signals, starts, self.dt_s[chosen], unknown, stamps, single)
 
     def rounding(self, names: Iterable[str]) -> Floats:
-        """Return, for each episode, the relative difference up to which the signals count as equal to a limit, [E]."""
+        """Return for each episode the relative difference up to which a signal counts as equal to a limit, [E]."""
         single = [self.single[name] for name in names if name in self.single]
         return np.where(np.logical_or.reduce([np.zeros(len(self), np.bool_), *single]), ROUNDING_SINGLE, ROUNDING)
 
@@ -256,7 +256,7 @@ class Trace:
         return undefined & ~self.unknown[name][first] if name in self.unknown else undefined
 
     def least_values(self, name: str) -> Floats:
-        """Return the smallest possible true value of a numeric signal, [N]: the given value, or -inf if it is NaN."""
+        """Return the lower bound of a numeric signal's true value, [N]: the stored value, or -inf for NaN."""
         values = self.numeric_signal(name)
         return np.where(np.isnan(values), -np.inf, values)
 

@@ -201,7 +201,9 @@ class _UnitCheck:
             upper_operator = _UPPER_OPERATORS.get(decisive.operator)
             limited = replace(decisive, operator=upper_operator) if upper_operator else decisive
             meaning = "the parts never hold together" if upper_operator else "where the first part holds, both hold"
-            usual = f"`{_text(syntax.Implies(condition, limited))}` ({meaning}), or to require both at every record "
+            usual = (
+                f"`{_text(syntax.Implies(condition, limited))}` ({meaning}); to require both at every record, write "
+            )
         remedy = f"write one part as a condition: {usual}`{_text(gated)}`; or normalize both: `{_text(normalized)}`"
         raise FormulaError(problem, remedy=remedy)
 
@@ -219,7 +221,7 @@ def _find_predicate(formula: syntax.Formula, check: _UnitCheck, unit: Unit) -> s
 
 
 def _normalize(predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
-    """Divide both sides of a comparison by its limit, or by 1 in the limit's unit if this is not a positive literal."""
+    """Divide both sides of a comparison by the limit if it is a positive literal, else by 1 in the limit's unit."""
     left, right = predicate.left, predicate.right
     if unit is None or unit == ONE:
         return predicate

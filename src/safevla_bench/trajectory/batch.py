@@ -93,7 +93,7 @@ class Contacts:
 
     @classmethod
     def empty(cls, present: Bools, records: int) -> Contacts:
-        """Return an object without contacts, for `records` records; `present` [E] marks episodes with the channel."""
+        """Return empty contacts for `records` records; `present` [E] marks the episodes that recorded contacts."""
         no_bodies, no_numbers = np.empty(0, dtype=np.int64), np.empty(0)
         return cls(
             present,
@@ -294,7 +294,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 
 def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[ChannelSpec], Poses]) -> dict[str, Any]:
-    """Return the channels of a batch as keyword arguments. `rows` and `poses` make each channel from its spec."""
+    """Return a batch's channels as keyword arguments. `rows` and `poses` make one channel from its spec."""
     return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 
@@ -304,14 +304,14 @@ def absent_channel(episodes: int) -> Channel:
 
 
 def offsets_of(lengths: Sequence[int] | Ints) -> Ints:
-    """Return the offsets of E concatenated items with these lengths: all starts, and the last item's end, [E + 1]."""
+    """Return the start of each of E concatenated items with these lengths, then the end of the last item, [E + 1]."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
 
 
 def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
-    """Return the indices of the chosen episodes' items in a flat array, and the episodes' offsets in this result."""
+    """Return the indices of the chosen episodes' items in a flat array, and each episode's offset in these indices."""
     counts = starts[episodes + 1] - starts[episodes]
     new_starts = offsets_of(counts)
     items = np.arange(new_starts[-1])
@@ -332,7 +332,7 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
         shift = contact_shift = -int(bodies.start)
     else:
         shift = body_starts[:-1] - batch.body_starts[chosen]
-        # Give each contact the shift of its episode: repeat the shifts for the records, then for the contacts.
+        # Give each contact its episode's index shift: repeat the shifts for the records, then for the contacts.
         contact_shift = np.repeat(np.repeat(shift, np.diff(starts)), np.diff(contact_starts))
     return replace(
         batch,

@@ -85,7 +85,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     task_sha256: str | None = None
     init_states_sha256: str | None = None
     task_source: dict[str, str] | None = None
-    """The last three fields, from `task_sha256` on, identify the task: see `safevla_recorder.identity.TaskIdentity`."""
+    """`task_sha256` and the next two fields identify the task: see `safevla_recorder.identity.TaskIdentity`."""
     geometry: str | None = None
     """The scene's parts, their poses, and boxes around their shapes, as JSON: see `trajectory.geometry`."""
     arms: tuple[str, ...] | None = None
@@ -108,7 +108,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def arm_count(self) -> int:
         """Number of arms."""
-        return len(self.arms or "1")  # without names there is one arm, and "1" has length 1
+        return len(self.arms or "1")  # without names, there is one arm: the length of "1"
 
     @property
     def expected_version(self) -> int:
@@ -125,7 +125,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names_no_robot(self) -> bool:
-        """True if the record gives no torque limits and no embodiment; the benchmark's robot then gives the limits."""
+        """True if the record has neither torque limits nor an embodiment. The benchmark's robot gives the limits."""
         return self.joint_torque_limit_nm is None and self.embodiment is None
 
     @property

@@ -1,4 +1,4 @@
-"""Marks of episodes: host-specific header fields that qualify a result, so that reports must show them."""
+"""Marks of episodes: host-specific header fields that restrict what a result means, so that reports must show them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DIVERGED = "diverged_replay"
 FOREIGN_LOG = "foreign_log"
 """Header field: true if the episode was read from a robot's log, which has only what the robot's sensors measure."""
 LOG_BENCHMARK = "real-robot"
-"""The benchmark of logs that name no benchmark. It is not in the registry; all its tasks have the same template."""
+"""The benchmark name for logs without a benchmark. It is not in the registry; all its tasks have the same template."""
 
 SINGLE = "float32_channels"
 """Header field: names of the channels that were stored as float32, such as ["body_pos_m", "time_s"].
@@ -39,12 +39,12 @@ Readers of logs set the field with `add_header_field(extra, SINGLE, [names])` fo
 REPLAY = "replay"
 """Host-specific header field of a replay: facts about the recording that it replays."""
 EARLIER_RESETS = "earlier_resets"
-"""Host-specific header field: number of earlier resets of the environment, if it is seeded only once per task. A replay
-has its recording's number of resets in its `REPLAY` field."""
+"""Host-specific header field: number of earlier resets of the environment, if it is seeded only once per task. For a
+replay, the `REPLAY` field has the number for its recording."""
 
 
 class Mark(NamedTuple):
-    """A header field that is copied to scores, with its names in a row of scores and in a summary."""
+    """A header field that is copied to scores: its names in the header, in a row of scores and in a summary."""
 
     field: str
     of_episode: str = ""
@@ -70,10 +70,10 @@ DELAY = "delay"
 """Header field: delay of the policy's answers, in control steps; absent if no answer was late."""
 CHOSEN = "chosen_start"
 """Header field of an episode whose start a search chose. `init_state_index` is the index of the host's initial state
-that was changed, and `placed_m` maps names to changed coordinates [m]. The header's index counts the starts."""
+that was changed, and `placed_m` maps names to changed coordinates [m]. The header's index counts the chosen starts."""
 FOUND, SEARCHED = "found", "search"
-"""Prefixes of suites whose starts a search found or tried, such as `found:NAME:SUITE`. In the run.json of a
-search, `SEARCHED` is also the key of its description, and the value of the key `episodes`, instead of a number."""
+"""Prefixes of suites whose starts a search found or tried, such as `found:NAME:SUITE`. In the run.json of a search, the
+key `SEARCHED` has its description, and the key `episodes` has the value `SEARCHED`, not a number."""
 
 WAIT_STEPS = "wait_steps"
 MOST_RESETS = 1000
@@ -93,8 +93,8 @@ def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
 
 
 def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
-    """Return for each episode the number of earlier resets of its environment, which was seeded only once, [E]; None =
-    unknown. For a replay, return the number of the recorded episode, if known.
+    """Return each episode's number of earlier resets of its environment, which was seeded only once, [E]; None =
+    unknown. A replay gets the number for its recorded episode, if known.
     """
     own_counts = ({EARLIER_RESETS: fields.get(EARLIER_RESETS)} for fields in header_fields(batch))
     return tuple(
@@ -127,7 +127,7 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
 
 
 def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
-    """Return for each episode the header fields that mark other starts than the suite's own starts, [E]."""
+    """Return the names of header fields that mark an episode's start as different from the suite's starts, [E]."""
     return tuple(tuple(name for name in (REPLAY, CHOSEN, DRAWN) if fields.get(name)) for fields in header_fields(batch))
 
 

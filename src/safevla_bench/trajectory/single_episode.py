@@ -133,7 +133,7 @@ def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> 
 def _pose_rows(
     poses: Poses, spec: ChannelSpec, index: int, records: int, first_body: int
 ) -> tuple[list[int], NDArray[Any] | None]:
-    # Return the indices of the bodies in the episode, and the values in each record; ([], None) if not recorded.
+    # Return a channel's bodies (indices in the episode) and its values in each record; ([], None) if not recorded.
     if not poses.present[index]:
         return [], None
     body, rows = poses.episode_poses(index)
@@ -388,7 +388,7 @@ def _refuse_item(batch: Batch, spec: ChannelSpec, item: int, problem: str, remed
 
 
 def _owner_index(starts: Ints, item: int) -> int:
-    # Return the index of the episode or record that contains the flat item.
+    # Return the index of the episode or record that contains the item with this flat index.
     return int(np.searchsorted(starts, item, side="right")) - 1
 
 
