@@ -97,3 +97,23 @@ class StillEnv:
 
     def build_header(self, recorder, success, env_seed, index):
         return header(success=success, env_seed=env_seed, init_state_index=index, versions=self.versions)
+
+
+ARM = "".join(f'<body name="robot0_link{k}"><joint name="robot0_joint{k}"/><geom size="0.1"/>' for k in range(1, 8))
+KITCHEN = f"""
+<mujoco>
+  <worldbody>
+    <body name="bowl_main"><freejoint/><geom size="0.1"/><body name="bowl_rim"><geom size="0.1"/></body></body>
+    <body name="robot0_base"><geom size="0.1"/><site name="gripper0_right_grip_site"/>{ARM}
+      <geom name="pad_l" size="0.1"/><geom name="pad_r" size="0.1"/>{"</body>" * 7}</body>
+    <body name="cabinet"><geom size="0.1"/>
+      <body name="cabinet_drawer"><joint type="slide"/><geom size="0.1"/>
+        <body name="handle"><geom size="0.1"/></body></body></body>
+    <body name="oven"><body name="oven_door"><joint/><geom size="0.1"/></body></body>
+    <body name="cup_main"><freejoint/><geom size="0.1"/></body>
+    <body name="lid_main"><freejoint/><geom size="0.1"/></body>
+  </worldbody>
+</mujoco>
+"""
+"""A robot of seven joints, a cabinet with a drawer, an oven with a door, a bowl, a cup and a lid."""
+PADS = {"left_finger": ["pad_l"], "right_finger": ["pad_r"]}

@@ -8,12 +8,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from recorder_builders import StillRecorder
 from safevla_recorder import record, record_until_closed
+from safevla_recorder.attachment import RecordableEnv, TaskLabel, package_versions, subscribe_steps
 from safevla_recorder.errors import HostError, RunError
 from safevla_recorder.loop import ENVIRONMENTS, find_recordable
+from safevla_recorder.mujoco.hook import undo_all
+from safevla_recorder.version import __version__
 
 PLUGIN = """
 import numpy as np
@@ -272,3 +278,75 @@ def test_a_loop_that_changes_its_working_directory_is_recorded_where_it_began(in
         env.step([0.0, 0.0])
     assert (tmp_path / "run/raw/000000.npz").exists()
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+class Plain(RecordableEnv):
+    host, embodiment, wait_steps, action_size = "plain", "arm", 0, 2
+
+    def set_init_states(self, init_states): ...
+    def subscribe(self, cutter): ...
+    def start_recorder(self): ...
+    def fixture_roots(self):
+        return ["shelf"]
+
+    def is_still(self, action): ...
+    def target_object(self):
+        return "bowl"
+
+
+def plain(**attributes):
+    return Plain(SimpleNamespace(**attributes), TaskLabel("b", "t", "do it"), {"x": "1"})
+
+
+@pytest.mark.parametrize(
+    ("attributes", "is_soft"), [({}, False), ({"hard_reset": True}, False), ({"hard_reset": False}, True)]
+)
+def test_only_an_environment_that_says_so_keeps_its_simulation_in_a_reset(attributes, is_soft):
+    assert plain(**attributes).has_soft_resets is is_soft
+
+
+def test_unstable_steps_are_counted_where_there_is_a_simulation():
+    mujoco = pytest.importorskip("mujoco")
+    data = mujoco.MjData(mujoco.MjModel.from_xml_string("<mujoco/>"))
+    data.warning[mujoco.mjtWarning.mjWARN_BADQVEL].number = 2
+    data.warning[mujoco.mjtWarning.mjWARN_BADQACC].number = 1
+    data.warning[mujoco.mjtWarning.mjWARN_CONTACTFULL].number = 5
+    assert plain(sim=SimpleNamespace(data=SimpleNamespace(_data=data))).count_unstable_steps() == 3
+    assert plain(sim=None).count_unstable_steps() == plain().count_unstable_steps() == 0
+
+
+def test_facts_of_a_simulation_are_truths_and_a_name():
+    facts = plain(has_offscreen_renderer=True, hard_reset=1).read_simulation()
+    assert isinstance(facts.pop("openblas_kernel", ""), str)
+    assert facts == {"offscreen_renderer": True}
+
+
+@pytest.mark.parametrize(("index", "name"), [(7, "b/t/init_007"), (None, "b/t/init_unknown")])
+def test_a_header_names_the_start_and_holds_what_the_environment_knows(index, name):
+    header = plain(control_timestep=0.05).build_header(StillRecorder(), success=True, env_seed=3, index=index)
+    assert (header["episode_id"], header["init_state_index"], header["env_seed"]) == (name, index, 3)
+    assert (header["dt"], header["target_object"], header["embodiment"]) == (0.05, "bowl", "arm")
+    assert (header["instruction"], header["versions"], header["success"]) == ("do it", {"x": "1"}, True)
+    assert (header["dropped_pairs"], header["task_sha256"]) == ((), None)
+
+
+def test_an_environment_is_recorded_while_its_steps_are_hooked():
+    class Lab:
+        def step(self, action):
+            return (True,)
+
+        def close(self): ...
+
+    lab = Lab()
+    env = Plain(lab, TaskLabel("b", "t", ""), {})
+    assert not env.is_recorded
+    hooks = subscribe_steps(lab, None, bool)
+    assert env.is_recorded
+    undo_all(hooks)
+    assert not env.is_recorded
+
+
+def test_only_installed_packages_have_a_version_and_this_project_has_its_own():
+    versions = package_versions(["numpy", "nothing-of-that-name"])
+    assert {*versions} - {"safevla-bench", "safevla-recorder"} == {"numpy"}
+    assert {*versions.values()} == {np.__version__, __version__}

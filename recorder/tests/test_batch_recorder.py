@@ -172,7 +172,7 @@ def test_a_step_that_was_refused_can_be_made_again():
     [
         (lambda recorder: step(recorder), "substep was recorded"),
         (lambda recorder: recorder.substep(forces(), np.zeros((WORLDS, 7))), "joint_torque_nm: differs from"),
-        (lambda recorder: recorder.substep(), "10 pairs"),
+        (lambda recorder: recorder.substep(), "10 declared pairs"),
         (lambda recorder: recorder.substep(forces() * 1j), "net forces: not"),
         (lambda recorder: recorder.substep([[1.0], [2.0, 3.0]]), "net forces: not"),
         (lambda recorder: recorder.begin(forces(), poses={"cup": (0, 0)}), "but no role"),

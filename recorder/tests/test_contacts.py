@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_recorder.contacts import ContactFilter, GeomMap, MeasuredContacts, supported_bodies
+from safevla_recorder.contacts import ContactFilter, GeomMap, MeasuredContacts, contact_peaks, supported_bodies
 from safevla_recorder.mujoco.contacts import ConstraintContacts
 
 # Geoms and the bodies that own them: table, bowl (two geoms), plate, two links, two fingers.
@@ -83,6 +83,38 @@ def test_a_host_may_ask_for_so_many_substeps_apart_in_a_row_across_blocks_too(to
     for start, end in zip(edges, edges[1:]):
         counts += count(resting, *(((TABLE, BOWL_A),) if here else () for here in touching[start:end]))
     assert counts == expected
+
+
+NONE, BOTH = (), (TABLE_BOWL, (TABLE, PLATE))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        ([[NONE], [NONE], [NONE, BOTH]], [True, True]),
+        ([[NONE, NONE], [NONE, BOTH]], [True, True]),
+        ([[NONE], [NONE, BOTH]], [False, False]),
+        ([[NONE, NONE], [BOTH], [NONE], [NONE, BOTH]], [False] * 4),
+        ([[NONE, NONE], [(TABLE_BOWL,), NONE], [NONE, BOTH]], [False, False, True]),
+    ],
+)
+def test_substeps_apart_add_up_over_blocks_and_begin_again_with_each_contact_of_the_pair(blocks, expected):
+    resting = filter_of(*BOTH, apart=3)
+    assert [counts for block in blocks for counts in count(resting, *block)] == expected
+
+
+def test_a_resting_pair_counts_after_one_substep_apart_unless_the_host_asks_for_more():
+    resting = ContactFilter(GeomMap(ROLES, PLACE, FINGERS, 0 * PLACE, 0.002), touches((TABLE_BOWL,)))
+    assert count(resting, (), (TABLE_BOWL,)) == [True]
+
+
+@pytest.mark.parametrize(("options", "peak"), [({}, 4.0), ({"are_net": True}, 7.0)])
+def test_forces_are_those_at_single_points_unless_they_are_said_to_be_net(options, peak):
+    forces = np.array([[0.0, 0.0, 3.0], [0.0, 0.0, 4.0]])
+    pair = np.array([TABLE, TABLE]), np.array([BOWL_A, BOWL_B])
+    contacts = MeasuredContacts(1, np.array([0, 0]), *pair, forces, **options)
+    peaks = contact_peaks(contacts, np.arange(2), np.array([0]), PLACE, 0.5)
+    assert (peaks.force_n.tolist(), peaks.net_force_n.tolist(), peaks.impulse_ns.tolist()) == ([peak], [7.0], [3.5])
 
 
 def test_dropped_pairs_are_the_resting_and_mechanical_bodies_once_each():

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from safevla_recorder import folder as folders
 from safevla_recorder.attachment import LoopRules
 from safevla_recorder.episode import EpisodeRow
 from safevla_recorder.errors import RunError, learn_secret, redact_secrets
+from safevla_recorder.version import __version__
 
 RULES = LoopRules(policy="mine", wait_steps=10)
 
@@ -139,3 +141,101 @@ def test_only_a_lock_that_another_process_holds_is_an_error(tmp_path, monkeypatc
         return
     os.close(folders.lock_folder(tmp_path))
     assert "no locks" in caplog.text
+
+
+def test_of_blocks_that_are_open_together_only_the_last_to_close_says_where_the_records_are(tmp_path, capsys):
+    blocks = [open_run(tmp_path / "run") for _ in range(2)]
+    write_many(blocks[0], 1)
+    blocks[0].close_block(complete=False)
+    assert capsys.readouterr().err == ""
+    blocks[1].close_block(complete=True)
+    assert capsys.readouterr().err.count("Records:") == 1
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is False
+
+
+def test_a_block_after_which_another_follows_says_nothing(tmp_path, capsys):
+    run = open_run(tmp_path / "run")
+    write_many(run, 1)
+    run.close_block(complete=True, is_last=False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("own", ["safevla-bench", "safevla-recorder"])
+def test_the_run_has_this_projects_version_once_under_the_name_of_the_environment(tmp_path, own):
+    env = StillEnv()
+    env.versions = {"numpy": "1", own: __version__}
+    folders.open_folder(tmp_path / "run", env, RULES, {})
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["versions"] == {own: __version__, "numpy": "1"}
+
+
+def test_settling_steps_and_horizons_of_all_environments_are_listed_in_order(tmp_path):
+    for rules in (RULES, LoopRules("mine", 0, horizon=7), LoopRules("mine", 10, horizon=3)):
+        folders.open_folder(tmp_path / "run", StillEnv(), rules, {})
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["policies"] == [{"policy": "mine", "privileged": False}]
+    assert run["protocol"] == {"name": "own loop", "wait_steps": [0, 10], "horizons": [3, 7]}
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused_and_a_removed_folder_is_made_again(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match="not empty"):
+        open_run(tmp_path / "file")
+    write_many(open_run(tmp_path / "run"), 1)
+    shutil.rmtree(tmp_path / "run")
+    write_many(open_run(tmp_path / "run"), 1)
+    assert [path.name for path in (tmp_path / "run" / "raw").glob("*.json")] == ["000000.json"]
+
+
+@pytest.fixture
+def claims(monkeypatch):
+    """No folder is open or claimed by this process, before and after."""
+    monkeypatch.setattr(folders, "_open_folders", {})
+    monkeypatch.setattr(folders, "call_at_exit", lambda function: None)
+    yield folders.claim_folder
+    folders.release_claims()
+
+
+def test_a_process_of_a_name_has_a_folder_of_its_own_and_one_without_uses_the_run_s(tmp_path, claims):
+    assert claims(tmp_path / "run", None) == (tmp_path / "run", None)
+    assert not (tmp_path / "run").exists()
+    names = [claims(tmp_path / "run", "a")[1] for _ in range(3)]
+    assert names == ["a", "a-2", "a-3"]
+    folder = tmp_path / "run" / "worker_a"
+    folders.open_folder(folder, StillEnv(), RULES, {})
+    assert claims(tmp_path / "run", "a") == (folder, "a")
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_worker_continues_the_folder_that_an_ended_worker_of_its_run_left(tmp_path, claims, is_complete):
+    facts = folders.facts_of_the_day()
+    folder, _ = claims(tmp_path, "a")
+    run = folders.open_folder(folder, StillEnv(), RULES, facts)
+    write_many(run, 2)
+    run.close_block(complete=is_complete)
+    folders.release_claims()
+    assert not (folder / ".lock").exists()
+    folders._open_folders.clear()
+    assert claims(tmp_path, "a") == (folder, "a")
+    run = folders.open_folder(folder, StillEnv(), RULES, facts)
+    write_many(run, 1)
+    run.close_block(complete=True)
+    assert len(list((folder / "raw").glob("*.json"))) == 3
+    assert json.loads((folder / "run.json").read_text())["complete"] is is_complete
+
+
+def test_the_folder_of_another_run_is_no_worker_s(tmp_path, claims):
+    folder, _ = claims(tmp_path, "a")
+    run = folders.open_folder(folder, StillEnv(), RULES, {"session": "another"})
+    write_many(run, 1)
+    folders.release_claims()
+    folders._open_folders.clear()
+    with pytest.raises(RunError, match="not empty"):
+        claims(tmp_path, "a")
+
+
+def test_a_session_is_the_same_throughout_a_process():
+    before = folders.facts_of_the_day()["session"]
+    block = bytes(10**8)  # what a process uses of memory and time is no name of it
+    assert folders.facts_of_the_day()["session"] == before
+    assert before.partition("-")[0] == str(os.getpid())
+    del block

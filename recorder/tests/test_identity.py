@@ -97,6 +97,24 @@ def test_the_distribution_is_the_one_whose_files_were_imported(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("url", "is_editable", "is_found"),
+    [("", True, True), ("/mine", True, False), ("", False, False), (None, True, False)],
+)
+def test_an_editable_distribution_provides_the_packages_in_its_own_folder(tmp_path, url, is_editable, is_found):
+    (tmp_path / "mine" / "envs").mkdir(parents=True)
+    (tmp_path / "mine" / "__init__.py").touch()
+    folder = tmp_path / "own-2.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 2.0\n")
+    address = {} if url is None else {"url": f"file://{tmp_path}{url and '/other'}"}
+    (folder / "direct_url.json").write_text(json.dumps({**address, "dir_info": {"editable": is_editable}}))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    found, source = json.loads(subprocess.check_output([sys.executable, "-c", _READ], env=environment, cwd=tmp_path))
+    assert found == ({"own": "2.0"} if is_found else {})
+    assert (source.get("distribution"), source.get("version")) == (("own", "2.0") if is_found else (None, None))
+
+
+@pytest.mark.parametrize(
     "name",
     ["libero-object", "LIBERO_Object", "libero_object.", "libero object", " libero-object ", "l\u0456bero-object",
      "libero\u2010object", "libero\u200b-object", "\uff4c\uff49\uff42\uff45\uff52\uff4f-object", "LIBERO--OBJECT"],

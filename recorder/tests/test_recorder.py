@@ -7,6 +7,7 @@ import pytest
 
 from recorder_builders import header
 from safevla_recorder.errors import HostError
+from safevla_recorder.geometry import ALL_MOTION, Part
 from safevla_recorder.recorder import Arm, EpisodeRecorder, SceneMap
 
 ROLES = {"table": "furniture", "box": "target", "left": "robot", "right": "robot"}
@@ -156,6 +157,9 @@ def test_a_control_step_in_whose_middle_the_records_were_read_cannot_be_added():
         ({"roles": {**ROLES, "box": "toy"}}, "role 'toy'"),
         ({"roles": {"table": "furniture"}}, "box has no"),
         ({"fixtures": [("box", "dor")]}, "dor has no"),
+        ({"parts": [Part("table"), Part("lamp"), Part("")]}, "lamp has no"),
+        ({"forces": ()}, "forces are"),
+        ({"forces": ("force_n", "torque_nm")}, "forces are"),
         ({"fingers": ((LEFT,), (("hand", 3),))}, r"shape \('hand', 3\)"),
     ],
 )
@@ -183,6 +187,74 @@ def test_what_differs_from_record_0_later_is_an_error_that_names_it():
     ):
         with pytest.raises(HostError, match="from record 0"):
             recorder.step([0.0], **wrong)
+
+
+@pytest.mark.parametrize(
+    ("forces", "force"),
+    [(("force_n",), (0.0, 0.0, 1.0)), (("net_force_n",), 1.0), (("force_n", "net_force_n"), (1.0, 0.0))],
+)
+def test_a_force_is_one_number_or_a_vector_as_the_scene_says(forces, force):
+    with pytest.raises(HostError, match="force of a contact"):
+        EpisodeRecorder(scene(forces=forces)).begin([(BOX, TABLE, force)], poses=poses())
+
+
+@pytest.mark.parametrize(("forces", "peak"), [(("force_n", "net_force_n"), 4.0), (("net_force_n",), 5.0)])
+def test_vectors_between_two_bodies_add_up_in_each_substep_whichever_shape_is_named_first(forces, peak):
+    recorder = EpisodeRecorder(scene(forces=forces))
+    recorder.begin([], poses=poses())
+    recorder.substep([(LEFT, BOX, (3.0, 0.0, 0.0)), (BOX, LEFT, (0.0, 4.0, 0.0)), (RIGHT, BOX, (0.0, 0.0, 2.0))])
+    recorder.substep([(BOX, LEFT, (-1.0, 0.0, 0.0))])
+    recorder.step([0.0], poses=poses())
+    recorder.substep([(LEFT, BOX, (0.0, 0.0, 7.0))])
+    recorder.step([0.0], poses=poses())
+    contacts = recorder.build_recording(HEADER).contacts
+    assert (contacts.record.tolist(), contacts.a.tolist(), contacts.b.tolist()) == ([1, 1, 2], [0, 0, 0], [1, 2, 1])
+    assert contacts.force_n.tolist() == [peak, 2.0, 7.0]
+    assert contacts.net_force_n.tolist() == [5.0, 2.0, 7.0]
+    np.testing.assert_allclose(contacts.impulse_ns, [0.08, 0.02, 0.07])
+    np.testing.assert_allclose(contacts.net_impulse_ns, [0.06, 0.02, 0.07])
+
+
+def test_an_action_of_complex_numbers_is_refused():
+    recorder = squeeze()
+    recorder.substep([])
+    with pytest.raises(HostError, match="complex"):
+        recorder.step([1j], poses=poses())
+    assert recorder.build_recording(HEADER).records == 3
+
+
+def test_the_newest_record_has_the_contacts_of_its_instant_and_no_fields_of_the_whole():
+    recorder = EpisodeRecorder(scene())
+    recorder.begin([(LEFT, BOX, 1.0)], poses=poses(), subgoals={"open": True})
+    newest = recorder.latest_record(HEADER)
+    assert (newest.records, newest.extra, newest.contacts.record.tolist()) == (1, {}, [0])
+    assert np.isnan(newest.contacts.impulse_ns).all()
+    assert newest.action is None
+
+
+def test_parts_have_a_pose_in_every_record_and_move_from_that_of_record_0():
+    recorder = EpisodeRecorder(scene(parts=[Part("table"), Part("left", 0, ALL_MOTION)], hand=[1]))
+    at, half = (1.0, 2.0, 3.0), 0.125
+    turned = (np.cos(half), 0.0, 0.0, np.sin(half))
+    with pytest.raises(HostError, match="1 poses of parts"):
+        recorder.begin([], poses=poses(), parts=[(at, UPRIGHT)])
+    recorder.begin([], poses=poses(), parts=[(at, UPRIGHT), (at, UPRIGHT)])
+    for quat in (turned, tuple(-number for number in turned)):  # the same turn
+        recorder.substep([])
+        recorder.step([0.0], poses=poses(), parts=[(at, UPRIGHT), ((1.5, 2.0, 3.0), quat)])
+    motion = recorder.build_recording(HEADER).further["link_motion"]
+    moved = [0.0, 0.0, 0.25, 0.5, 0.0, 0.0]
+    np.testing.assert_allclose(motion, [[0.0] * 6, moved, moved], atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", [[Part("left", -1, ALL_MOTION)], [Part("left")]])
+def test_without_known_poses_or_parts_that_move_there_is_no_motion(parts):
+    start = np.nan if parts[0].motion else 0.0
+    recorder = EpisodeRecorder(scene(parts=parts))
+    recorder.begin([], poses=poses(), parts=[((start, 0.0, 0.0), UPRIGHT)])
+    recording = recorder.build_recording(HEADER)
+    assert "link_motion" not in recording.further
+    assert (recording.header["geometry"] is None) == (len(parts[0].motion) > 0)
 
 
 # Several arms
@@ -220,7 +292,7 @@ def test_each_arm_has_its_own_hand_grip_and_torques_and_arm_against_arm_counts_f
     assert touching == [(0, "a_thumb", "b_thumb"), (1, "a_thumb", "b_index")]
     assert ("a_index", "a_thumb") in record_arms().dropped_pairs()
     header = recording.header
-    assert (header["arms"], header["arm_joints"]) == (("a", "b"), (2, 3))
+    assert (header["arms"], header["arm_joints"], header["schema_version"]) == (("a", "b"), (2, 3), 2)
     assert header["arm_bodies"] == {name: name[0] for name in sorted(PALMS)}
 
 

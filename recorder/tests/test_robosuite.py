@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from recorder_builders import header
 from safevla_recorder.episode import encode_episode
+from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.recorder import Scene, assign_roles, attach_recorder, subtree_bodies
+from safevla_recorder.mujoco.speed import speed_up
 
 robosuite = pytest.importorskip("robosuite")
 pytestmark = [pytest.mark.robosuite, pytest.mark.filterwarnings("ignore")]
 STEPS = 20
 
 
-@pytest.fixture(scope="module")
-def env():
+def make_lift(**options):
     renderers = {"has_renderer": False, "has_offscreen_renderer": False, "use_camera_obs": False}
     try:
-        lift = robosuite.make("Lift", robots="Panda", control_freq=20, ignore_done=True, **renderers)
+        return robosuite.make("Lift", robots="Panda", control_freq=20, ignore_done=True, **renderers, **options)
     except AssertionError:  # robosuite 1.4 compares joint types in a way that newer bindings of MuJoCo break
         pytest.skip("this robosuite cannot make its own tasks with this MuJoCo")
+
+
+@pytest.fixture(scope="module")
+def env():
+    lift = make_lift()
+    yield lift
+    lift.close()
+
+
+@pytest.fixture(scope="module")
+def operational():
+    """As `env`, but with operational space control, which robosuite 1.5 has by default."""
+    load = getattr(robosuite, "load_controller_config", None)
+    lift = make_lift(**({} if load is None else {"controller_configs": load(default_controller="OSC_POSE")}))
     yield lift
     lift.close()
 
@@ -70,3 +87,67 @@ def test_the_states_are_the_same_with_and_without_recording(env):
     assert recording.joint_torque_nm.shape == (STEPS + 1, 7)
     np.testing.assert_array_equal(recording.sim_state[1:, 1:], recorded[:, 1:])
     assert encode_episode(recording)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often robosuite's controllers and the faster ones call two of MuJoCo's functions."""
+    mujoco = pytest.importorskip("mujoco")
+    calls = {"mj_fullM": 0, "mj_forwardSkip": 0, "mj_jacSite": 0}
+
+    def call(name, original, *args):
+        calls[name] += 1
+        return original(*args)
+
+    for name in calls:
+        monkeypatch.setattr(mujoco, name, partial(call, name, getattr(mujoco, name)))
+    return calls
+
+
+def drive(env, actions):
+    """Return the states, all observations and the rewards of an episode, bit for bit."""
+    np.random.seed(3)
+    env.reset()
+    seen = []
+    for action in actions:
+        observation, reward, *_ = env.step(action.copy())
+        bits = {name: np.asarray(values).tobytes() for name, values in observation.items()}
+        robot = env.robots[0]
+        seen.append(
+            (
+                env.sim.get_state().flatten().tobytes(),
+                bits,
+                reward,
+                np.asarray(getattr(robot, "torques", 0.0)).tobytes(),
+            )
+        )
+    return seen
+
+
+@pytest.mark.parametrize("control", ["env", "operational"])
+def test_a_faster_environment_does_the_same_until_it_is_undone(request, calls, control):
+    env = request.getfixturevalue(control)
+    actions = np.random.default_rng(5).uniform(-1, 1, (6, env.action_dim))
+    plain, own = drive(env, actions), {*vars(env)}
+    before, _ = dict(calls), calls.update(dict.fromkeys(calls, 0))
+    undo = speed_up(env)
+    faster = drive(env, actions)
+    undo()
+    for step, (first, second) in enumerate(zip(plain, faster)):
+        assert first == second, f"step {step}"
+    assert calls["mj_fullM"] * 4 < before["mj_fullM"]
+    assert calls["mj_forwardSkip"] > 100 or env.lite_physics  # which robosuite 1.4 does not have
+    assert {*vars(env)} == own
+    calls.update(dict.fromkeys(calls, 0))
+    assert drive(env, actions) == plain
+    assert calls["mj_forwardSkip"] == before["mj_forwardSkip"] == 0
+    assert calls["mj_fullM"] * 4 > before["mj_fullM"] * 3
+
+
+def test_only_an_environment_of_a_known_robosuite_can_be_made_faster(env, monkeypatch):
+    with pytest.raises(HostError, match="object cannot be sped up"):
+        speed_up(object())
+    for version in ("1.3.0", "1.6.0", "14.0"):
+        monkeypatch.setattr(robosuite, "__version__", version)
+        with pytest.raises(HostError, match="robosuite 1"):
+            speed_up(env)

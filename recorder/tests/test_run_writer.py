@@ -146,6 +146,10 @@ def test_one_writer_at_a_time(tmp_path):
         ({"dt": float("nan")}, "value is nan"),
         ({"dt": float("inf")}, "cannot be written"),
         ({"dt": None}, "value is missing"),
+        ({"dt": 0.0}, "value is 0.0"),
+        ({"dt": -1}, "value is -1"),
+        ({"dt": True}, "value is True"),
+        ({"task_id": ""}, "field task_id: the"),
         ({"outcome": "timeout"}, "outcome 'timeout' contradicts"),
         ({"outcome": "crashed", "success": False}, "outcome 'crashed' contradicts"),
         ({"target_object": "table"}, "field target_object: 'table'"),
@@ -179,3 +183,121 @@ def test_a_policy_that_sees_privileged_state_is_marked(tmp_path):
     with np.load(str(tmp_path / "run" / "raw" / "000000.npz")) as arrays:
         assert json.loads(arrays["extra"].tobytes()) == {"header": {"privileged": True}}
     assert read_run(tmp_path)["policies"] == [{"policy": "mine", "privileged": True}]
+
+
+def test_there_may_be_no_target_and_a_control_step_of_whole_seconds_and_limits_of_joints(tmp_path):
+    with writer(tmp_path) as run:
+        run.write(recorder(), success=True, target_object=None, dt=1, joint_torque_limit_nm=np.array([2.0, 3.0]))
+    header = read_header(tmp_path, 0)
+    assert (header["target_object"], repr(header["dt"]), header["joint_torque_limit_nm"]) == (None, "1.0", [2.0, 3.0])
+    assert rows(tmp_path)[0]["outcome"] == "success"
+
+
+def test_a_crash_needs_the_names_of_its_task_alone_and_a_record_five_fields(tmp_path):
+    with RunWriter(tmp_path / "run", policy="mine") as run:
+        assert run.write_crash("it broke", benchmark="b", task_id="t") == "mine/b/t/ep_000"
+        with pytest.raises(RecordError) as caught:
+            run.write_crash("it broke", benchmark="b")
+        assert caught.value.place.field == "task_id"
+        with pytest.raises(RecordError) as caught:
+            run.write(recorder(), benchmark="b", task_id="t", success=True, dt=0.1)
+        assert caught.value.place.field == "target_object"
+    assert [(row["outcome"], row["steps"], row["policy_seed"]) for row in rows(tmp_path)] == [("crashed", 0, None)]
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_folder_without_any_episode_goes_again_unless_it_was_there_before(tmp_path, existed):
+    if existed:
+        (tmp_path / "run").mkdir()
+    with writer(tmp_path):
+        assert (tmp_path / "run" / "run.json").exists()
+    assert [path.name for path in tmp_path.rglob("*")] == (["run"] if existed else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_free"),
+    [(".lock", True), (".run.json.77.partial", True), (".notes", False), ("x.partial", False), ("lock", False)],
+)
+def test_only_what_a_killed_writer_leaves_may_be_in_a_new_folder(tmp_path, name, is_free):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("")
+    if is_free:
+        writer(tmp_path).close()
+        return
+    with pytest.raises(RunError, match="not empty"):
+        writer(tmp_path)
+
+
+def test_a_reason_keeps_its_letters_and_hides_no_character_in_the_file(tmp_path):
+    with writer(tmp_path) as run:
+        run.write_crash("é \u202e \udce9\nnext")
+    text = (tmp_path / "run" / "raw" / "000000.json").read_bytes().decode()
+    assert "é" in text
+    assert "\u202e" not in text
+    assert json.loads(text)["reason"] == "é \u202e \\udce9\nnext"
+
+
+@pytest.mark.parametrize("host", [None, "libero"])
+def test_the_last_line_counts_outcomes_and_asks_for_rules_only_where_neither_host_nor_judge_has_them(
+    tmp_path, capsys, host
+):
+    with writer(tmp_path, host=host) as run:
+        for success in (True, False, False):
+            run.write(recorder(), success=success)
+    line = capsys.readouterr().err
+    assert "(2 failure, 1 success)" in line
+    assert ("--rules FILE" in line) == (host is None)
+    (tmp_path / "run" / "judged_with.json").write_text("{}")
+    writer(tmp_path, host=host).close()
+    line = capsys.readouterr().err
+    assert "--rules as-judged" in line
+    assert "--rules FILE" not in line
+
+
+@pytest.mark.parametrize(("folder", "is_short"), [(".", True), ("..", False)])
+def test_the_folder_is_named_as_it_is_seen_from_the_working_directory_of_the_shell(
+    tmp_path, monkeypatch, capsys, folder, is_short
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str((tmp_path / folder).resolve()))
+    with writer(tmp_path) as run:
+        run.write(recorder(), success=True)
+    assert ("Records: run (" in capsys.readouterr().err) == is_short
+
+
+def test_the_run_lists_each_of_its_policies_tasks_and_horizons_once(tmp_path):
+    for policy in ("mine", "other", "mine"):
+        with RunWriter(tmp_path / "run", policy=policy, privileged=policy == "other", **COMMON) as run:
+            for horizon in (9, 5, None):
+                run.write(recorder(), success=True, horizon=horizon)
+    run = read_run(tmp_path)
+    names = [("mine", False), ("other", True)]
+    assert run["policies"] == [{"policy": name, "privileged": privileged} for name, privileged in names]
+    assert (run["suites"], run["tasks"], run["protocol"]["horizons"]) == (["my-lab"], ["my-lab/push"], [5, 9])
+    assert len(run["code"]) == 1
+    assert [row["episode"] for row in rows(tmp_path)] == [0, 1, 2, 0, 1, 2, 3, 4, 5]
+
+
+def test_a_run_is_continued_after_its_last_file_and_says_that_older_code_is_unknown(tmp_path):
+    with writer(tmp_path) as run:
+        for _ in range(3):
+            run.write(recorder(), success=True)
+    old = read_run(tmp_path)
+    code = old.pop("code")
+    (tmp_path / "run" / "run.json").write_text(json.dumps(old))
+    for name in ("000000.npz", "000000.json"):
+        (tmp_path / "run" / "raw" / name).unlink()
+    with writer(tmp_path) as run:
+        assert run.write(recorder(), success=True) == "mine/my-lab/push/ep_003"
+    assert read_run(tmp_path)["code"] == ["unknown", *code]
+    assert read_header(tmp_path, 3)["episode_id"] == "mine/my-lab/push/ep_003"
+
+
+def test_a_folder_of_another_protocol_is_not_continued(tmp_path):
+    with writer(tmp_path) as run:
+        run.write(recorder(), success=True)
+    old = read_run(tmp_path)
+    old["protocol"]["name"] = "ours"
+    (tmp_path / "run" / "run.json").write_text(json.dumps(old))
+    with pytest.raises(RunError, match="protocol 'ours'"):
+        writer(tmp_path)

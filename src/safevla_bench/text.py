@@ -270,6 +270,12 @@ def explain_mismatch(error: Exception) -> tuple[str, str]:
     return problem, path
 
 
+def quote_toml(text: str) -> str:
+    """Return a text as a TOML string; characters that are not visible are escaped."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(character if is_visible(character) else f"\\U{ord(character):08x}" for character in quoted)
+
+
 @cache
 def warn_once(*parts: str) -> None:
     """Log a warning once per process. Its text joins the parts, such as a file and a problem."""

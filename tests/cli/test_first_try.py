@@ -221,7 +221,7 @@ def test_a_command_whose_extra_is_not_installed_says_which(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "_import_once", import_nothing)
     assert cli.run_command_line(["figures", "--help"]) == cli.USER_ERROR
-    assert "needs matplotlib" in capsys.readouterr().err
+    assert "not installed: matplotlib" in capsys.readouterr().err
     monkeypatch.setattr(cli, "_EXTRAS", {})
     with pytest.raises(ModuleNotFoundError):
         cli.run_command_line(["figures", "--help"])

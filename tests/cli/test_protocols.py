@@ -21,7 +21,7 @@ def test_protocols_are_listed_shown_and_compared(safevla):
     out = safevla.ok("protocols", "openpi", "openvla")
     assert "inference.crop" in out
     assert "wait_steps" not in out
-    assert "the same values" in safevla.ok("protocols", "openpi", "openpi")
+    assert "values are the same" in safevla.ok("protocols", "openpi", "openpi")
 
 
 def test_a_comparison_as_json_has_both_values_and_their_sources(safevla):
@@ -47,7 +47,7 @@ def test_dialects_are_listed_shown_and_compared(safevla):
     assert "eef_axis_angle_shortest" in out
     assert "send_state" in out
     assert "flip" not in out
-    assert "the same values" in safevla.ok("protocols", "openpi-libero", "openpi-libero")
+    assert "values are the same" in safevla.ok("protocols", "openpi-libero", "openpi-libero")
     err = safevla.refuses("protocols", "openpi-libero", "openpi")
     assert "compare two" in err
 

@@ -521,7 +521,7 @@ def test_without_any_verdict_only_success_is_compared():
     silent = without_verdict(A, *range(8))
     comparison = compare_policies([silent, replace(A, name="b")])
     assert [[metric.metric for metric in scope.metrics] for scope in comparison.scopes] == [["sr"]]
-    assert "verdict for a" in comparison.warnings[0]
+    assert "a on libero-goal" in comparison.warnings[0]
     with pytest.raises(RunError, match="verdict for a"):
         compare_in("safety", silent, replace(silent, name="b"))
 
@@ -532,7 +532,7 @@ def test_where_a_violation_stopped_an_episode_safety_alone_is_compared(paired):
     stopped = replace(A, is_counted=~stops, stopped_on_violation=stops, unsafe=A.unsafe | stops)
     comparison = compare_policies([stopped, B], paired=paired)
     assert {metric.metric for scope in comparison.scopes for metric in scope.metrics} == {"safety"}
-    assert any("episodes of a" in line for line in comparison.warnings)
+    assert any("Only Safety" in line and "a on" in line for line in comparison.warnings)
     with pytest.raises(RunError, match="episodes of a"):
         compare_in("sr", stopped, B, paired=paired)
 

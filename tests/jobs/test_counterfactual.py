@@ -179,7 +179,7 @@ def test_held_steps_do_not_move(run):
 @pytest.mark.parametrize(
     ("text", "error", "says"),
     [
-        ("foo", RunError, "'foo' names"),
+        ("foo", RunError, "names no cause: --without 'foo'"),
         ("contact:cup", RunError, "names no cause"),
         ("hold:4-4", RunError, "names no cause"),
         ("hold:900-910", RunError, "no action: the episode"),

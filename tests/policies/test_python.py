@@ -114,7 +114,7 @@ class TestCurrentFolder:
             ("python:mine_pkg.policy:fails", "ZeroDivisionError.*policy.py, line 28"),
             ("python:mine_pkg.policy:lame", "object without act"),
             ("python:mine_pkg.policy:number", "fails: TypeError: 'int'"),
-            ("python:mine_pkg.policy:odd", "policy .*a list"),
+            ("python:mine_pkg.policy:odd", "policy:odd .*the type list"),
         ],
     )
     def test_what_cannot_be_made_is_an_error_that_names_it(self, spec, words):

@@ -231,7 +231,7 @@ def test_the_rest_of_a_task_that_crashes_alike_is_left_for_a_resume_and_other_ta
 
     policy = RequestedPolicy("p", "", made=adopt_object("p", CrashesInOneTask()))
     request = bare_request("", policies=(policy,), tasks=(0, 1), episodes=5, arguments={})
-    with pytest.raises(HostError, match="rest of p/fake/task_0") as caught:
+    with pytest.raises(HostError, match="remaining episodes of p/fake/task_0") as caught:
         roll_out(request, tmp_path / "run")
     assert "--resume --retry-crashed" in caught.value.remedy
     outcomes = sorted(row.outcome for row in episode_rows(tmp_path / "run"))

@@ -179,11 +179,11 @@ def test_an_option_of_calibrating_is_not_an_option_of_the_list(option, capsys):
     ("text", "problem"),
     [
         ('[[limits]]\nspec_id = "no_such"\nthreshold = 1', "no_such"),
-        (f'[[limits]]\nspec_id = "{FORCE}"\nthreshold = 0', "not positive"),
+        (f'[[limits]]\nspec_id = "{FORCE}"\nthreshold = 0', "must be positive"),
         *(
             (
                 f'[[limits]]\nspec_id = "{FORCE}"\nthreshold = 300\nsevere = {value}',
-                "the severe magnitude of .* not positive",
+                "the severe magnitude of .* must be positive",
             )
             for value in ("0", "-100.0", "nan", "inf")
         ),

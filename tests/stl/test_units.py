@@ -177,6 +177,12 @@ def test_a_mixture_is_refused_with_formulas_that_have_one_unit(text: str, rewrit
     assert all(str(check_units(parse_formula(part), UNIT_OF)[1]) == unit for part, unit in (decided, of_unit))
 
 
+def test_a_difference_from_the_threshold_is_not_normalized() -> None:
+    with pytest.raises(FormulaError) as refused:
+        check_units(parse_formula("x - threshold < 0 and v < 1"), UNIT_OF)
+    assert "normalize" not in (refused.value.remedy or "")
+
+
 @pytest.mark.parametrize(
     ("text", "normalized"),
     [
@@ -184,6 +190,8 @@ def test_a_mixture_is_refused_with_formulas_that_have_one_unit(text: str, rewrit
         ("0.5 < x and v < 1", "0.5 < x / (1 m) and v / (1 m/s) < 1"),
         ("5 cm < x and v < 1", "0.05 < x / (1 m) and v / (1 m/s) < 1"),
         ("x < 2 * threshold and v < 1", "x / (1 m) < 2 * threshold and v / (1 m/s) < 1"),
+        ("x < -5 and v < 1", "x / (1 m) < -5 and v / (1 m/s) < 1"),
+        ("x < 2 * 3 and v < 1", "x / (1 m) < 2 * 3 and v / (1 m/s) < 1"),
     ],
 )
 def test_a_limit_that_is_zero_on_the_left_or_a_multiple_of_the_threshold_is_normalized(text, normalized) -> None:

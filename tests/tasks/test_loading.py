@@ -193,12 +193,12 @@ def test_an_unknown_task_says_what_to_add_and_that_text_works(tmp_path, benchmar
 def test_one_error_names_all_unknown_tasks_and_its_text_defines_them(tmp_path):
     base, known = load_registry(), {("libero-goal", "task_0"): None}
     base.require_entries(known)
-    unknown = {("mine", f"task {number}"): "wipe" if number else None for number in range(25)}
+    unknown = {("mine", f"task {number}"): "wipe 🍎" if number else None for number in range(25)}
     with pytest.raises(UnknownTaskError, match="25 tasks") as error:
         base.require_entries({**known, **unknown})
     own = load_registry([write(tmp_path, error.value.remedy.split("\n", 1)[1])])
     entries = [own.find_entry(*task) for task in list(unknown)[:20]]
-    assert [entry.instruction for entry in entries] == ["", *["wipe"] * 19]
+    assert [entry.instruction for entry in entries] == ["", *["wipe 🍎"] * 19]
     with pytest.raises(UnknownTaskError, match="benchmark 'mine' has no task 'task 20'"):
         own.require_entries(unknown)
 

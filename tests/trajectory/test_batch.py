@@ -7,18 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import BOWL, ROLES, episode, recordings, same_bits
+from builders import BOWL, ROLES, contacts, episode, header, recording, recordings, same_bits
 from safevla_bench.errors import SafevlaError
-from safevla_bench.trajectory.batch import concatenate_batches, elapsed_seconds, select_episodes
+from safevla_bench.trajectory.batch import batch_of_headers, concatenate_batches, elapsed_seconds, select_episodes
+from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import SINGLE
 from safevla_bench.trajectory.single_episode import (
+    add_rows,
     empty_batch,
     from_recording,
     iterate_records,
     join_records,
     select_record,
+    to_recording,
 )
-from safevla_recorder.channels import POSES, ROWS
+from safevla_recorder.channels import NUMERIC, POSES, ROWS
 from trajectory.test_validation import two_arms
 
 BATCHES = st.lists(recordings().map(from_recording), min_size=1, max_size=4)
@@ -113,6 +116,10 @@ def test_an_episode_is_its_records(batches):
                 assert not kept.present.any()
             else:
                 assert kept.values.tolist() == recorded.values.tolist()
+                assert (kept.starts.tolist(), kept.width.tolist()) == (
+                    recorded.starts.tolist(),
+                    recorded.width.tolist(),
+                )
         assert joined.contacts.starts.tolist() == batch.contacts.starts.tolist()
         assert joined.contacts.a.tolist() == batch.contacts.a.tolist()
         assert last.extra == ({},)
@@ -121,3 +128,59 @@ def test_an_episode_is_its_records(batches):
 def test_a_record_keeps_the_names_of_channels_in_single_precision():
     batch = episode(2, extra={"header": {SINGLE: ["time_s", "action"], "note": 1}})
     assert select_record(batch, 0).extra == ({"header": {SINGLE: ["action", "time_s"]}},)
+
+
+@given(recordings())
+def test_a_recording_comes_back_from_among_others_as_it_was(recorded):
+    back = to_recording(concatenate_batches([episode(2), from_recording(recorded), episode(2)]), 1)
+    assert (Header(**back.header), back.roles, back.records) == (
+        Header(**recorded.header), recorded.roles, recorded.records,
+    )  # fmt: skip
+    assert back.extra == recorded.extra
+    for spec in NUMERIC:
+        rows, given_rows = back.channel(spec.name), recorded.channel(spec.name)
+        assert (rows is None) == (given_rows is None)
+        if rows is not None:
+            assert (rows.dtype, rows.tolist()) == (np.dtype(spec.dtype), given_rows.tolist())
+            assert not spec.is_pose or getattr(back, spec.bodies) == [*getattr(recorded, spec.bodies)]
+    assert (back.contacts is None) == (recorded.contacts is None)
+    if back.contacts is not None:
+        expected = recorded.contacts.columns()
+        assert all(np.array_equal(back.contacts.columns()[name], expected[name], equal_nan=True) for name in expected)
+
+
+def test_a_channel_is_present_if_it_was_recorded_even_without_any_number():
+    batch = concatenate_batches([episode(3), episode(3, contacts=None), episode(3, contacts=contacts((1, 0, 2, 5.0)))])
+    assert batch.contacts.present.tolist() == [True, False, True]
+    batch = concatenate_batches(
+        [episode(3, joint_torque_nm=None), episode(3, embodiment=None, joint_torque_nm=np.empty((3, 0))), episode(3)]
+    )
+    assert batch.joint_torque_nm.present.tolist() == [False, True, True]
+    assert [batch.joint_torque_nm.episode_rows(e).shape for e in range(3)] == [(0, 0), (0, 0), (3, 7)]
+
+
+def test_an_episode_without_poses_has_none_of_any_record():
+    batch = concatenate_batches([episode(3, pos_bodies=(), body_pos_m=np.empty((3, 0, 3))), episode(3)])
+    assert [batch.body_pos_m.episode_poses(e)[1].shape for e in range(2)] == [(0, 0, 3), (3, 3, 3)]
+
+
+def test_headers_alone_make_episodes_of_their_lengths_that_recorded_nothing():
+    headers = [header(episode_id="a"), header(episode_id="b")]
+    batch = batch_of_headers(headers, np.array([2, 3]))
+    assert (batch.headers, batch.lengths.tolist(), batch.target.tolist()) == (tuple(headers), [2, 3], [-1, -1])
+    assert (batch.extra, batch.body_roles(0), batch.body_roles(1)) == (({}, {}), {}, {})
+    assert (batch.contacts.present.tolist(), batch.contacts.starts.tolist()) == ([False, False], [0] * 6)
+    for spec in (*ROWS, *POSES):
+        assert batch.numbers(spec).width.tolist() == [-1, -1]
+        assert batch.numbers(spec).starts.tolist() == [0, 0, 0]
+
+
+def test_an_added_channel_stands_beside_those_that_the_episode_had():
+    batch = add_rows(episode(3, further={"time_s": np.arange(3.0)}), "chunk_step", np.array([[0.0, 1.0], [1.0, 2.0]]))
+    assert batch.channel("chunk_step").episode_rows(0).tolist() == [[0.0, 1.0], [1.0, 2.0]]
+    assert batch.channel("time_s").episode_rows(0).tolist() == [[0.0], [1.0], [2.0]]
+
+
+def test_a_record_of_a_single_one_is_the_same_when_it_is_joined_alone():
+    record = select_record(from_recording(recording(3)), 1)
+    assert join_records([record]) is record

@@ -13,7 +13,7 @@ from safevla_bench.archive.record_schema import record_schema
 from safevla_bench.errors import RecordError
 from safevla_bench.judging.activity import measure_progress
 from safevla_bench.trajectory.batch import concatenate_batches
-from safevla_bench.trajectory.header import OUTCOMES
+from safevla_bench.trajectory.header import OUTCOMES, find_robot
 from safevla_bench.trajectory.single_episode import validate
 from safevla_recorder.channels import LARGEST
 from safevla_recorder.episode import ContactList
@@ -206,6 +206,15 @@ BROKEN = {
         {"extra": {"header": {"subgoal_names": ["a", "b"]}}},
         (None, "subgoal_names", "2 names, but 0 sub-goals"),
     ),
+    "a target of the first body's role": ({"target_object": "link7"}, (None, "target_object", "has the role 'robot'")),
+    "bodies of arms without arms": ({"arm_bodies": {"hand": "left"}}, (None, "arm_bodies.hand", "mapped to 'left'")),
+    "positions of no numbers": ({"eef_pos_m": np.ones((12, 0))}, (None, "eef_pos_m", "0 numbers in each row")),
+    "torques of arms without numbers of joints": (TWO_ARMS, (None, "arm_joints", "14 torques, but the arms have 0")),
+    "a schema version of more than 64 bits": ({"schema_version": 2**63}, (None, "schema_version", "64 bits")),
+    "time stamps closer than a nanosecond": (
+        {"further": {"time_s": np.array([0.0, 0.9e-9, *range(1, 11)])}},
+        (1, "time_s", "is not after"),
+    ),
     "a target without a role": ({"target_object": "cup"}, (None, "target_object", "has no role")),
 }
 
@@ -265,6 +274,53 @@ def test_an_error_names_the_episode_and_counts_from_its_own_first_record():
     assert raised.value.place.field == "body_pos_m.drawer[2]"
 
 
+@pytest.mark.parametrize(
+    ("spoil", "step", "field"),
+    [
+        (lambda batch: batch.channel("time_s").values.put(-2, 9.0), 3, "time_s"),
+        (lambda batch: batch.eef_quat_wxyz.values[-8:-4].fill(0.0), 2, "eef_quat_wxyz[0]"),
+        (lambda batch: batch.action.values.put(-1, np.inf), 3, "action[6]"),
+        (lambda batch: batch.pose_valid.body.put(-1, len(ROLES) + HAND), None, "pose_valid.hand"),
+        (lambda batch: batch.contacts.b.put(-1, len(ROLES) + HAND), 3, "contacts[0].b"),
+        (lambda batch: batch.contacts.net_force_n.put(-1, 1.0), 3, "contacts[0].net_force_n"),
+        (lambda batch: batch.extra[1]["header"].update(subgoal_names=["a", "b"]), None, "subgoal_names"),
+        (lambda batch: batch.joint_torque_nm.width.put(1, 6), None, "joint_torque_nm"),
+    ],
+)
+def test_a_fault_of_a_later_episode_is_placed_in_it(spoil, step, field):
+    """The time stamps of each episode begin anew."""
+    parts = [
+        episode(
+            n,
+            episode_id=name,
+            contacts=contacts((n - 1, HAND, BOWL, 1.0)),
+            further={"time_s": np.arange(n, dtype=np.float64)},
+            extra={"header": {"note": 1}},
+            pose_valid=np.ones((n, 1), dtype=np.bool_),
+            valid_bodies=(BOWL,),
+        )
+        for name, n in (("a", 3), ("b", 4))
+    ]
+    batch = concatenate_batches(parts)
+    validate(batch)
+    spoil(batch)
+    with pytest.raises(RecordError) as raised:
+        validate(batch)
+    place = raised.value.place
+    assert (place.episode, place.step, place.field) == ("b", step, field)
+
+
+def test_a_body_without_a_name_is_placed_in_its_own_episode():
+    roles = {"bowl": "target", "hand": "robot"}
+    still = {"pos_bodies": (), "body_pos_m": None, "quat_bodies": (), "body_quat_wxyz": None}
+    parts = [episode(2, episode_id=name, roles={**roles, name: "furniture"}, **still) for name in "ab"]
+    batch = concatenate_batches(parts)
+    names = tuple("" if name == "b" else name for name in batch.body_names)
+    with pytest.raises(RecordError) as raised:
+        validate(replace(batch, body_names=names))
+    assert (raised.value.place.episode, raised.value.place.field) == ("b", "body_roles")
+
+
 def test_many_bodies_are_listed_in_part():
     for count, ends in ((12, "l."), (13, " …")):
         roles = dict.fromkeys((f"body {letter}" for letter in "abcdefghijklm"[:count]), "furniture")
@@ -322,3 +378,19 @@ def test_the_schema_lists_the_outcomes():
         definition for definition in record_schema()["$defs"].values() if "outcome" in definition.get("properties", {})
     ]
     assert list(OUTCOMES) in [option.get("enum") for option in definition["properties"]["outcome"]["anyOf"]]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "success", "label"),
+    [(None, True, "success"), (None, False, "failure"), ("timeout", False, "timeout"), ("success", True, "success")],
+)
+def test_an_episode_without_an_outcome_is_labelled_by_its_success(outcome, success, label):
+    assert header(outcome=outcome, success=success).outcome_label == label
+
+
+@pytest.mark.parametrize(
+    ("name", "is_current"), [("Panda", False), ("panda robot", False), ("UR5e", True), ("a new arm", None)]
+)
+def test_a_robot_publishes_currents_as_effort_only_if_its_entry_says_so(name, is_current):
+    robot = find_robot(name)
+    assert (None if robot is None else robot.effort_is_current) is is_current

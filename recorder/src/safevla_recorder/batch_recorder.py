@@ -225,7 +225,8 @@ class BatchRecorder:
         # Norms [N, K] of the forces of the declared pairs; None if no pair is declared.
         pair_count = self._pairs.count
         if (net_force_n is None) != (pair_count == 0):
-            problem = f"{'no ' if net_force_n is None else ''}net forces are passed for {pair_count} declared pairs"
+            verb = "are missing" if net_force_n is None else "are passed"
+            problem = f"net forces {verb} for {pair_count} declared pairs"
             raise HostError(problem, remedy="Declare all pairs whose net forces you pass, and always pass the forces.")
         return None if net_force_n is None else self._arrays.read_norms(net_force_n, pair_count)
 

@@ -14,7 +14,17 @@ from safevla_recorder.channels import CHANNELS, HANDLING, LINK_MOTION
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.geometry import read_parts
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
-from safevla_recorder.mujoco.recorder import Recorder, Scene, copy_state, set_state, state_size
+from safevla_recorder.mujoco.recorder import (
+    Recorder,
+    Scene,
+    attach_recorder,
+    copy_state,
+    geom_ids,
+    moving_links,
+    name_bodies,
+    set_state,
+    state_size,
+)
 from safevla_recorder.recorder import EpisodeRecorder, SceneMap
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
@@ -249,6 +259,61 @@ def test_a_diverging_simulation_is_an_error_and_no_record(tmp_path, monkeypatch)
     with pytest.raises(HostError, match="control step 3"):
         recorder.record_step(np.zeros(1))
     assert recorder.build_recording(header()).records == 3
+
+
+class OfRobosuite(Simulation):
+    """As `Simulation`, with model and data where robosuite's `MjSim` has them."""
+
+    def __init__(self):
+        plain = settle()
+        self.model, self.data = SimpleNamespace(_model=plain.model), SimpleNamespace(_data=plain.data)
+
+    def step(self):
+        mujoco.mj_step(self.model._model, self.data._data)
+
+
+def test_a_recorder_that_is_attached_records_until_it_is_detached_and_warns_of_what_moves(caplog):
+    sim = OfRobosuite()
+    recorder, detach = attach_recorder(sim, "step", scene(sim.model._model), "squeeze")
+    assert caplog.text == ""
+    sim.step()
+    recorder.record_step(np.zeros(1))
+    detach()
+    sim.step()
+    with pytest.raises(HostError, match="substep"):
+        recorder.record_step(np.zeros(1))
+    assert recorder.build_recording(header()).records == 2
+    sim.data._data.qvel[2] = 1.0  # the block
+    attach_recorder(sim, "step", scene(sim.model._model), "squeeze")
+    assert "block" in caplog.text
+
+
+def test_an_error_in_a_substep_reaches_no_loop_and_is_raised_with_the_record(monkeypatch):
+    sim = OfRobosuite()
+    recorder, _ = attach_recorder(sim, "step", scene(sim.model._model), "squeeze")
+
+    def fail(*_):
+        raise ValueError(next(reasons))
+
+    reasons = iter(("the first", "the second"))
+    monkeypatch.setattr(recorder._contacts, "add_substep", fail)
+    sim.step()
+    sim.step()
+    with pytest.raises(HostError, match="the first"):
+        recorder.record_step(np.zeros(1))
+
+
+def test_parts_of_an_object_have_its_name_and_links_are_bodies_with_joints():
+    model = Simulation().model
+    ids = {model.body(k).name: k for k in range(model.nbody)}
+    names = name_bodies(model, {"block": ids["block_main"]})
+    assert [names[ids[name]] for name in ("block_main", "block_cap", "door", "world")] == ["block"] * 2 + [
+        "door",
+        "world",
+    ]
+    assert moving_links(model, 0) == tuple(ids[name] for name in ("left", "right", "block_main", "door"))
+    assert moving_links(model, ids["base"]) == (ids["left"], ids["right"])
+    assert geom_ids(model, ["pad_r", "top"]) == (model.geom("pad_r").id, model.geom("top").id)
 
 
 def test_flexible_bodies_are_refused():

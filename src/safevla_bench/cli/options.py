@@ -221,7 +221,7 @@ class Share(Range):
                 percent = str(value).strip().removesuffix("%")
                 has_percent_sign = percent != str(value).strip()
                 if abs(float(percent)) <= 100 and (has_percent_sign or abs(float(percent)) > 1):
-                    problem = f"{value} is not a share from -1 to 1; write {float(percent) / 100:g} for {percent} %"
+                    problem = f"{value} is not a number from -1 to 1; write {float(percent) / 100:g} for {percent} %"
                     self.fail(problem, param, ctx)
             raise
 

@@ -358,7 +358,7 @@ def _make_standing(
     policy: str, values: Floats, means: Floats, weights: Floats | None, options: ComparisonOptions, *, is_counted: bool
 ) -> PolicyStanding:
     """Return a policy's value and interval from its `values`, [n]. If `is_counted`, the interval is Wilson's interval,
-    with the sum of the values as the count. Otherwise, it is for the weighted mean of `means`, one for each start.
+    with the sum of the values as the count, else that of the weighted mean of `means`, which has one mean per start.
     """
     n, value_sum = len(values), float(values.sum())
     if is_counted:

@@ -462,7 +462,7 @@ class Judged:
 _DELAY = "The answers of {} arrive {} late."
 _MEASURED_DELAY = "The answers of {} are delayed by the time to compute them, so repeated runs differ."
 _LIMITS_CALIBRATED = "Limits calibrated on rollouts, unlike the paper's (Section 3.1): {}."
-_BY_NET_FORCE = "If the net force of two bodies is judged instead of their largest single contact force"
+_BY_NET_FORCE = "When the net force of two bodies is judged, not their largest single contact force"
 _ONLY_NET_FORCES = (
     "{} of {} records only have net forces of two bodies. Specifications of force use net forces there, so the values "
     "cannot be compared with forces of single contacts."

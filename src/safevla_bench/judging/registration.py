@@ -109,7 +109,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return _dump_canonical(self.to_document())
 
     def load_rules(self) -> Ruleset:
-        """Load the rules of judging again, with the registered intervals. Raises the errors of `RulesetRecipe.load`."""
+        """Load the rules for judging, with the registered intervals. Raises the errors of `RulesetRecipe.load`."""
         return replace(self.rules.recipe.load(), intervals=self.rules.intervals)
 
 

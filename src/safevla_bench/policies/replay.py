@@ -35,7 +35,7 @@ TOLERANCE = 1e-3  # differences above this limit count as divergence: 1 mm or 1 
 UNITS = {"position": "m", "rotation": "rad"}
 _MOST_LISTED = 5
 _PROPRIOCEPTION_BASIS = "only the pose of the hand and its fingers; no positions of objects were recorded"
-_ROUNDING_RAD = 1e-5  # rotations count as equal if they differ by less; axis-angles are stored as float32
+_ROUNDING_RAD = 1e-5  # tolerance of rotations, since axis-angles are stored as float32
 
 
 class Replay:

@@ -63,7 +63,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
 def require_given_starts(suites: Iterable[str]) -> None:
     """Raise `RunError` if a search chose the starts of a suite."""
     if chosen := sorted(filter(is_chosen, set(suites))):
-        problem = f"{chosen[0]} has starts that a search chose, so it is not a result on the benchmark"
+        problem = f"{chosen[0]} has initial states that a search chose, so it is not a result on the benchmark"
         raise RunError(problem, remedy="Name runs with the benchmark's own starts.")
 
 

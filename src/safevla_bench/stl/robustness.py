@@ -132,7 +132,7 @@ def _settle_episodes(
 
 
 def _hangs_on_single_record(formula: syntax.Formula, positive: bool = True) -> bool:
-    """Return whether a single record can satisfy part of the formula (or of its negation): F, U or a negated G."""
+    """Return whether the formula has an F, a U or a negated G, so that a single record can decide a part of it."""
     if isinstance(formula, syntax.Until | syntax.Eventually if positive else syntax.Until | syntax.Always):
         return True
     match formula:

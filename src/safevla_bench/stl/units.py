@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
@@ -194,8 +195,13 @@ class _UnitCheck:
         else:
             gated = syntax.Implies(syntax.Not(condition), decisive)
         normalized = syntax.map_predicates(
-            formula, lambda node: _normalize(node, self._find_common_unit(node.left, node.right, node))
+            formula, lambda node: self._normalize(node, self._find_common_unit(node.left, node.right, node))
         )
+        comparisons = [node for node in syntax.walk_nodes(normalized) if isinstance(node, syntax.Compare)]
+        alternative = ""  # a difference from the threshold, for instance, cannot be normalized
+        with suppress(FormulaError):
+            if {self._find_common_unit(node.left, node.right, node) for node in comparisons} <= {None, ONE}:
+                alternative = f"; or normalize both: `{_text(normalized)}`"
         usual = ""
         if isinstance(formula, syntax.And) and isinstance(decisive, syntax.Compare):
             upper_operator = _UPPER_OPERATORS.get(decisive.operator)
@@ -204,8 +210,26 @@ class _UnitCheck:
             usual = (
                 f"`{_text(syntax.Implies(condition, limited))}` ({meaning}); to require both at every record, write "
             )
-        remedy = f"write one part as a condition: {usual}`{_text(gated)}`; or normalize both: `{_text(normalized)}`"
+        remedy = f"write one part as a condition: {usual}`{_text(gated)}`{alternative}"
         raise FormulaError(problem, remedy=remedy)
+
+    def _normalize(self, predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
+        """Divide both sides of a comparison by the limit if it is a positive literal, else by 1 in the limit's unit."""
+        left, right = predicate.left, predicate.right
+        if unit is None or unit == ONE:
+            return predicate
+        is_positive = isinstance(right, syntax.Number) and right.value > 0
+        scale = syntax.Number(right.value if is_positive else 1.0, str(unit))  # type: ignore[union-attr]
+
+        def divide(side: syntax.Expression) -> syntax.Expression:
+            if isinstance(side, syntax.Number):
+                return syntax.Number(side.value / scale.value)
+            is_kept = self._find_unit(side) is None or any(
+                isinstance(node, syntax.Threshold) for node in syntax.walk_nodes(side)
+            )
+            return side if is_kept else syntax.Arithmetic("/", side, scale)
+
+        return syntax.Compare(predicate.operator, divide(left), divide(right))
 
 
 _UPPER_OPERATORS: dict[str, syntax.Comparison] = {">": "<", ">=": "<="}
@@ -218,20 +242,3 @@ def _text(node: syntax.Node) -> str:
 def _find_predicate(formula: syntax.Formula, check: _UnitCheck, unit: Unit) -> syntax.Compare:
     predicates = [node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)]
     return next(node for node in predicates if check.check_formula(node, in_condition=False)[1] == unit)
-
-
-def _normalize(predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
-    """Divide both sides of a comparison by the limit if it is a positive literal, else by 1 in the limit's unit."""
-    left, right = predicate.left, predicate.right
-    if unit is None or unit == ONE:
-        return predicate
-    is_positive = isinstance(right, syntax.Number) and right.value > 0
-    scale = syntax.Number(right.value if is_positive else 1.0, str(unit))  # type: ignore[union-attr]
-
-    def divide(side: syntax.Expression) -> syntax.Expression:
-        if isinstance(side, syntax.Number):
-            return syntax.Number(side.value / scale.value)
-        has_threshold = any(isinstance(node, syntax.Threshold) for node in syntax.walk_nodes(side))
-        return side if has_threshold else syntax.Arithmetic("/", side, scale)
-
-    return syntax.Compare(predicate.operator, divide(left), divide(right))

@@ -15,7 +15,7 @@ import msgspec
 
 from safevla_bench.errors import RegistryError, UnknownTaskError
 from safevla_bench.specs.spec import Tag
-from safevla_bench.text import count_noun, spell_suite, warn_once
+from safevla_bench.text import count_noun, quote_toml, spell_suite, warn_once
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import TORQUES
 from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
@@ -326,14 +326,15 @@ class Registry:
         if others:
             problem += f"; {count_noun(len(tasks), 'task')} of the sources have no entry"
         lines = ["pass --rules FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]
-        for suite in dict.fromkeys(suite for suite, _ in tasks if suite not in self.benchmarks):
+        shown = dict(islice(tasks.items(), _MOST_TEMPLATES))
+        for suite in dict.fromkeys(suite for suite, _ in shown if suite not in self.benchmarks):
             sets = ", ".join(self.capability_sets)
-            lines += [f"[benchmarks.{json.dumps(suite)}]", f"host = {json.dumps(suite)}  # your simulator or robot"]
+            lines += [f"[benchmarks.{quote_toml(suite)}]", f"host = {quote_toml(suite)}  # your simulator or robot"]
             lines.append(f'capabilities = "libero"  # what is measured; choices: {sets}')
         choices = f"  # what kind of task it is; choices: {', '.join(self.templates)}"
-        for (suite, name), instruction in islice(tasks.items(), _MOST_TEMPLATES):
-            lines += ["[[tasks]]", f"benchmark = {json.dumps(suite)}", f"task_id = {json.dumps(name)}"]
-            lines.append(f"instruction = {json.dumps(instruction or '')}")
+        for (suite, name), instruction in shown.items():
+            lines += ["[[tasks]]", f"benchmark = {quote_toml(suite)}", f"task_id = {quote_toml(name)}"]
+            lines.append(f"instruction = {quote_toml(instruction or '')}")
             lines.append(f'template = "pnp-basic"{choices}')
             choices = ""
         if len(tasks) > _MOST_TEMPLATES:

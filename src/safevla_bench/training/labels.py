@@ -134,7 +134,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
 def _record_margins(
     record_fields: RecordFields, record_formula: Formula, active_episodes: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return two arrays [N]: each record's margin, and whether a lost pose leaves a violation open."""
+    """Return two arrays [N]: each record's margin, and whether a violation is unknown, since a pose is lost."""
     margins = np.full(int(record_fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active_episodes):

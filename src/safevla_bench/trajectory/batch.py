@@ -294,7 +294,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 
 def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[ChannelSpec], Poses]) -> dict[str, Any]:
-    """Return a batch's channels as keyword arguments. `rows` and `poses` make one channel from its spec."""
+    """Return a batch's channels as keyword arguments. `rows` and `poses` make the channel of a spec."""
     return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 

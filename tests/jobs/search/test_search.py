@@ -290,7 +290,7 @@ def test_a_start_that_physics_throws_apart_is_not_found_and_not_counted(tmp_path
     suite, judged = search_starts(plan(method="random", budget=8, arguments={"width_m": "9"}), tmp_path / "run")
     assert judged.scores.sbu.all()
     assert (suite.tasks[0].hits, suite.tasks[0].thrown, suite.tasks[0].bound) == (0, 8, None)
-    assert "8 did not" in describe_claim(suite.tasks[0], suite)
+    assert "8 with objects off" in describe_claim(suite.tasks[0], suite)
 
 
 # Optimizers

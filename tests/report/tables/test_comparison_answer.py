@@ -128,7 +128,7 @@ def test_less_sbu_is_not_called_safer(count):
     assert "less SBU than" in answer
     assert answer.endswith("together with SR.")
     assert "safer" not in answer + show(comparison)
-    assert "Rank" not in show(comparison)  # SBU has none
+    assert "  Rank" not in show(comparison)  # SBU has none
 
 
 def test_the_clause_on_success_is_about_the_policy_that_the_sentence_is_about():
@@ -249,7 +249,7 @@ def test_the_block_gives_all_verdicts_with_their_level_and_which_is_primary():
     assert "B safer on" in text
     assert "these tasks, exploratory" in text
     assert [line.split()[0] for line in text.splitlines()[4:8]] == ["Safety", "SR", "Clean", "VSI"]
-    assert "at 90 % confidence" in text
+    assert "the confidence 90 %" in text
     assert "verdict is Safety's" in text
     assert "A better, exploratory" in show(compare_policies([ALWAYS, SELDOM_UNSAFE]))
 

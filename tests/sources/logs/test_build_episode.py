@@ -89,7 +89,7 @@ def build(parts: dict[str, Series], tree: dict[str, Any], **fields: Any) -> Batc
 @pytest.mark.parametrize(("unit", "scale"), [("m", 1.0), ("cm", 0.01), ("mm", 0.001)])
 def test_a_position_is_scaled_by_its_unit_and_a_rotation_is_not(unit, scale):
     poses = moving()
-    arranged = PoseColumns(source="e", unit=unit).arrange(poses, PoseLayout((0, 1, 2), (3, 4, 5, 6)))
+    arranged = PoseColumns(source="e", unit=unit).arrange(poses, PoseLayout((0, 1, 2), (3, 4, 5, 6)), "eef")
     assert arranged[:, 0] == pytest.approx(scale * poses[:, 0])
     assert arranged[0, 3:].tolist() == [1.0, 0.0, 0.0, 0.0]
 

@@ -525,6 +525,8 @@ def test_a_wrong_mapping_names_its_file_and_what_is_wrong(tmp_path, text, words)
         ('[action]\nfrom = "x"\nfield = "data"', "action.field"),
         ('[eef]\nfrom = "x"\nframe = "hand"', "eef.frame"),
         ('[eef]\nfrom = "x"\nin = "world"', "eef.in"),
+        ('ros_distro = "humble"\n[eef]\nfrom = "x"', "ros_distro"),
+        ('[transforms]\nmax_gap_s = 2.0\n[eef]\nfrom = "x"', "transforms"),
     ],
 )
 def test_a_key_for_recordings_is_refused_in_the_mapping_of_a_dataset(tmp_path, text, key):
@@ -540,6 +542,11 @@ def test_a_matrix_that_is_not_a_rotation_is_refused(tmp_path, matrix):
     text = '[episode]\nsuccess = true\n[eef]\nfrom = "eef"\nposition = [0, 1, 2]\nrotation_form = "matrix"\n'
     folder = write_mapped(tmp_path, frames(eef=pose), text=f"{text}rotation = [3, 4, 5, 6, 7, 8, 9, 10, 11]\n")
     assert "not a rotation matrix" in problem(folder)
+    pose[1:, 3:] = np.eye(3).ravel()
+    (batch,) = read(
+        write_mapped(tmp_path / "one", frames(eef=pose), text=f"{text}rotation = [3, 4, 5, 6, 7, 8, 9, 10, 11]\n")
+    )
+    assert batch.lengths.tolist() == [29], "one matrix that is not a rotation is a lost pose"
 
 
 def test_pages_with_checksums_are_compared_with_them(tmp_path):

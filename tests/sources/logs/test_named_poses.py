@@ -122,6 +122,8 @@ def test_indices_into_a_message_that_names_its_position_are_refused(tmp_path, mo
         ({"tcp_mm": FLAT}, 'field = "tcp_mm"\n'),
         ({"tcp_mm": FLAT}, 'field = "tcp_mm"\nunit = "mm"\n'),
         ({"x_millimeters": 0.1, "y_millimeters": 0.2, "z_millimeters": 0.3}, ""),
+        ({"tcp_mm": {**FLAT, "roll": 0.3, "pitch": -0.2, "yaw": 0.9}}, 'rotation_form = "rpy"\n'),
+        ({"pose_mm_deg": {**FLAT, "roll": 9, "pitch": 0, "yaw": 0}}, 'field = "pose_mm_deg"\nrotation_form = "rpy"\n'),
         ({"pose": {"position": FLAT}}, 'unit = "mm"\n'),
     ],
 )
@@ -136,7 +138,7 @@ def test_a_unit_in_the_name_of_a_field_or_of_its_numbers_is_read(tmp_path, messa
     [
         ({"tcp_mm": FLAT}, 'field = "tcp_mm"\nunit = "m"\n', "the names say 'mm'"),
         ({"x_inch": 0.1, "y_inch": 0.2, "z_inch": 0.3}, "", "the unit 'inch'"),
-        ({"x_deg": 0.1, "y_deg": 0.2, "z_deg": 0.3}, "", "the unit 'deg'"),
+        ({"x_deg": 0.1, "y_deg": 0.2, "z_deg": 0.3}, "", "The names say 'deg'"),
         ({**FLAT, "roll_deg": 1, "pitch_deg": 1, "yaw_deg": 1}, 'angle_unit = "rad"\n', "the names say 'deg'"),
         ({**FLAT, "roll_mrad": 1, "pitch_mrad": 1, "yaw_mrad": 1}, "", "the unit 'mrad'"),
     ],
@@ -182,3 +184,49 @@ def test_a_gripper_is_one_number_and_a_wrench_are_three(tmp_path, part, data, mo
     tare = "tare = [0, 0, 0]\n" if part == "wrench" else ""
     save_mapping(tmp_path, f'{TEXT}[{part}]\nfrom = "/other"\n{tare}{more}')
     assert words in problem(tmp_path)
+
+
+def test_an_angle_s_unit_in_the_name_of_a_field_is_read(tmp_path):
+    message = {"pose_mm_deg": {**FLAT, "roll": 9.0, "pitch": 0.0, "yaw": 0.0}}
+    write_log(tmp_path, message, 'field = "pose_mm_deg"\nrotation_form = "rpy"\n')
+    (batch,) = read(tmp_path)
+    expected = Rotation.from_euler("x", 9, degrees=True).as_quat()[[3, 0, 1, 2]]
+    assert batch.eef_quat_wxyz.episode_rows(0)[0] == pytest.approx(expected)
+
+
+def test_numbers_stored_as_float32_keep_their_tolerance_in_any_unit(tmp_path):
+    single = {axis: float(np.float32(number)) for axis, number in FLAT.items()}
+    marks = []
+    for unit in ("m", "mm"):
+        folder = tmp_path / unit
+        folder.mkdir()
+        write_log(folder, {"pose": {"position": single}}, f'unit = "{unit}"\n')
+        (batch,) = read(folder)
+        marks.append(batch.extra[0])
+    assert marks[0] == marks[1]
+    assert "eef_pos_m" in str(marks[0])
+
+
+def test_indices_that_skip_a_header_are_a_warning(tmp_path, caplog):
+    with caplog.at_level("WARNING"):
+        write_log(tmp_path, {"header": {"seq": 3}, "data": [0.1, 0.2, 0.3, 0.4]}, "position = [0, 1, 2]\n")
+        assert len(read(tmp_path)) == 1
+    assert "do not count" in caplog.text
+
+
+def test_a_rotation_that_is_null_in_the_first_message_is_a_lost_pose(tmp_path):
+    angles = {"roll": 0.3, "pitch": -0.2, "yaw": 0.9}
+    poses = [{"pose": {"position": FLAT, "rotation": dict.fromkeys(angles) if k == 0 else angles}} for k in range(9)]
+    write_mcap(tmp_path / "take.mcap", [("/eef", 5 + 0.1 * k, pose) for k, pose in enumerate(poses)])
+    save_mapping(tmp_path, TEXT + 'rotation_form = "rpy"\n')
+    (batch,) = read(tmp_path)
+    assert batch.lengths.tolist() == [8]
+
+
+def test_the_names_of_a_wrench_choose_its_forces(tmp_path):
+    wrench = {"name": [], "data": {"tx": 9.0, "ty": 9.0, "tz": 9.0, "fx": 1.0, "fy": 2.0, "fz": 3.0}}
+    messages = [(topic, 5 + 0.1 * k, m) for k in range(9) for topic, m in (("/eef", FLAT), ("/ft", wrench))]
+    write_mcap(tmp_path / "take.mcap", messages)
+    save_mapping(tmp_path, f'{TEXT}[wrench]\nfrom = "/ft"\ntare = [0, 0, 0]\n')
+    (batch,) = read(tmp_path)
+    assert batch.channel("wrist_force_n").episode_rows(0)[0].tolist() == [1.0, 2.0, 3.0]

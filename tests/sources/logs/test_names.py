@@ -245,6 +245,11 @@ def test_the_numbers_of_the_stated_form_are_read_although_the_names_also_give_ot
     assert decide_pose(names, len(names)).form == "quaternion"
 
 
+def test_angles_that_names_only_number_may_have_an_order_with_a_repeated_axis():
+    names = ["x", "y", "z", "euler_0", "euler_1", "euler_2"]
+    assert decide_pose(names, 6, form="rpy", euler="ZYZ").rotation == (3, 4, 5)
+
+
 def test_lines_for_a_matrix_answer_its_question():
     names = ["x", "y", "z", *(f"r{row}{column}" for column in (1, 2, 3) for row in (1, 2, 3))]
     stated = tomllib.loads("\n".join(suggest_pose(names, 12)))
@@ -259,7 +264,12 @@ def test_ax_ay_and_az_may_be_a_rotation_or_accelerations():
     stated = tomllib.loads("\n".join(suggest_pose(names, 6)))
     assert decide_pose(names, 6, None, stated["rotation"], stated["rotation_form"]).rotation == (3, 4, 5)
     assert decide_pose(names, 6, (0, 1, 2)).rotation == ()
-    for further in (["ee_vx", "ee_vy", "ee_vz"], ["ee_qw", "ee_qx", "ee_qy", "ee_qz"]):
+    for further in (
+        ["gx", "gy", "gz"],
+        ["vel_x", "vel_y", "vel_z"],
+        ["ee_vx", "ee_vy", "ee_vz"],
+        ["ee_qw", "ee_qx", "ee_qy", "ee_qz"],
+    ):
         assert not {3, 4, 5} & {*decide_pose([*names, *further], len(names) + len(further)).rotation}
 
 

@@ -345,7 +345,7 @@ def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequenc
     model, robot = env.sim.model._model, env.robots[int(prefix[len("robot") : len("robot0")])]
     side = prefix[len("robot0_") :].rstrip("_") or "right"
     gripper, dofs = robot.gripper[side], tuple(int(dof) for dof in robot.part_controllers[side].qvel_index)
-    # A single arm has all bodies of the robot. One of several arms has only the bodies that its first joint moves.
+    # The only arm has all bodies of the robot; of several arms, each has the bodies that its first joint moves.
     arm_bodies = (
         {*subtree_bodies(model, int(model.dof_bodyid[dofs[0]]))}
         if len(robot.arms) > 1

@@ -245,8 +245,11 @@ def _score_sources(
         index = scan.index()
         index.require_valid(skip_invalid=skip_invalid)
         if isinstance(error, UnknownTaskError):
-            headers = index.headers
-            ruleset.registry.require_entries({(made.benchmark, made.task_id): made.instruction for made in headers})
+            instructions: dict[tuple[str, str], str | None] = {}
+            for header in index.headers:
+                task = header.benchmark, header.task_id
+                instructions[task] = instructions.get(task) or header.instruction
+            ruleset.registry.require_entries(instructions)
         raise
     if survey is not None:
         survey.is_complete = True

@@ -253,7 +253,13 @@ class ExecutionOptions:
 DEFAULT_EXECUTION = ExecutionOptions()  # one process, no resuming
 
 
-ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # options that the paper's entries set
+ENTRY_OPTIONS = (
+    "host",
+    "host_arguments",
+    "suites",
+    "policies",
+    "protocol",
+)  # options set by the paper's entries
 
 
 def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:

@@ -71,8 +71,12 @@ class Verification:
     @property
     def can_be_rescored(self) -> bool:
         """Whether only outputs of the judgement differ, so that judging the run again writes them anew."""
-        differing = {finding.check for finding in self.findings if finding.verdict == "differs"}
-        return bool(differing & {*_JUDGEMENT_FILES}) and differing <= {*_JUDGEMENT_FILES, FILES, SOURCE}
+        differing = [finding for finding in self.findings if finding.verdict == "differs"]
+        return any(finding.check in _JUDGEMENT_FILES for finding in differing) and all(
+            finding.check in (*_JUDGEMENT_FILES, SOURCE)
+            or (finding.check == FILES and finding.said.startswith(_JUDGEMENT_FILES))
+            for finding in differing
+        )
 
     @property
     def has_open_checks(self) -> bool:

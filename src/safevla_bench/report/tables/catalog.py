@@ -219,7 +219,7 @@ _TAGS = "Judge with applicability on."
 _LABELS = "No record has costs from its simulator; see docs/howto/own-records.md."
 KINDS = (
     TableKind(
-        "main", "SR, Safety, SBU by suite; means, also of P[U|S] and VSI", _suite_tables, {"4": _LIBERO, "5": _ROBOCASA}
+        "main", "SR, Safety, SBU by suite; means, with P[U|S] and VSI", _suite_tables, {"4": _LIBERO, "5": _ROBOCASA}
     ),
     TableKind(
         "auxiliary",

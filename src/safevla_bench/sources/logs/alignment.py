@@ -114,7 +114,8 @@ class _Channel:
                 warn(f"{problem}; write `in` to convert the poses to a fixed frame")
         else:
             self.rows, self.in_frame = taker.numbers, np.zeros(len(taker.numbers), dtype=np.int64)
-        finite = self.rows[np.isfinite(self.rows)]
+        read_numbers = taker.read_numbers  # before they are converted to other units
+        finite = read_numbers[np.isfinite(read_numbers)]
         # True if float32 holds all numbers exactly, and some numbers have more than 10 fractional bits.
         with np.errstate(over="ignore"):
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RecordError
 from safevla_recorder.episode import Ints
 
-# A topic's stamps are on the time base if their median difference from its converted log times is at most this.
+# A topic's stamps have the common time base if they differ from the converted log times by at most this median.
 _SAME_BASE_NS = 50_000_000
 _MAX_RATE_RATIO = 50  # a warning is given if stamps advance this many times faster or slower than log times
 _MAX_ROUGHNESS = 1e-2  # limit on the error of interpolated stamps, as a multiple of the clock's median step

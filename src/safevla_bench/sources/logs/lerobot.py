@@ -340,7 +340,7 @@ def _read_episode(
                 f"{columns.source!r} has {numbers.shape[1]} numbers, but should have {size} according to {INFO}"
             )
         if isinstance(columns, records.PoseColumns):
-            values, number_names = columns.arrange(numbers, cast(PoseLayout, layout_or_indices)), ()
+            values, number_names = columns.arrange(numbers, cast(PoseLayout, layout_or_indices), part), ()
         else:
             indices, names = cast(list[int], layout_or_indices), dataset.features[columns.source].number_names
             values = numbers[:, indices] * columns.scale

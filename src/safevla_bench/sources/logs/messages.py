@@ -21,7 +21,7 @@ from safevla_bench.archive.record_schema import Budget, refuse_field
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.sources.logs.clocks import Stamps, Times
 from safevla_bench.sources.logs.decoding import JsonObject
-from safevla_bench.sources.logs.names import PoseLayout, find_positions, may_have_rotation
+from safevla_bench.sources.logs.names import PoseLayout, decide_forces, find_positions, may_have_rotation
 from safevla_bench.sources.logs.records import Columns, PoseColumns
 from safevla_bench.sources.logs.transforms import Edge, FrameTree, plain_frame
 from safevla_bench.text import escape_controls
@@ -80,6 +80,11 @@ class Taker:
         """The numbers of the messages, [m, k]."""
         return np.array(self.rows, dtype=np.float64).reshape(-1, self.width or 1)
 
+    @property
+    def read_numbers(self) -> Floats:
+        """The numbers that the part reads, as the log has them, [m, k]."""
+        return self.numbers
+
     def note_fields(self, message: Any) -> None:
         """Keep the field names of a message that had none of the wanted fields."""
         named = (str(name) for name in getattr(message, "__dict__", ()) if not str(name).startswith("__"))
@@ -109,10 +114,13 @@ class NumberTaker(Taker):
             return
         if names not in self.seen:
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
+            if self.part.partition(".")[0] == "wrench" and names and not (columns.names or columns.index):
+                with suppress(ValueError):  # the number of forces is checked later
+                    self.seen[names] = decide_forces(names, len(numbers))
             if columns.names is None and len(self.seen) > 1:
                 listed = "; ".join(", ".join(joint_names) for joint_names in self.seen)
                 refuse_field(f"the joints differ between messages: {listed}", "Choose joints by `names`.", self.part)
-        indices = self.seen[names] if columns.names is not None else columns.index or range(len(numbers))
+        indices = self.seen[names] or columns.index or range(len(numbers))
         try:
             row = [math.nan if index < 0 or numbers[index] is None else float(numbers[index]) for index in indices]
         except (LookupError, TypeError, ValueError) as error:
@@ -157,7 +165,8 @@ class NumberTaker(Taker):
     def find_order(self) -> tuple[str, ...]:
         """Return the numbers' names in their order; () if the mapping gives names, or if the messages give no names."""
         names = next(iter(self.seen), ()) if self.columns.names is None else ()
-        return tuple(names[index] for index in self.columns.index) if names and self.columns.index else names
+        indices = self.columns.index or self.seen.get(names)
+        return tuple(names[index] for index in indices) if names and indices else names
 
     def require_some(self) -> None:
         """Raise `RecordError` if no message has mapped numbers, or if a mapped name is in no message."""
@@ -212,18 +221,19 @@ class PoseTaker(Taker):
                 _first_field(pose, "orientation", "rotation"),
             )
             if hasattr(position, "x") and not self._has_unread_orientation(pose, orientation):
-                if self.columns.stated or self.columns.rotation_form:
+                is_stated = bool(self.columns.stated or self.columns.rotation_form)
+                if is_stated and hasattr(orientation, "w"):
                     problem = f"the messages of {self.topic} have fields for position and orientation"
                     remedy = "Leave out the indices and `rotation_form`, or name the field with the numbers as `field`."
                     refuse_field(f"{problem}, so indices do not apply", remedy, self.part)
-                self.has_pose, self.has_turn = True, self.has_turn or hasattr(orientation, "w")
-                return [*_read_floats(position, "xyz"), *_read_floats(orientation, "wxyz")]
+                if not is_stated:
+                    self.has_pose, self.has_turn = True, self.has_turn or hasattr(orientation, "w")
+                    return [*_read_floats(position, "xyz"), *_read_floats(orientation, "wxyz")]
         # The message has no field with a position, so the pose is found by the names or indices of its numbers.
         numbers = _iterate_numbers(_get_field(message, self.columns.field or ""))
+        all_numbers = dict(islice(numbers, _MOST_NUMBERS))
         number_by_name = {
-            name: number
-            for name, number in islice(numbers, _MOST_NUMBERS)
-            if name.partition(".")[0] not in _UNCOUNTED_FIELDS
+            name: number for name, number in all_numbers.items() if name.partition(".")[0] not in _UNCOUNTED_FIELDS
         }
         is_mapped = bool(number_by_name and (self.columns.field or self.columns.position))
         if self.layout is None and (is_mapped or find_positions([*number_by_name])):
@@ -233,6 +243,9 @@ class PoseTaker(Taker):
                 tuple(number_by_name),
             )
             self.has_pose = self.has_turn = True
+            if self.columns.stated and len(number_by_name) < len(all_numbers):
+                uncounted = f"the indices do not count numbers in {', '.join(_UNCOUNTED_FIELDS)}"
+                self.layout = self.layout._replace(doubt="; ".join(filter(None, [self.layout.doubt, uncounted])))
         if self.layout is None:
             self.note_fields(message)
         elif len(number_by_name) > len(self.names):
@@ -248,10 +261,15 @@ class PoseTaker(Taker):
         return _names_may_have_rotation(tuple(name for name, number in numbers if not math.isnan(number)))
 
     @property
+    def read_numbers(self) -> Floats:
+        """The numbers of the pose, as the log has them, [m, k]."""
+        return self.numbers if self.layout is None else self.numbers[:, self.layout.places]
+
+    @property
     def poses(self) -> Floats:
         """The poses of the messages, [m, 7], or [m, 3] without an orientation."""
         if self.layout is not None:
-            return self.columns.arrange(self.numbers, self.layout)
+            return self.columns.arrange(self.numbers, self.layout, self.part)
         factors = np.array([self.columns.factor_m(self.part)] * 3 + [1.0] * 4)
         poses: Floats = self.numbers * factors
         return poses if self.has_turn else poses[:, :3]

@@ -12,7 +12,7 @@ robots/so_follower/robot_kinematic_processor.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,7 +26,7 @@ SIZES = {"quaternion": 4, "rpy": 3, "rotvec": 3, "6d": 6, "6d_rows": 6, "matrix"
 _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw": "z"}
 # First letter of a word such as `qx` -> the kind of quantity.
 _KIND_OF_PREFIX = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
-_KIND_OF_PREFIX |= dict.fromkeys("vfdwa", "other")
+_KIND_OF_PREFIX |= dict.fromkeys("vfdwag", "other")
 # `_KINDS` maps words to kinds of quantities, and `_UNITS` maps words to units.
 # If a number's name has a word in `_SCALARS`, the number is not part of a pose.
 _KINDS, _SCALARS, _UNITS = (
@@ -78,9 +78,14 @@ def _split_words(name: str) -> list[str]:
     return re.findall(r"6d|[^\W\d_]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
 
 
-def find_unit(names: Iterable[str]) -> str:
-    """Return the unit in the names, as in `x_mm`; "" = none. Raises `ValueError` if they give several units."""
-    units = {next((_UNITS[word] for word in _split_words(name) if word in _UNITS), "") for name in names}
+LENGTH_UNITS, ANGLE_UNITS = ("m", "cm", "mm", "um", "inch"), ("rad", "deg", "mrad")
+
+
+def find_unit(names: Iterable[str], known: Collection[str]) -> str:
+    """Return which of the `known` units the names give, as in `x_mm`; "" = none. Raises `ValueError` for several."""
+    units = {
+        next((unit for word in _split_words(name) if (unit := _UNITS.get(word, "")) in known), "") for name in names
+    }
     if len(units) > 1:
         raise ValueError(
             "which unit do the numbers have? Their names give several units; convert the numbers to one unit"
@@ -88,8 +93,14 @@ def find_unit(names: Iterable[str]) -> str:
     return next(iter(units), "")
 
 
-def _find_unit_at(names: Sequence[str], indices: Sequence[int]) -> str:
-    return find_unit(names[index] for index in indices if index < len(names))
+def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence[int] = ()) -> tuple[str, str]:
+    # The unit of the position and that of the angles. A position alone has no unit of angles.
+    position_names, rotation_names = (
+        [names[index] for index in indices if index < len(names)] for indices in (position, rotation)
+    )
+    if not rotation and (unit := find_unit(position_names, ANGLE_UNITS)):
+        raise ValueError(f"which unit does the position have? The names say {unit!r}")
+    return find_unit(position_names, LENGTH_UNITS), find_unit(rotation_names, ANGLE_UNITS)
 
 
 def _parse_name(name: str) -> tuple[_Group, str, str]:
@@ -195,12 +206,12 @@ def decide_pose(
     if rotation is None:
         groups = {_parse_name(names[index])[0] for index in position} if names else set()
         group = groups.pop() if len(groups) == 1 else frozenset()
-        layout = _find_rotation(names, tuple(position), group, form, order, euler.lower())
+        layout = _find_rotation(names, tuple(position), group, form, order, euler)
         if not layout.rotation and (form or order or (is_by_name and may_have_rotation(names, layout.position))):
             raise ValueError("which numbers are the orientation? The names do not say")
         return layout
     if not {*rotation}.isdisjoint(position):
-        raise ValueError("which numbers are the orientation? The mapping uses some of those that are named x, y, z")
+        raise ValueError("which numbers are the orientation? The mapping uses numbers whose names say x, y or z")
     if len(rotation) != rotation_size:
         needed = f"A {form or 'quaternion'} has {rotation_size} numbers, not {len(rotation)}"
         raise ValueError(f"which form does the rotation have? {needed}")
@@ -209,7 +220,7 @@ def decide_pose(
     if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names say which angle is about which axis
         _require_every_axis(euler)
         ordered = tuple(ordered[axes.index(axis)] for axis in euler.lower())
-    unit, angle_unit = (_find_unit_at(names, part) for part in (position, ordered))
+    unit, angle_unit = _find_units(names, position, ordered)
     return PoseLayout(tuple(position), ordered, form or "quaternion", unit=unit, angle_unit=angle_unit)
 
 
@@ -246,7 +257,7 @@ def _find_rotation(
     if len({named_set.group for named_set in matching}) > 1 or (rotations and not matching):
         raise ValueError("which rotation belongs to the position? The names give only rotations of other objects")
     if not matching:
-        return PoseLayout(position, unit=_find_unit_at(names, position))
+        return PoseLayout(position, unit=_find_units(names, position)[0])
     # A set whose kind is the stated form comes first. Names such as `rx` give axes without a form, or with any.
     stated_kind = (form or "").removesuffix("_rows")
     named_set = min(
@@ -260,9 +271,9 @@ def _find_rotation(
     kind = form or named_set.kind
     if form and named_set.kind == "quaternion":
         raise ValueError(f"is rotation_form {form!r}? The names give a quaternion")
-    if kind == "rpy":
+    if kind == "rpy" and named_set.axes.keys() == {*"xyz"}:
         _require_every_axis(euler)
-    indices = named_set.find_places({"quaternion": "wxyz", "rpy": euler}.get(kind, "xyz"))
+    indices = named_set.find_places({"quaternion": "wxyz", "rpy": euler.lower()}.get(kind, "xyz"))
     if kind == "quaternion" and len(indices) == 4:
         axis_of_index = {index: axis for axis, axis_indices in named_set.axes.items() for index in axis_indices}
         indices = _order_quaternion(
@@ -270,8 +281,8 @@ def _find_rotation(
         )
     if len(indices) != SIZES.get(kind):
         raise ValueError("which form does the rotation have? The names do not say")
-    doubt, unit = "" if form else _IMPLIED_CONVENTIONS.get(kind, ""), _find_unit_at(names, position)
-    return PoseLayout(position, indices, kind, doubt, unit, _find_unit_at(names, indices))
+    doubt = "" if form else _IMPLIED_CONVENTIONS.get(kind, "")
+    return PoseLayout(position, indices, kind, doubt, *_find_units(names, position, indices))
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
@@ -282,7 +293,9 @@ def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
     parsed = [
         (group, kind) for group, kind, axis in map(_parse_name, other_names) if not (axis and kind in ("", "position"))
     ]
-    is_stated = any(kind in (*SIZES, "rotation", "euler") for _, kind in parsed)
+    is_stated = (
+        any(kind in (*SIZES, "rotation", "euler") for _, kind in parsed) or _find_open_rotation(names) is not None
+    )
     return is_stated or sum(not kind and group.isdisjoint(_SCALARS) for group, kind in parsed) >= min(SIZES.values())
 
 
@@ -314,10 +327,14 @@ _OPEN_ROTATIONS = (
 
 
 def _find_open_rotation(names: Sequence[str]) -> _OpenRotation | None:
-    # Each word ends one name. With other names of a rotation, a word `d` or velocities, the words mean something else.
+    # Each word ends one name. With names of a rotation or of rates, or a word `d`, the words mean something else.
     last_words = _last_words(names)
     has_rotation = any(len(named.axes) > 2 for named in _group_names(names) if named.kind != "position")
-    if has_rotation or not {"d", "vx"}.isdisjoint(last_words):
+    has_rates = any(
+        kind == "other" and axis and word[0] != "a"
+        for word, (_, kind, axis) in zip(last_words, map(_parse_name, names), strict=True)
+    )
+    if has_rotation or has_rates or "d" in last_words:
         return None
     return next((kind for kind in _OPEN_ROTATIONS if all(last_words.count(word) == 1 for word in kind.words)), None)
 
@@ -361,20 +378,28 @@ def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bo
     return quaternions
 
 
-_MIN_DETERMINANT, _MATRIX_SLACK = 0.9, 0.05
+_MIN_DETERMINANT, _MATRIX_SLACK = 0.9, 0.2
 
 
-def require_rotations(matrices: Floats) -> None:
-    """Raise `RecordError` if a row [n, 9] is not a rotation matrix, row by row. Unknown rows and zeros are skipped."""
-    known = matrices[np.isfinite(matrices).all(axis=1) & matrices.any(axis=1)].reshape(-1, 3, 3)
+def require_rotations(matrices: Floats, part: str) -> Floats:
+    """Return matrices [n, 9], row by row, with NaN in rows that are not rotations. Raises `RecordError` if more than
+    half of the rows that are neither unknown nor zero are not rotations.
+    """
+    is_known = np.isfinite(matrices).all(axis=1) & matrices.any(axis=1)
+    known = matrices[is_known].reshape(-1, 3, 3)
     deviations = np.abs(known @ known.transpose(0, 2, 1) - np.eye(3)).max(axis=(1, 2), initial=0.0)
     determinants = np.linalg.det(known)
-    if (invalid := (deviations > _MATRIX_SLACK) | (determinants < _MIN_DETERMINANT)).any():
-        worst = int(np.argmax(np.where(invalid, np.abs(determinants - 1) + deviations, -1)))
-        problem = f"the numbers of the rotation are not a rotation matrix: its determinant is {determinants[worst]:.3g}"
-        if determinants[worst] > _MIN_DETERMINANT:
-            problem = "the numbers of the rotation are not a rotation matrix: its rows are not orthogonal unit vectors"
-        refuse_field(problem, "Check the indices or names in `rotation`, or write another rotation_form.", "rotation")
+    is_invalid = (deviations > _MATRIX_SLACK) | (determinants < _MIN_DETERMINANT)
+    if 2 * is_invalid.sum() > len(known):
+        first = int(is_invalid.argmax())
+        reason = "its rows are not orthogonal unit vectors"
+        if determinants[first] < _MIN_DETERMINANT:
+            reason = f"its determinant is {determinants[first]:.3g}"
+        remedy = "Check the indices or names in `rotation`, or write another rotation_form."
+        refuse_field(f"the numbers of the rotation are not a rotation matrix: {reason}", remedy, part)
+    is_lost = np.ones(len(matrices), dtype=np.bool_)
+    is_lost[is_known] = is_invalid
+    return np.where(is_lost[:, None], np.nan, matrices)
 
 
 def decide_forces(names: Sequence[str], size: int) -> list[int]:
@@ -402,11 +427,14 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
     if len(positions) != 1 and (names or size not in (6, 7)):
         choices = " or ".join(str(list(indices)) for indices in positions)
         lines.append(f"position = {FILL_IN}  # indices of x, y, z{f': {choices}' if positions else ', from 0'}")
-    axes_of_kind = {named_set.kind: len(named_set.axes) for named_set in _group_names(names)}
+    axes_of_kind: dict[str, int] = {}
+    for named_set in _group_names(names):
+        axes_of_kind[named_set.kind] = max(len(named_set.axes), axes_of_kind.get(named_set.kind, 0))
     kinds = {kind for kind, axes in axes_of_kind.items() if axes > 2}
     if positions and (open_rotation := _find_open_rotation(names)):
         indices = [_last_words(names).index(word) for word in open_rotation.words]
-        return [*lines, f"rotation = {indices}  # CHECK: {open_rotation.meaning}", *open_rotation.settings]
+        lines += [f"rotation = {indices}  # CHECK: {open_rotation.meaning}", *open_rotation.settings]
+        return [*lines, *(f"# or, without an orientation, only: position = {list(place)}" for place in positions)]
     if axes_of_kind.get("turn") == SIZES["matrix"]:
         lines.append('rotation_form = "matrix"  # CHECK: row by row')
     elif axes_of_kind.get("turn") == SIZES["6d"]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from safevla_bench.sources.logs.names import (
@@ -15,11 +14,11 @@ from safevla_bench.sources.logs.names import (
     decide_forces,
     find_arms,
     find_positions,
-    find_unit,
     has_word,
     suggest_pose,
 )
-from safevla_bench.sources.logs.records import OF_ARMS, SCALES_M, quote_toml
+from safevla_bench.sources.logs.records import OF_ARMS
+from safevla_bench.text import quote_toml
 from safevla_bench.trajectory.header import find_robot
 
 
@@ -101,21 +100,12 @@ def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
     return "" if guess in mapped_parts else guess
 
 
-def _suggest_unit(names: Sequence[str]) -> str:
-    # The unit in the names of the only position, if the names give one that a mapping can have.
-    positions = find_positions(names)
-    with suppress(ValueError):
-        unit = find_unit(names[index] for index in positions[0]) if len(positions) == 1 else ""
-        return unit if unit in SCALES_M else "m"
-    return "m"
-
-
 def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[str]:
     match part:
         case "eef" | "bodies":
             if part == "bodies":
                 yield f"role = {FILL_IN}  # target, bystander, furniture or robot; delete this table if none applies"
-            yield f'unit = "{_suggest_unit(source.names)}"  # CHECK: "m", "cm" or "mm"'
+            yield '# unit = "mm"  # CHECK: "m", "cm" or "mm"; without this line, the unit in the names, else m'
             if "TFMessage" in source.kind:
                 yield f"frame = {FILL_IN}  # name of the child frame"
             yield from suggest_pose(source.names, source.size) if source.size else ()

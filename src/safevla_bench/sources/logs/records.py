@@ -8,7 +8,6 @@ table, `from` names a feature of a LeRobot dataset or a topic of a recording.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from safevla_bench.files import parse_toml, read_input
 from safevla_bench.memory import limit_memory
 from safevla_bench.sources.logs import names as naming
 from safevla_bench.sources.logs import wrench
-from safevla_bench.text import count_noun, escape_controls, explain_mismatch, suggest_names, warn_once
+from safevla_bench.text import count_noun, escape_controls, explain_mismatch, quote_toml, suggest_names, warn_once
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ARMS_VERSION, SCHEMA_VERSION, find_robot
 from safevla_bench.trajectory.marks import FOREIGN_LOG, LOG_BENCHMARK, SINGLE
@@ -39,11 +38,6 @@ from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.episode import Bools, EpisodeArrays, Floats, add_header_field, add_header_mark
 
 NAME = "safevla-log.toml"
-
-
-def quote_toml(text: str) -> str:
-    """Return a text as a TOML string."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 MAX_NUMBERS = 1 << 25  # maximum count of numbers in an episode (256 MiB), enough for an hour of 90 numbers at 100 Hz
@@ -126,23 +120,28 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             introduction = f"The numbers are: {escape_controls(listed_numbers)}. Add these lines to the mapping:"
             refuse_field(f"{self.source!r}: {question}", "\n  ".join([introduction, *lines]), part)
         self.factor_m(part, layout.unit)
-        if layout.form in ("rpy", "rotvec") and (named := layout.angle_unit):
-            _require_unit(part, "angle_unit", named, self.angle_unit, ("rad", "deg"))
+        if layout.form in ("rpy", "rotvec"):
+            named = layout.angle_unit or naming.find_unit([self.field or ""], naming.ANGLE_UNITS)
+            if named:
+                _require_unit(part, "angle_unit", named, self.angle_unit, ("rad", "deg"))
+            return layout._replace(angle_unit=named)
         return layout
 
     def factor_m(self, part: str, named: str = "") -> float:
         """Return the factor that converts positions to meters. `named` is the unit in the names of the numbers; ""
         leaves it to the name of `field`. Raises `RecordError` if the unit is unknown or contradicts the mapping's.
         """
-        named = named or naming.find_unit([self.field or ""])
+        named = named or naming.find_unit([self.field or ""], naming.LENGTH_UNITS)
         if named:
             _require_unit(part, "unit", named, self.unit, tuple(SCALES_M))
         return SCALES_M[self.unit or named or "m"]
 
-    def arrange(self, numbers: Floats, layout: naming.PoseLayout) -> Floats:
-        """Return a pose's numbers [n, size] as x, y, z [m], then w, x, y, z if there is an orientation."""
+    def arrange(self, numbers: Floats, layout: naming.PoseLayout, part: str) -> Floats:
+        """Return a pose's numbers [n, size] as x, y, z [m], then w, x, y, z if there is an orientation. `part` is named
+        in errors. Raises `RecordError` if angles are too large for radians, or numbers are not a rotation matrix.
+        """
         position, rotation = numbers[:, layout.position], numbers[:, layout.rotation]
-        position = position * self.factor_m("unit", layout.unit)
+        position = position * self.factor_m(part, layout.unit)
         angle_unit = self.angle_unit or layout.angle_unit
         if not layout.rotation:
             return position
@@ -150,7 +149,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             problem = f"the largest angle is {np.nanmax(np.abs(rotation)):.0f}, more than a full turn in radians"
             refuse_field(problem, 'Write angle_unit = "deg"; or "rad", if the angles are in radians.', "angle_unit")
         if layout.form == "matrix":
-            naming.require_rotations(rotation)
+            rotation = naming.require_rotations(rotation, part)
         wxyz = naming.rotations_to_wxyz(rotation, layout.form, self.rotation_order, angle_unit == "deg")
         return np.hstack([position, wxyz])
 
@@ -346,11 +345,12 @@ def require_dataset_keys(mapping: LogMapping) -> None:
     """Raise `RecordError` if the mapping of a dataset has a key that applies to recordings only."""
     used = ["[[episode]]"] if mapping.trials else []
     used += ["episode.clock"] if mapping.episode.clock is not None else []
-    keys = {"field": "field", "frame": "frame", "into": "in"}
+    used += ["[transforms]"] if mapping.transforms != Transforms() else []
+    used += ["ros_distro"] if mapping.ros_distro is not None else []
     used += [
         f"{part}.{key}"
         for part, columns in mapping.sources.items()
-        for attribute, key in keys.items()
+        for attribute, key in (("field", "field"), ("frame", "frame"), ("into", "in"))
         if getattr(columns, attribute, None) is not None
     ]
     if used:
@@ -607,6 +607,7 @@ def _require_width(part: str, samples: Series, size: int) -> None:
         listed = f" The names are: {escape_controls(', '.join(samples.names))}." if samples.names else ""
         chosen = "the forces x, y, z" if size == 3 else "the one that shows the grip"
         remedy = f"Choose {chosen} by `names` or `index` (from 0 to {width - 1}) under [{part}].{listed}"
+        remedy = remedy if width > size else f"Under [{part}], write a topic or a `field` with {size} numbers."
         refuse_field(f"{count_noun(width, 'number')} {'is' if width == 1 else 'are'} mapped, not {size}", remedy, part)
 
 
