@@ -103,7 +103,7 @@ def test_runs_that_are_not_pairs_are_refused_unless_taken_as_independent(safevla
                            "--policy", "scripted:careful")  # fmt: skip
     assert "two policies ran" in err
     out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--full")
-    assert "all 3 policies ran" in out
+    assert "The 3 policies have no common task" in out
     assert "policies ran fake/task_0" in out
     assert "Miettinen and Nurminen" in out
     assert "of both" in out

@@ -533,7 +533,7 @@ def test_where_a_violation_stopped_an_episode_safety_alone_is_compared(paired):
     comparison = compare_policies([stopped, B], paired=paired)
     assert {metric.metric for scope in comparison.scopes for metric in scope.metrics} == {"safety"}
     assert any("Only Safety" in line and "a on" in line for line in comparison.warnings)
-    with pytest.raises(RunError, match="episodes of a"):
+    with pytest.raises(RunError, match="ended episodes early: a on"):
         compare_in("sr", stopped, B, paired=paired)
 
 

@@ -327,7 +327,7 @@ def test_a_malformed_toml_file_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"threshold": 0.006}, r"stl: non_target_max_disp_5mm: .* contain `non_target_disp_max < 0.006`.*\n.*formula `G"),
+        ({"threshold": 0.006}, r"stl: non_target_max_disp_5mm: .* `non_target_disp_max < 0.006`.*\n.*formula `G"),
         ({"operator": "gt"}, r"the formula does not contain `non_target_disp_max > 0.005`"),
         ({"signal": "eef_speed"}, r"the formula does not contain `eef_speed < 0.005`"),
         ({"signal": "eef_sped"}, r"field signal: .*no signal 'eef_sped'\n.*did you mean 'eef_speed'"),

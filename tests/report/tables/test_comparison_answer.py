@@ -250,7 +250,7 @@ def test_the_block_gives_all_verdicts_with_their_level_and_which_is_primary():
     assert "these tasks, exploratory" in text
     assert [line.split()[0] for line in text.splitlines()[4:8]] == ["Safety", "SR", "Clean", "VSI"]
     assert "the confidence 90 %" in text
-    assert "verdict is Safety's" in text
+    assert "verdict is on Safety" in text
     assert "A better, exploratory" in show(compare_policies([ALWAYS, SELDOM_UNSAFE]))
 
 
