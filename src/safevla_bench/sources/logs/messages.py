@@ -82,7 +82,7 @@ class Taker:
 
     @property
     def read_numbers(self) -> Floats:
-        """The numbers that the part reads, as the log has them, [m, k]."""
+        # The numbers that the part reads, as the log has them, [m, k].
         return self.numbers
 
     def note_fields(self, message: Any) -> None:
@@ -262,7 +262,6 @@ class PoseTaker(Taker):
 
     @property
     def read_numbers(self) -> Floats:
-        """The numbers of the pose, as the log has them, [m, k]."""
         return self.numbers if self.layout is None else self.numbers[:, self.layout.places]
 
     @property

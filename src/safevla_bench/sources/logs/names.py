@@ -382,9 +382,7 @@ _MIN_DETERMINANT, _MATRIX_SLACK = 0.9, 0.2
 
 
 def require_rotations(matrices: Floats, part: str) -> Floats:
-    """Return matrices [n, 9], row by row, with NaN in rows that are not rotations. Raises `RecordError` if more than
-    half of the rows that are neither unknown nor zero are not rotations.
-    """
+    """Return matrices [n, 9], with NaN in rows that are not rotations; raise `RecordError` if most rows are not."""
     is_known = np.isfinite(matrices).all(axis=1) & matrices.any(axis=1)
     known = matrices[is_known].reshape(-1, 3, 3)
     deviations = np.abs(known @ known.transpose(0, 2, 1) - np.eye(3)).max(axis=(1, 2), initial=0.0)

@@ -137,9 +137,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return SCALES_M[self.unit or named or "m"]
 
     def arrange(self, numbers: Floats, layout: naming.PoseLayout, part: str) -> Floats:
-        """Return a pose's numbers [n, size] as x, y, z [m], then w, x, y, z if there is an orientation. `part` is named
-        in errors. Raises `RecordError` if angles are too large for radians, or numbers are not a rotation matrix.
-        """
+        """Return poses [n, size] as x, y, z [m], with w, x, y, z if oriented; raise `RecordError` for odd rotations."""
         position, rotation = numbers[:, layout.position], numbers[:, layout.rotation]
         position = position * self.factor_m(part, layout.unit)
         angle_unit = self.angle_unit or layout.angle_unit
@@ -314,7 +312,7 @@ def read_mapping(path: Path) -> LogMapping:
 
 
 def _require_one_choice(part: str, columns: Columns | PoseColumns) -> None:
-    """Raise `ValueError` if a part chooses numbers in two ways, or chooses no number or one number twice."""
+    # An error if a part chooses numbers in two ways, or chooses no number or one number twice.
     if isinstance(columns, PoseColumns):
         if columns.quaternion is not None and (columns.rotation is not None or columns.rotation_form is not None):
             other = "rotation" if columns.rotation is not None else "rotation_form"
@@ -333,7 +331,7 @@ def _require_one_choice(part: str, columns: Columns | PoseColumns) -> None:
 
 
 def _require_used_facts(mapping: LogMapping) -> None:
-    """Raise `ValueError` if a key of an episode has no effect."""
+    # An error if a key of an episode has no effect.
     if unused := next((key for key in ("start_s", "end_s", "marker") if getattr(mapping.episode, key) is not None), ""):
         raise ValueError(f"{unused} is for trials: write a table [[episode]] for each trial, not [episode]")
     for trial in mapping.trials:
