@@ -253,16 +253,16 @@ def test_a_closed_environment_of_libero_is_refused(control):
 
 
 class Cutter:
-    """Lists what an `EpisodeCutter` is told."""
+    """Lists what an `EpisodeCutter` is given."""
 
     def __init__(self):
-        self.told = []
+        self.given = []
 
     def guard(self):
         return contextlib.nullcontext()
 
     def __getattr__(self, name):
-        return lambda *arguments: self.told.append((name, *arguments))
+        return lambda *arguments: self.given.append((name, *arguments))
 
 
 def test_every_event_of_the_environment_is_told_until_the_hooks_are_removed(control):
@@ -277,25 +277,25 @@ def test_every_event_of_the_environment_is_told_until_the_hooks_are_removed(cont
     finally:
         np.random.set_state(before)
     interruption, reset = ("on_interruption",), ("on_reset",)
-    assert cutter.told == [interruption, interruption, ("on_seed", 5), reset, interruption, reset]
-    cutter.told.clear()
+    assert cutter.given == [interruption, interruption, ("on_seed", 5), reset, interruption, reset]
+    cutter.given.clear()
     control.env.seed(3)
     control.env.seed(seed=4)
     for state in ([2.0, 3.0], [2.0, 4.0]):
         control.set_state(state)
     control.set_state(mujoco_state=[0.0, 1.0])
     states = [event for index in (1, None, 0) for event in (interruption, ("on_state_set", index))]
-    assert cutter.told == [("on_seed", 3), ("on_seed", 4), *states]
-    cutter.told.clear()
+    assert cutter.given == [("on_seed", 3), ("on_seed", 4), *states]
+    cutter.given.clear()
     for action in ([0.0], [2.0]):
         control.env.step(action)
     steps = [(("before_step", [number]), ("after_step", number > 1, None)) for number in (0.0, 2.0)]
-    assert cutter.told == [event for step in steps for event in step]
+    assert cutter.given == [event for step in steps for event in step]
     undo()
-    cutter.told.clear()
+    cutter.given.clear()
     control.reset()
     control.env.step([0.0])
-    assert cutter.told == []
+    assert cutter.given == []
 
 
 @pytest.mark.parametrize(

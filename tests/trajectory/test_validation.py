@@ -288,7 +288,7 @@ def test_an_error_names_the_episode_and_counts_from_its_own_first_record():
     ],
 )
 def test_a_fault_of_a_later_episode_is_placed_in_it(spoil, step, field):
-    """The time stamps of each episode begin anew."""
+    """The time stamps of each episode begin again."""
     parts = [
         episode(
             n,
@@ -384,7 +384,7 @@ def test_the_schema_lists_the_outcomes():
     ("outcome", "success", "label"),
     [(None, True, "success"), (None, False, "failure"), ("timeout", False, "timeout"), ("success", True, "success")],
 )
-def test_an_episode_without_an_outcome_is_labelled_by_its_success(outcome, success, label):
+def test_an_episode_without_an_outcome_is_labeled_by_its_success(outcome, success, label):
     assert header(outcome=outcome, success=success).outcome_label == label
 
 

@@ -43,7 +43,7 @@ class Geometry:
     """The parts of one episode, with their poses in record 0."""
 
     def __init__(self, parts: Sequence[Part], hand: Sequence[int], position: Floats, quaternion: Floats) -> None:
-        """Describe P parts from their world poses [P, 3] and [P, 4]. `hand` has the indices of hand and fingers."""
+        """Describe P parts by their world poses [P, 3] and [P, 4]. `hand` has the indices of hand and fingers."""
         self._moving_parts = [k for k, part in enumerate(parts) if part.motion]
         # Each moving part has six components of motion; keep only the components that can change.
         self._motion_columns = [

@@ -203,16 +203,16 @@ def test_the_record_describes_the_kitchen_and_marks_placeholders(versions, asset
 
 
 class Cutter:
-    """Lists what an `EpisodeCutter` is told."""
+    """Lists what an `EpisodeCutter` is given."""
 
     def __init__(self):
-        self.told = []
+        self.given = []
 
     def guard(self):
         return contextlib.nullcontext()
 
     def __getattr__(self, name):
-        return lambda *arguments: self.told.append((name, *arguments))
+        return lambda *arguments: self.given.append((name, *arguments))
 
 
 def test_resets_seeds_states_and_steps_of_a_kitchen_are_told_until_the_hooks_are_removed(versions):
@@ -220,21 +220,21 @@ def test_resets_seeds_states_and_steps_of_a_kitchen_are_told_until_the_hooks_are
     undo = find_robocasa(kitchen, ("open", "drawer")).subscribe(cutter)
     interruption, state_set = ("on_interruption",), ("on_state_set", None)
     kitchen.sim.set_state([1.0])
-    assert cutter.told == [interruption, state_set]
-    cutter.told.clear()
-    for _ in range(2):  # the second reset draws on, and neither tells of the states that it sets itself
+    assert cutter.given == [interruption, state_set]
+    cutter.given.clear()
+    for _ in range(2):  # the second reset draws on, and neither says of the states that it sets itself
         kitchen.reset()
-    assert cutter.told == [interruption, ("on_seed", 7), ("on_reset",), interruption, ("on_reset",)]
-    cutter.told.clear()
+    assert cutter.given == [interruption, ("on_seed", 7), ("on_reset",), interruption, ("on_reset",)]
+    cutter.given.clear()
     kitchen.sim.set_state_from_flattened([1.0])
     kitchen.step([2.0])
-    assert cutter.told == [interruption, state_set, ("before_step", [2.0]), ("after_step", True, 2.0)]
-    cutter.told.clear()
+    assert cutter.given == [interruption, state_set, ("before_step", [2.0]), ("after_step", True, 2.0)]
+    cutter.given.clear()
     undo()
     kitchen.sim.set_state([1.0])
     kitchen.reset()
     kitchen.step([2.0])
-    assert cutter.told == []
+    assert cutter.given == []
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The smallest and the largest difference that the unknown values allow; null if all values are known."""
     p_at_extremes: float | None = None
     """The larger p-value of the `extremes`; 1 if either differs in sign from `difference`; null without extremes."""
-    p_by_task_at_extremes: float | None = None  # the same as `p_at_extremes`, but for tasks like these
+    p_by_task_at_extremes: float | None = None  # like `p_at_extremes`, for tasks like these
     tipping: int | None = None
     """The largest number k with this property: the better policy stays significantly better if any k of its unknown
     episodes count as bad, and all unknown episodes of the worse policy count as good. The error is divided by the
@@ -79,7 +79,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     better_by_task: str | None = None  # the policy that is significantly better for tasks like these
     undecided: bool = False
     """True if the known values show a better policy on these tasks, but unknown values could change this."""
-    undecided_by_task: bool = False  # the same as `undecided`, but for tasks like these
+    undecided_by_task: bool = False  # like `undecided`, for tasks like these
     no_verdict: str = ""  # reason why no p-value permits a verdict on these tasks; "" = a verdict is possible
     tasks_needed: int | None = None
     """The smallest number of tasks with which `p_by_task` can be significant; null if there are enough tasks."""

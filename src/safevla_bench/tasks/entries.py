@@ -338,7 +338,7 @@ class Registry:
             lines.append(f'template = "pnp-basic"{choices}')
             choices = ""
         if len(tasks) > _MOST_TEMPLATES:
-            lines.append(f"# and likewise for {len(tasks) - _MOST_TEMPLATES} more")
+            lines.append(f"# and in the same way for {len(tasks) - _MOST_TEMPLATES} more")
         return UnknownTaskError(problem, remedy="\n    ".join(lines))
 
 

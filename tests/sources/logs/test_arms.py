@@ -209,7 +209,7 @@ def test_units_in_the_names_hold_for_a_stated_rotation_which_has_no_number_of_th
     assert decide_pose(names, 7, rotation=[3, 4, 5, 6]).unit == "mm"
     layout = decide_pose(["x", "y", "z", "rx_deg", "ry_deg", "rz_deg"], 6, rotation=[3, 4, 5], form="rotvec")
     assert layout.angle_unit == "deg"
-    with pytest.raises(ValueError, match="named x, y, z"):
+    with pytest.raises(ValueError, match="names say x, y or z"):
         decide_pose(["x", "y", "z", "qx", "qy", "qz", "qw"], 7, rotation=[2, 3, 4, 5], order="xyzw")
 
 

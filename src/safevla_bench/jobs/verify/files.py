@@ -70,7 +70,7 @@ class Verification:
 
     @property
     def can_be_rescored(self) -> bool:
-        """Whether only outputs of the judgement differ, so that judging the run again writes them anew."""
+        """Whether only outputs of the judgement differ, so that judging the run again repairs them."""
         differing = [finding for finding in self.findings if finding.verdict == "differs"]
         return any(finding.check in _JUDGEMENT_FILES for finding in differing) and all(
             finding.check in (*_JUDGEMENT_FILES, SOURCE)

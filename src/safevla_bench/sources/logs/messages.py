@@ -325,7 +325,7 @@ class TransformTree:
         return {taker.topic: taker.stamps for taker, _ in self._edges.values() if not taker.latched}
 
     def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
-        """Return the tree of frames. `times` maps each child frame in `stamps` to the times of its transforms."""
+        """Return the tree of frames. `times` maps each name in `stamps` to the times of its transforms."""
         edges = {}
         for child, (taker, parents) in self._edges.items():
             time_ns, chosen = np.arange(1), np.array([-1])  # a static frame has its last transform at any time

@@ -401,7 +401,7 @@ def require_rotations(matrices: Floats, part: str) -> Floats:
 
 
 def decide_forces(names: Sequence[str], size: int) -> list[int]:
-    """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not tell which."""
+    """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not say which."""
     matches = [re.search(_FORCE_PATTERN, name.lower()) for name in names]
     axes = [match[1] if match else "" for match in matches]
     if sorted(filter(None, axes)) == ["x", "y", "z"]:
