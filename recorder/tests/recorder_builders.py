@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -117,3 +119,29 @@ KITCHEN = f"""
 """
 """A robot of seven joints, a cabinet with a drawer, an oven with a door, a bowl, a cup and a lid."""
 PADS = {"left_finger": ["pad_l"], "right_finger": ["pad_r"]}
+
+
+class Cutter:
+    """Lists what an `EpisodeCutter` is given."""
+
+    def __init__(self):
+        self.given = []
+
+    def guard(self):
+        return contextlib.nullcontext()
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.given.append((name, *arguments))
+
+
+def count_calls(monkeypatch, module, *names):
+    """Return a dictionary that counts the calls of a module's functions from now on."""
+    calls = dict.fromkeys(names, 0)
+
+    def call(name, original, *args):
+        calls[name] += 1
+        return original(*args)
+
+    for name in names:
+        monkeypatch.setattr(module, name, partial(call, name, getattr(module, name)))
+    return calls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import sys
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from recorder_builders import KITCHEN, PADS
+from recorder_builders import KITCHEN, PADS, Cutter
 from safevla_recorder import libero
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.errors import HostError
@@ -250,19 +249,6 @@ def test_a_closed_environment_of_libero_is_refused(control):
     control.env = None
     with pytest.raises(HostError, match="closed"):
         libero.find_libero(control)
-
-
-class Cutter:
-    """Lists what an `EpisodeCutter` is given."""
-
-    def __init__(self):
-        self.given = []
-
-    def guard(self):
-        return contextlib.nullcontext()
-
-    def __getattr__(self, name):
-        return lambda *arguments: self.given.append((name, *arguments))
 
 
 def test_every_event_of_the_environment_is_told_until_the_hooks_are_removed(control):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
-from recorder_builders import header
+from recorder_builders import count_calls, header
 from safevla_recorder.episode import encode_episode
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.recorder import Scene, assign_roles, attach_recorder, subtree_bodies
@@ -93,15 +91,7 @@ def test_the_states_are_the_same_with_and_without_recording(env):
 def calls(monkeypatch):
     """How often robosuite's controllers and the faster ones call two of MuJoCo's functions."""
     mujoco = pytest.importorskip("mujoco")
-    calls = {"mj_fullM": 0, "mj_forwardSkip": 0, "mj_jacSite": 0}
-
-    def call(name, original, *args):
-        calls[name] += 1
-        return original(*args)
-
-    for name in calls:
-        monkeypatch.setattr(mujoco, name, partial(call, name, getattr(mujoco, name)))
-    return calls
+    return count_calls(monkeypatch, mujoco, "mj_fullM", "mj_forwardSkip", "mj_jacSite")
 
 
 def drive(env, actions):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
+from recorder_builders import count_calls
 from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.mujoco.speed import ForwardDynamics
 
@@ -99,15 +98,7 @@ def run(simulation, dynamics=None, before=BETWEEN["nothing"], between=BETWEEN["n
 @pytest.fixture
 def calls(monkeypatch):
     """How often each of MuJoCo's functions was called."""
-    calls = {"mj_forward": 0, "mj_step": 0, "mj_forwardSkip": 0}
-
-    def call(name, original, *args):
-        calls[name] += 1
-        return original(*args)
-
-    for name in calls:
-        monkeypatch.setattr(mujoco, name, partial(call, name, getattr(mujoco, name)))
-    return calls
+    return count_calls(monkeypatch, mujoco, "mj_forward", "mj_step", "mj_forwardSkip")
 
 
 FULL = {"mj_forward": 20, "mj_step": 10, "mj_forwardSkip": 0}

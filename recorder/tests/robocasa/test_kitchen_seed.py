@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from recorder_builders import KITCHEN, PADS
+from recorder_builders import KITCHEN, PADS, Cutter
 from safevla_recorder import robocasa
 from safevla_recorder.errors import HostError
 from safevla_recorder.loop import find_recordable
@@ -200,19 +199,6 @@ def test_the_record_describes_the_kitchen_and_marks_placeholders(versions, asset
         "ep_meta": {"lang": "open it", "layout": 3},
     }
     assert fields.get("standin_assets") == (True if assets == "stand-in" else None)
-
-
-class Cutter:
-    """Lists what an `EpisodeCutter` is given."""
-
-    def __init__(self):
-        self.given = []
-
-    def guard(self):
-        return contextlib.nullcontext()
-
-    def __getattr__(self, name):
-        return lambda *arguments: self.given.append((name, *arguments))
 
 
 def test_resets_seeds_states_and_steps_of_a_kitchen_are_told_until_the_hooks_are_removed(versions):

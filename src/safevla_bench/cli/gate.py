@@ -23,7 +23,7 @@ from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, GateMetri
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import notices as gating
-from safevla_bench.sources.logs.records import NAME as MAPPING
+from safevla_bench.sources.logs.mappings import NAME as MAPPING
 from safevla_bench.sources.runs.folder import RUN, SCORES
 from safevla_bench.statistics.intervals import CONFIDENCE
 

@@ -14,11 +14,12 @@ import pytest
 
 from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import RecordError
-from safevla_bench.sources.logs import alignment, records
+from safevla_bench.sources.logs import alignment, mappings
 from safevla_bench.sources.logs.alignment import MessageSpan, align
 from safevla_bench.sources.logs.decoding import JsonObject
+from safevla_bench.sources.logs.mappings import LogMapping, PoseColumns
 from safevla_bench.sources.logs.messages import NumberTaker, PoseTaker, TransformTree
-from safevla_bench.sources.logs.records import LoggedEpisode, LogMapping, PoseColumns
+from safevla_bench.sources.logs.records import LoggedEpisode
 
 FILES = itertools.count()  # a warning is given once a file
 S, EPOCH_NS = 10**9, 1_700_000_000 * 10**9
@@ -51,7 +52,7 @@ def aligned(tree: Mapping[str, Any], topics: Mapping[str, Sequence[Any]], span_s
     for order, (at_s, entry) in enumerate(transforms):
         frames.take(entry, order, base_ns + round(at_s * S), False)
     begin, end = (base_ns + round(bound * S) for bound in span_s)
-    span = MessageSpan(f"recording {next(FILES)}", "take", begin, end, msgspec.convert(facts or {}, records.Episode))
+    span = MessageSpan(f"recording {next(FILES)}", "take", begin, end, msgspec.convert(facts or {}, mappings.Episode))
     return align(span, mapping, takers, frames)
 
 
@@ -122,7 +123,7 @@ def test_a_message_of_the_clock_without_a_stamp_is_left_out_where_the_log_is_rou
 
 @pytest.mark.parametrize(("most", "is_read"), [(60, True), (59, False)])
 def test_the_numbers_after_sampling_are_limited(monkeypatch, most, is_read):
-    monkeypatch.setattr(records, "MAX_NUMBERS", most)
+    monkeypatch.setattr(mappings, "MAX_NUMBERS", most)
     tree = {**EEF, "action": {"from": "/a"}, "torque": {"from": "/t", "limits_nm": [9.0, 9.0]}}
     topics = {"/e": HAND, "/a": HAND, "/t": [(at, [at, at]) for at, _ in HAND]}
     if is_read:

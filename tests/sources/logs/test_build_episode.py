@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import RecordError
-from safevla_bench.sources.logs import records
+from safevla_bench.sources.logs import mappings, records
+from safevla_bench.sources.logs.mappings import LogMapping, PoseColumns
 from safevla_bench.sources.logs.names import PoseLayout
-from safevla_bench.sources.logs.records import LoggedEpisode, LogMapping, PoseColumns, Series, build_episode
+from safevla_bench.sources.logs.records import LoggedEpisode, Series, build_episode
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import SINGLE
 from safevla_recorder.episode import Floats
@@ -24,7 +25,7 @@ FILES = itertools.count()  # a warning is given once a file
 HAND = {"eef": {"from": "e"}}
 
 
-POSE, NUMBERS = records.PoseColumns(source="x"), records.Columns(source="x")
+POSE, NUMBERS = mappings.PoseColumns(source="x"), mappings.Columns(source="x")
 
 
 @pytest.mark.parametrize(
@@ -301,7 +302,7 @@ def test_a_task_that_is_named_already_keeps_its_name_and_a_trial_has_its_own_fac
     episode = logged(parts={"eef": series(moving())}, instruction="go")
     assert build_episode(episode, mapping(**HAND), {"go": "named"}).headers[0].task_id == "named"
     assert build_episode(episode, mapping(**HAND), {"other": "go"}).headers[0].task_id == "go"
-    trial = logged(parts={"eef": series(moving())}, facts=records.Episode(success=False, policy="mine"))
+    trial = logged(parts={"eef": series(moving())}, facts=mappings.Episode(success=False, policy="mine"))
     header = build_episode(trial, mapping(**HAND)).headers[0]
     assert (header.success, header.policy) == (False, "mine")
 

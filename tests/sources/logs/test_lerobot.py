@@ -21,7 +21,8 @@ from safevla_bench.judging import metrics
 from safevla_bench.judging.provenance_marks import warn_of_cells, warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.sources.logs.records import name_tasks, read_mapping
+from safevla_bench.sources.logs.mappings import read_mapping
+from safevla_bench.sources.logs.records import name_tasks
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.trajectory.batch import Batch, concatenate_batches

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from safevla_bench.errors import DamageError, RecordError
-from safevla_bench.sources.logs import lerobot, records
+from safevla_bench.sources.logs import lerobot, mappings
 from safevla_bench.sources.logs.lerobot import Dataset, Feature, feature_matrix, read_frames, read_instructions
 
 
@@ -52,8 +52,8 @@ def test_an_episode_whose_frames_come_after_those_of_a_later_one_is_an_error(tmp
     [
         (lerobot, "MAX_RECORDS", 2, True),
         (lerobot, "MAX_RECORDS", 1, False),
-        (records, "MAX_NUMBERS", 13, True),  # a frame has four numbers, and up to a byte for each
-        (records, "MAX_NUMBERS", 7, False),
+        (mappings, "MAX_NUMBERS", 13, True),  # a frame has four numbers, and up to a byte for each
+        (mappings, "MAX_NUMBERS", 7, False),
     ],
 )
 def test_an_episode_that_is_too_long_is_an_error_and_each_is_counted_alone(
@@ -107,7 +107,7 @@ def test_text_different_counts_and_too_many_numbers_are_errors(monkeypatch):
     for values, word in (pa.array(["a"]), "not numbers"), (pa.array([[1.0], [1.0, 2.0]]), "1, 2"):
         with pytest.raises(ValueError, match=word):
             matrix(values)
-    monkeypatch.setattr(records, "MAX_NUMBERS", 6)
+    monkeypatch.setattr(mappings, "MAX_NUMBERS", 6)
     assert len(matrix(pa.array([[1.0, 2.0]] * 3))) == 3
     with pytest.raises(ValueError, match="more than 6"):
         matrix(pa.array([[1.0, 2.0]] * 4))
@@ -197,7 +197,7 @@ def read(folder: Path, text: str, columns: dict[str, Any], **described: Any) -> 
     (folder / "meta" / "info.json").write_text(json.dumps(info))
     (folder / "meta" / "tasks.jsonl").write_text('{"task_index": 0, "task": "go"}')
     (folder / "safevla-log.toml").write_text(text)
-    mapping = records.read_mapping(folder / "safevla-log.toml")
+    mapping = mappings.read_mapping(folder / "safevla-log.toml")
     return list(lerobot.read_episodes(lerobot.open_dataset(folder), mapping))
 
 
@@ -277,7 +277,7 @@ def test_a_single_frame_has_the_step_of_the_frames(tmp_path):
 
 @pytest.mark.parametrize(("most", "is_read"), [(60, True), (59, False)])
 def test_more_numbers_than_an_episode_may_have_are_an_error(tmp_path, monkeypatch, most, is_read):
-    monkeypatch.setattr(records, "MAX_NUMBERS", most)
+    monkeypatch.setattr(mappings, "MAX_NUMBERS", most)
     (outcome,) = read(tmp_path, ACTION + '[torque]\nfrom = "a"\n', {"a": [[0.0] * 10] * 3})
     assert isinstance(outcome, RecordError) != is_read
     assert is_read or "more than 59 numbers" in str(outcome)

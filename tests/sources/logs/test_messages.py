@@ -12,8 +12,8 @@ from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import RecordError
 from safevla_bench.sources.logs.clocks import Times
 from safevla_bench.sources.logs.decoding import JsonObject
+from safevla_bench.sources.logs.mappings import Columns, PoseColumns
 from safevla_bench.sources.logs.messages import MarkTaker, NumberTaker, PoseTaker, Taker, TransformTree
-from safevla_bench.sources.logs.records import Columns, PoseColumns
 
 UPRIGHT = {"w": 1.0, "x": 0.0, "y": 0.0, "z": 0.0}
 S = 10**9
@@ -28,6 +28,11 @@ def taken(*messages: Any, part: str = "torque", most: int = 10**6, **columns: An
     for order, each in enumerate(messages):
         taker.take(each, order, 100 + order)
     return taker
+
+
+def poses_of(*messages: Any, **columns: Any) -> Any:
+    taker = posed(*messages, **columns)
+    return taker.convert(taker.numbers)
 
 
 def posed(*messages: Any, **columns: Any) -> PoseTaker:
@@ -109,7 +114,7 @@ def test_without_names_in_the_mapping_an_unknown_message_counts_and_the_names_ar
     [
         ({"effort": ["open"]}, {}, "holds text, 'open'"),
         ({"effort": [1.0]}, {"index": (1,)}, "lacks a mapped number"),
-        ({"effort": [[1.0]]}, {}, "lacks a mapped number"),
+        ({"effort": [[1.0]]}, {}, "objects or lists"),
         ({"name": ["a"], "effort": [1.0, 2.0]}, {}, "counts of names"),
         ({"name": ["a"], "effort": [1.0, 2.0]}, {"names": ("a",)}, "counts of names"),
         ({"effort": [1.0]}, {"names": ("a",)}, "counts of names"),
@@ -180,16 +185,16 @@ ROW = [1.0, 2.0, 3.0, 1.0, 0.0, 0.0, 0.0]
 )  # fmt: skip
 def test_a_pose_is_found_in_every_message_that_has_one(fields, columns):
     taker = posed(message(**fields), **columns)
-    assert taker.poses.tolist() == [ROW]
+    assert taker.convert(taker.numbers).tolist() == [ROW]
     taker.require_some()
 
 
 def test_a_position_alone_is_a_pose_and_one_orientation_makes_the_others_unknown():
     alone = message(pose={"position": PLACE})
-    assert posed(alone).poses.tolist() == [ROW[:3]]
+    assert poses_of(alone).tolist() == [ROW[:3]]
     both = posed(alone, message(pose={"position": PLACE, "orientation": UPRIGHT}), alone)
-    np.testing.assert_equal(both.poses, [ROW[:3] + [math.nan] * 4, ROW, ROW[:3] + [math.nan] * 4])
-    np.testing.assert_equal(posed(message(a=1.0), alone).poses, [[math.nan] * 3, ROW[:3]])
+    np.testing.assert_equal(both.convert(both.numbers), [ROW[:3] + [math.nan] * 4, ROW, ROW[:3] + [math.nan] * 4])
+    np.testing.assert_equal(poses_of(message(a=1.0), alone), [[math.nan] * 3, ROW[:3]])
 
 
 def test_an_orientation_in_another_form_is_never_left_out():
@@ -197,9 +202,9 @@ def test_an_orientation_in_another_form_is_never_left_out():
         posed(message(pose={"position": PLACE, "orientation": {"a": 1.0, "b": 2.0, "c": 3.0}}))
     angles = {"roll": 0.0, "pitch": 0.0, "yaw": math.pi}
     taker = posed(message(pose={"position": PLACE, "orientation": angles}), field="pose")
-    assert taker.poses[0] == pytest.approx([1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 1.0])
+    assert taker.convert(taker.numbers)[0] == pytest.approx([1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 1.0])
     poses = [message(pose={"position": PLACE, "orientation": turn}) for turn in (UPRIGHT, angles)]
-    np.testing.assert_equal(posed(*poses).poses, [ROW, ROW[:3] + [math.nan] * 4])
+    np.testing.assert_equal(poses_of(*poses), [ROW, ROW[:3] + [math.nan] * 4])
     with refused("6 and 7 numbers"):
         posed(*poses[::-1], field="pose")
 
@@ -214,14 +219,14 @@ def test_an_orientation_in_another_form_is_never_left_out():
     ],
 )
 def test_numbers_are_a_position_where_the_mapping_names_their_field_or_indices_or_they_are_three(fields, columns):
-    assert posed(message(**fields), **columns).poses.tolist() == [ROW[:3]]
+    assert poses_of(message(**fields), **columns).tolist() == [ROW[:3]]
     with refused("no message has a pose"):
         posed(message(data=[1.0] * 7)).require_some()
 
 
 def test_a_message_that_lacks_numbers_is_unknown_and_one_with_more_is_refused():
     first = message(x=1.0, y=2.0, z=3.0)
-    np.testing.assert_equal(posed(first, message(x=1.0, y=2.0)).poses, [[1.0, 2.0, 3.0], [1.0, 2.0, math.nan]])
+    np.testing.assert_equal(poses_of(first, message(x=1.0, y=2.0)), [[1.0, 2.0, 3.0], [1.0, 2.0, math.nan]])
     with refused("3 and 4 numbers"):
         posed(first, message(x=1.0, y=2.0, z=3.0, more=4.0))
     with refused("no message has a pose") as caught:
@@ -234,7 +239,7 @@ def test_a_coordinate_that_is_no_number_is_refused(value):
     with refused("x is"):
         posed(message(position={**PLACE, "x": value}))
     taker = posed(*(message(position={**PLACE, "x": number}) for number in ("1.5", np.array([1.5]), None)))
-    np.testing.assert_equal(taker.poses[:, 0], [1.5, 1.5, math.nan])
+    np.testing.assert_equal(taker.convert(taker.numbers)[:, 0], [1.5, 1.5, math.nan])
 
 
 def entry(child: str, x: float, parent: str = "world", **more: Any) -> Any:
@@ -248,7 +253,7 @@ def entry(child: str, x: float, parent: str = "world", **more: Any) -> Any:
 def test_the_pose_of_a_child_frame_is_that_of_its_entries_in_lists_and_alone():
     messages = [message(transforms=[entry("a", 1.0), entry("/b", 2.0, "/base"), entry("b", 3.0)]), entry("b", 4.0)]
     taker = posed(*messages, frame="/b")
-    assert taker.poses[:, 0].tolist() == [2.0, 3.0, 4.0]
+    assert taker.convert(taker.numbers)[:, 0].tolist() == [2.0, 3.0, 4.0]
     assert (taker.frame_names, list(taker.frames)) == ({"base": 0, "world": 1}, [0, 1, 1])
     assert [*taker.children] == ["a", "b"]
     taker.require_some()

@@ -230,3 +230,78 @@ def test_the_names_of_a_wrench_choose_its_forces(tmp_path):
     save_mapping(tmp_path, f'{TEXT}[wrench]\nfrom = "/ft"\ntare = [0, 0, 0]\n')
     (batch,) = read(tmp_path)
     assert batch.channel("wrist_force_n").episode_rows(0)[0].tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "message", [{"force": {"z": 3.0, "y": 2.0, "x": 1.0}}, {"fx": 1.0, "fy": 2.0, "fz": 3.0, "tx": 9.0}]
+)
+def test_forces_are_ordered_by_the_axes_in_their_names(tmp_path, message):
+    messages = [(topic, 5 + 0.1 * k, m) for k in range(9) for topic, m in (("/eef", FLAT), ("/ft", message))]
+    write_mcap(tmp_path / "take.mcap", messages)
+    save_mapping(tmp_path, f'{TEXT}[wrench]\nfrom = "/ft"\ntare = [0, 0, 0]\n')
+    (batch,) = read(tmp_path)
+    assert batch.channel("wrist_force_n").episode_rows(0)[0].tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        ({"tcp": None}, 'field = "tcp"\nquaternion_order = "xyzw"\n'),
+        ({"tcp": None}, 'field = "tcp"\nposition = [0, 1, 2]\nquaternion = [3, 4, 5, 6]\nquaternion_order = "xyzw"\n'),
+        ({}, 'field = "tcp"\nquaternion_order = "xyzw"\n'),
+    ],
+)
+def test_an_unknown_first_pose_is_a_lost_pose(tmp_path, first, more):
+    poses = [first if k == 0 else {"tcp": [0.1, 0.2, 0.3, X, Y, Z, W]} for k in range(9)]
+    write_mcap(tmp_path / "take.mcap", [("/eef", 5 + 0.1 * k, pose) for k, pose in enumerate(poses)])
+    save_mapping(tmp_path, TEXT + more)
+    (batch,) = read(tmp_path)
+    assert batch.lengths.tolist() == [8]
+    assert batch.eef_pos_m.episode_rows(0)[0].tolist() == [0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize("other", ["time", "id", "seq"])
+def test_a_position_of_several_fields_is_refused(tmp_path, other):
+    write_log(tmp_path, {other: 7.0, "data": [0.1, 0.2, 0.3]}, "position = [0, 1, 2]\n")
+    assert "several fields" in problem(tmp_path)
+    write_log(tmp_path, {other: 7.0, "data": [0.1, 0.2, 0.3]}, 'field = "data"\nposition = [0, 1, 2]\n')
+    (batch,) = read(tmp_path)
+    assert batch.eef_pos_m.episode_rows(0)[0].tolist() == [0.1, 0.2, 0.3]
+
+
+def test_a_trial_with_bad_matrices_leaves_the_others_readable(tmp_path):
+    turns = [(1.0 if k < 4 else 3.0) * np.eye(3) for k in range(9)]
+    messages = [("/eef", 5 + 0.1 * k, {**FLAT, "R": turn.ravel().tolist()}) for k, turn in enumerate(turns)]
+    write_mcap(tmp_path / "take.mcap", messages)
+    trials = "".join(f"[[episode]]\nsuccess = true\n{bound}\n" for bound in ("end_s = 0.35", "start_s = 0.35"))
+    rotation = "position = [0, 1, 2]\nrotation = [3, 4, 5, 6, 7, 8, 9, 10, 11]\n"
+    save_mapping(tmp_path, f'{trials}[eef]\nfrom = "/eef"\nrotation_form = "matrix"\n{rotation}')
+    good, bad = read(tmp_path)
+    assert good.lengths.tolist() == [4]
+    assert "not a rotation matrix" in str(bad)
+
+
+def test_many_unknown_poses_at_the_start_are_a_warning(tmp_path, caplog):
+    poses = [{**FLAT, "x": None if 0 < k < 4 else 0.1} if k else {**FLAT, "x": None} for k in range(9)]
+    write_mcap(tmp_path / "take.mcap", [("/eef", 5 + 0.1 * k, pose) for k, pose in enumerate(poses)])
+    save_mapping(tmp_path, TEXT)
+    with caplog.at_level("WARNING"):
+        (batch,) = read(tmp_path)
+    assert batch.lengths.tolist() == [5]
+    assert "4 instants at the start" in caplog.text
+
+
+def test_the_warning_on_roll_pitch_and_yaw_names_their_unit(tmp_path, caplog):
+    with caplog.at_level("WARNING"):
+        write_log(tmp_path, {**FLAT, "roll_deg": 9.0, "pitch_deg": 0.0, "yaw_deg": 0.0})
+        assert len(read(tmp_path)) == 1
+    assert "in degrees" in caplog.text
+
+
+def test_the_name_of_a_message_is_not_a_list_of_names(tmp_path):
+    grip = {"name": "gripper", "position": 0.02}
+    messages = [(topic, 5 + 0.1 * k, m) for k in range(9) for topic, m in (("/eef", FLAT), ("/g", grip))]
+    write_mcap(tmp_path / "take.mcap", messages)
+    save_mapping(tmp_path, f'{TEXT}[gripper]\nfrom = "/g"\nholds_above = 0.01\n')
+    (batch,) = read(tmp_path)
+    assert batch.gripper_contact.values.all()

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from safevla_bench.sources.logs import describe_log
-from safevla_bench.sources.logs.records import LoggedEpisode, LogMapping, Series
+from safevla_bench.sources.logs.mappings import LogMapping
+from safevla_bench.sources.logs.records import LoggedEpisode, Series
 from safevla_bench.sources.logs.summary import describe_channels
 from sources.logs.log_files import save_mapping, straight_line, write_dataset
 

@@ -41,7 +41,7 @@ from safevla_bench.memory import memory_error, read_budget
 from safevla_bench.plugins import install_command
 from safevla_bench.sources.foreign import hdf5_child
 from safevla_bench.sources.logs.lerobot import INFO, episode_name, feature_matrix, read_frames, read_instructions
-from safevla_bench.sources.logs.records import translated_errors
+from safevla_bench.sources.logs.mappings import translated_errors
 from safevla_recorder.episode import Floats
 
 

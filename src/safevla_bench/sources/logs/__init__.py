@@ -1,7 +1,7 @@
 """Logs of robots and of other tools as sources: LeRobot datasets of version 3, and recordings of ROS or Foxglove.
 
 A log is judged without a replay. It has no contacts, so specifications on contacts are inactive. A mapping
-(`logs.records`) supplies the facts that are not in the log.
+(`logs.mappings`) supplies the facts that are not in the log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from safevla_bench.archive.record_schema import refuse_field
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.memory import limit_each, limit_memory
-from safevla_bench.sources.logs import lerobot, proposal, recordings, records, summary, trials
+from safevla_bench.sources.logs import lerobot, mappings, proposal, recordings, records, summary, trials
 from safevla_bench.text import escape_controls
 from safevla_bench.trajectory.batch import Batch
 
@@ -28,7 +28,7 @@ class Log:
     path: Path
     # The recordings in the log, each of which is one episode or is cut into trials. () for a LeRobot dataset.
     recordings: tuple[recordings.Recording, ...]
-    mapping: records.LogMapping
+    mapping: mappings.LogMapping
     mapping_file: Path | None
 
     def read(self, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
@@ -88,7 +88,7 @@ class Log:
                 sources, says_success, robot = self._find_sources()
         except RecordError as error:
             raise error.with_place(Place(file=str(self.path))) from None
-        mapping_path = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / records.NAME
+        mapping_path = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / mappings.NAME
         listed = "; ".join(f"{source.name} {source.kind}".rstrip() for source in sources) or "nothing"
         remedy = f"Save the mapping from standard output as {mapping_path}, and fill it in. The log has: {listed}."
         problem = "the log needs a mapping, which assigns its sources to parts of a record"
@@ -132,7 +132,7 @@ def find_log(path: Path) -> Log | None:
     Return None for anything else. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that does
     not name a log.
     """
-    given_mapping = records.read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
+    given_mapping = mappings.read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
     if given_mapping is not None and given_mapping.log is None:
         remedy = 'Name the log itself, or write log = "path/to/the/log" into this file.'
         raise RecordError("this mapping names no log", remedy=remedy, place=Place(file=str(path)))
@@ -151,5 +151,5 @@ def find_log(path: Path) -> Log | None:
         raise RecordError(
             f"{given_mapping.log!r} is not a log", remedy=remedy, place=Place(file=str(path), field="log")
         )
-    mapping, mapping_file = records.default_mapping(path) if given_mapping is None else (given_mapping, path)
+    mapping, mapping_file = mappings.default_mapping(path) if given_mapping is None else (given_mapping, path)
     return Log(log_path, found_recordings, mapping, mapping_file)

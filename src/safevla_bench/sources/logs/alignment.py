@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive.record_schema import REMEDY_LARGE, refuse_field
 from safevla_bench.errors import RecordError
-from safevla_bench.sources.logs import records
+from safevla_bench.sources.logs import mappings, records
 from safevla_bench.sources.logs.clocks import Stamps, Times, find_placeless, place_messages
 from safevla_bench.sources.logs.messages import MOST_NAMED, NumberTaker, PoseTaker, TransformTree
 from safevla_bench.sources.logs.transforms import FrameTree, plain_frame
@@ -37,7 +37,7 @@ class MessageSpan(NamedTuple):
     name: str
     begin_ns: int
     end_ns: int
-    facts: records.Episode
+    facts: mappings.Episode
 
 
 def is_static(topic: str) -> bool:
@@ -47,7 +47,7 @@ def is_static(topic: str) -> bool:
 
 def align(
     trial: MessageSpan,
-    mapping: records.LogMapping,
+    mapping: mappings.LogMapping,
     takers: Mapping[str, NumberTaker | PoseTaker],
     transforms: TransformTree,
 ) -> records.LoggedEpisode:
@@ -72,8 +72,8 @@ def align(
     if len(instants) < 2:
         remedy = "Choose another topic with `clock` under [episode]."
         raise RecordError("the clock's topic has fewer than two messages", remedy=remedy)
-    if len(instants) * sum(channel.rows.shape[1] for channel in channels.values()) > records.MAX_NUMBERS:
-        problem = f"resampling to the clock would give more than {records.MAX_NUMBERS} numbers"
+    if len(instants) * sum(channel.rows.shape[1] for channel in channels.values()) > mappings.MAX_NUMBERS:
+        problem = f"resampling to the clock would give more than {mappings.MAX_NUMBERS} numbers"
         raise RecordError(problem, remedy=REMEDY_LARGE)
     tree = transforms.build_tree(times, mapping.transforms.max_gap_s)
     series = {part: channel.sample(instants, times.get(part), tree) for part, channel in channels.items()}
@@ -102,7 +102,7 @@ class _Channel:
         self.taker, self.columns, self.stamps = taker, taker.columns, taker.stamps
         self.frames: tuple[str, ...] = ()
         if isinstance(taker, PoseTaker):
-            self.rows, self.in_frame = taker.poses, np.array(taker.frames)
+            self.in_frame = np.array(taker.frames)
             self.frames = (plain_frame(taker.columns.into),) if taker.columns.into else tuple(taker.frame_names)
             if taker.layout is not None and taker.layout.doubt:
                 warn(f"[{taker.part}] {taker.layout.doubt}")
@@ -113,16 +113,15 @@ class _Channel:
                 )
                 warn(f"{problem}; write `in` to convert the poses to a fixed frame")
         else:
-            self.rows, self.in_frame = taker.numbers, np.zeros(len(taker.numbers), dtype=np.int64)
+            self.in_frame = np.zeros(len(taker.numbers), dtype=np.int64)
+        self.rows = taker.numbers
         read_numbers = taker.read_numbers  # before they are converted to other units
         finite = read_numbers[np.isfinite(read_numbers)]
         # True if float32 holds all numbers exactly, and some numbers have more than 10 fractional bits.
         with np.errstate(over="ignore"):
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
-        if isinstance(taker, NumberTaker):
-            self.rows = self.rows * taker.columns.scale
-        self.is_static = taker.latched and (is_static(taker.topic) or bool((self.rows == self.rows[:1]).all()))
-        if self.is_static and (self.rows != self.rows[-1:]).any():
+        self.is_static = taker.latched and (is_static(taker.topic) or bool((read_numbers == read_numbers[:1]).all()))
+        if self.is_static and (read_numbers != read_numbers[-1:]).any():
             warn(f"[{taker.part}] has different static poses; the last pose is used at all times")
         if not self.is_static:
             log_ns = self.stamps.log_ns
@@ -135,7 +134,9 @@ class _Channel:
         if not len(self.rows):
             problem = f"there is no message of {taker.part} in this trial"
             raise RecordError(problem, remedy="Check the start and the end of the trial.")
-        self.rows = records.drop_zero_turns(self.rows, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
+        self.rows = records.drop_zero_turns(
+            taker.convert(self.rows), taker.columns, lambda problem: warn(f"[{taker.part}] {problem}")
+        )
 
     def choose(self, chosen: NDArray[Any]) -> None:
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
@@ -175,7 +176,10 @@ class _Channel:
 
 
 def _choose_clock(
-    mapping: records.LogMapping, facts: records.Episode, stamps: Mapping[str, Stamps], edge_stamps: Mapping[str, Stamps]
+    mapping: mappings.LogMapping,
+    facts: mappings.Episode,
+    stamps: Mapping[str, Stamps],
+    edge_stamps: Mapping[str, Stamps],
 ) -> str:
     """Return the part whose messages define the instants: the part that `clock` names, else the hand, a pose, a
     transform or any part, in this order. If several qualify, the part with the most messages is chosen. Poses come
@@ -185,7 +189,7 @@ def _choose_clock(
     if facts.clock is not None and not asked_parts:
         remedy = f"The mapped topics are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
         raise RecordError(f"the clock topic {facts.clock!r} is not in the mapping", remedy=remedy)
-    pose_parts = [part for part in stamps if isinstance(mapping.sources[part], records.PoseColumns)]
+    pose_parts = [part for part in stamps if isinstance(mapping.sources[part], mappings.PoseColumns)]
     candidates = (
         asked_parts
         or [part for part in pose_parts if part.partition(".")[0] == "eef"]
@@ -199,7 +203,7 @@ def _choose_clock(
 
 
 def _sample_poses(
-    rows: Floats, time_ns: Ints, instants: Ints, columns: records.Columns | records.PoseColumns
+    rows: Floats, time_ns: Ints, instants: Ints, columns: mappings.Columns | mappings.PoseColumns
 ) -> records.Series:
     """Return the last pose up to each instant. The pose is known only if it arrived after the previous instant."""
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1

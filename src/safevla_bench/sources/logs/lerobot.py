@@ -27,7 +27,7 @@ from safevla_bench.archive.parquet_guard import read_batches, read_table
 from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE, refuse_field
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import read_input
-from safevla_bench.sources.logs import records
+from safevla_bench.sources.logs import mappings, records
 from safevla_bench.sources.logs.names import PoseLayout, decide_forces
 from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import escape_controls, explain_mismatch, load_json, warn_once
@@ -66,7 +66,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     last_index, row_count, size_bytes = -1, 0, 0
     for path in files:
         try:
-            with records.translated_errors(path, _DOWNLOAD):
+            with mappings.translated_errors(path, _DOWNLOAD):
                 for index, frames in _split_by_episode(path, [*dict.fromkeys([*_KEY_COLUMNS, *columns])]):
                     if index < last_index:
                         raise RecordError("the frames of an episode are not consecutive", remedy=_WRITTEN)
@@ -74,7 +74,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
                         yield pa.concat_tables(parts).sort_by("frame_index")
                         parts, row_count, size_bytes = [], 0, 0
                     last_index, row_count, size_bytes = index, row_count + frames.num_rows, size_bytes + frames.nbytes
-                    if row_count > MAX_RECORDS or size_bytes > 8 * records.MAX_NUMBERS:
+                    if row_count > MAX_RECORDS or size_bytes > 8 * mappings.MAX_NUMBERS:
                         raise RecordError("the episode has too many frames", remedy=REMEDY_LARGE)
                     parts.append(frames)
         except RecordError as error:
@@ -118,8 +118,8 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
         if len(lengths) > 1 or lengths[0] is None:
             raise ValueError(f"frames differ in the count of numbers in {feature!r}: {', '.join(map(str, lengths))}")
         width *= lengths[0]
-        if len(column) * width > records.MAX_NUMBERS:
-            raise ValueError(f"{feature!r} has more than {records.MAX_NUMBERS} numbers")
+        if len(column) * width > mappings.MAX_NUMBERS:
+            raise ValueError(f"{feature!r} has more than {mappings.MAX_NUMBERS} numbers")
         numbers = numbers.flatten()
     if not any(is_type(numbers.type) for is_type in _NUMBER_KINDS):
         raise ValueError(f"{feature!r} holds {numbers.type}, not numbers")
@@ -140,7 +140,7 @@ def read_instructions(folder: Path) -> dict[int, str]:
     table_path, lines_path = folder / "meta" / "tasks.parquet", folder / "meta" / "tasks.jsonl"
     path = lines_path if lines_path.is_file() and not table_path.is_file() else table_path
     instructions = {}
-    with records.translated_errors(path, _DOWNLOAD):
+    with mappings.translated_errors(path, _DOWNLOAD):
         content = read_input(path)
         if path == table_path:
             rows = read_table(content).to_pylist()
@@ -221,7 +221,7 @@ class Dataset(msgspec.Struct):
 def open_dataset(folder: Path) -> Dataset:
     """Return a dataset's description. Raises `RecordError` if `meta/info.json` is unreadable or not version 3."""
     path = folder / INFO
-    with records.translated_errors(path, _DOWNLOAD):
+    with mappings.translated_errors(path, _DOWNLOAD):
         tree = load_json(read_input(path, _MAX_INFO_BYTES))
         try:
             dataset = msgspec.convert(tree, Dataset, strict=False)
@@ -248,15 +248,15 @@ def version_error(version: str) -> RecordError:
 
 
 def read_episodes(
-    dataset: Dataset, mapping: records.LogMapping, wanted: Collection[int] | None = None
+    dataset: Dataset, mapping: mappings.LogMapping, wanted: Collection[int] | None = None
 ) -> Iterator[records.LoggedEpisode | RecordError]:
     """Yield the episodes at the indices `wanted` (None = all), in order, and a `RecordError` for each bad episode.
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
-    records.require_dataset_keys(mapping)
+    mappings.require_dataset_keys(mapping)
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
-    records.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})
+    mappings.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})
     success_source = mapping.episode.success
     if isinstance(success_source, str):
         dataset.require_feature(success_source, "episode.success")
@@ -303,7 +303,7 @@ def _read_success(frames: pa.Table, feature: str) -> bool | None:
 
 def _read_episode(
     dataset: Dataset,
-    mapping: records.LogMapping,
+    mapping: mappings.LogMapping,
     picks: Mapping[str, PoseLayout | list[int]],
     frames: pa.Table,
     instructions: Mapping[int, str],
@@ -313,8 +313,8 @@ def _read_episode(
     1 % of a frame or more. Numbers that are not finite, and quaternions of zeros, count as unknown.
     """
     mapped_counts = (len(pick.places if isinstance(pick, PoseLayout) else pick) for pick in picks.values())
-    if frames.num_rows * sum(mapped_counts) > records.MAX_NUMBERS:
-        raise ValueError(f"more than {records.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
+    if frames.num_rows * sum(mapped_counts) > mappings.MAX_NUMBERS:
+        raise ValueError(f"more than {mappings.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
     frame_index = frames["frame_index"].to_numpy()
     stamps_s = feature_matrix(frames, "timestamp")[:, 0]
     is_even = np.abs(stamps_s * dataset.fps - frame_index).max() < 1e-2
@@ -339,7 +339,7 @@ def _read_episode(
             raise ValueError(
                 f"{columns.source!r} has {numbers.shape[1]} numbers, but should have {size} according to {INFO}"
             )
-        if isinstance(columns, records.PoseColumns):
+        if isinstance(columns, mappings.PoseColumns):
             values, number_names = columns.arrange(numbers, cast(PoseLayout, layout_or_indices), part), ()
         else:
             indices, names = cast(list[int], layout_or_indices), dataset.features[columns.source].number_names
@@ -364,7 +364,7 @@ def _read_episode(
 
 
 def _pick_numbers(
-    dataset: Dataset, part: str, columns: records.Columns | records.PoseColumns
+    dataset: Dataset, part: str, columns: mappings.Columns | mappings.PoseColumns
 ) -> PoseLayout | list[int]:
     # Returns which numbers of a feature are mapped to `part`: the layout of a pose, or the indices of numbers.
     feature = dataset.require_feature(columns.source, part)
@@ -374,7 +374,7 @@ def _pick_numbers(
         refuse_field(f"{columns.source!r} holds {feature.dtype}, not numbers", remedy, part)
     if size > _MAX_FEATURE_SIZE:
         refuse_field(f"{columns.source!r} has {size} numbers per frame", "Map a smaller feature.", part)
-    if isinstance(columns, records.PoseColumns):
+    if isinstance(columns, mappings.PoseColumns):
         layout = columns.find_numbers(part, names, size)
         if layout.doubt:
             warn_once(str(dataset.folder), f"[{part}] {layout.doubt}")
@@ -387,7 +387,7 @@ def _pick_numbers(
                 refuse_field(f"{columns.source!r} has {matching} called {name!r}", remedy, part)
         return [names.index(name) for name in columns.names]
     indices = list(range(size) if columns.index is None else columns.index)
-    if isinstance(columns, records.WrenchColumns) and columns.index is None:
+    if isinstance(columns, mappings.WrenchColumns) and columns.index is None:
         try:
             return decide_forces(names, size)
         except ValueError as question:

@@ -21,8 +21,8 @@ from safevla_bench.archive.record_schema import Budget, refuse_field
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.sources.logs.clocks import Stamps, Times
 from safevla_bench.sources.logs.decoding import JsonObject
-from safevla_bench.sources.logs.names import PoseLayout, decide_forces, find_positions, may_have_rotation
-from safevla_bench.sources.logs.records import Columns, PoseColumns
+from safevla_bench.sources.logs.mappings import Columns, PoseColumns
+from safevla_bench.sources.logs.names import PoseLayout, decide_forces, find_forces, find_positions, may_have_rotation
 from safevla_bench.sources.logs.transforms import Edge, FrameTree, plain_frame
 from safevla_bench.text import escape_controls
 from safevla_recorder.episode import Floats
@@ -128,6 +128,9 @@ class NumberTaker(Taker):
                 remedy = "In the mapping, name a topic of numbers or Booleans."
                 refuse_field(f"{self.topic} holds text, {escape_controls(text[:_LONGEST_NAME])!r}", remedy, self.part)
             remedy = f"Indices go from 0 to {len(numbers) - 1}."
+            if isinstance(error, TypeError):
+                remedy = "Write the location of the numbers as `field`, such as `wrench.force`."
+                refuse_field(f"{self.topic} holds objects or lists of numbers, not numbers", remedy, self.part)
             refuse_field(f"a message lacks a mapped number: {error}", remedy, self.part)
         if columns.names is None or not all(map(math.isnan, row)):
             self.add(message, order, log_ns, row)
@@ -146,7 +149,12 @@ class NumberTaker(Taker):
                 remedy = f'Write field = "position" or field = "effort" under [{self.part}].'
                 refuse_field(f"the messages of {self.topic} have positions and efforts", remedy, self.part)
             candidates = iter(non_empty or all_values)
-        values, names = next(candidates, None), tuple(getattr(message, "name", None) or ())
+        name = getattr(message, "name", None)
+        values, names = next(candidates, None), () if isinstance(name, str) else tuple(name or ())
+        if values is None and part == "wrench" and self.columns.field is None:
+            fields = {field: value for field, value in vars(message).items() if isinstance(value, int | float)}
+            if find_forces([*fields]):
+                return tuple(fields), [*fields.values()]
         if values is None:
             self.note_fields(message)
             return (), []
@@ -161,6 +169,10 @@ class NumberTaker(Taker):
                 refuse_field("the counts of names and numbers differ in a message", remedy, self.part)
             names = ()
         return names, numbers
+
+    def convert(self, numbers: Floats) -> Floats:
+        # Returns the numbers, scaled as the mapping says.
+        return numbers * self.columns.scale
 
     def find_order(self) -> tuple[str, ...]:
         """Return the numbers' names in their order; () if the mapping gives names, or if the messages give no names."""
@@ -193,6 +205,8 @@ class PoseTaker(Taker):
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False
     has_turn: bool = False
+    # Marks of the messages before the first known pose, whose count of numbers is that of the first known pose.
+    unknown_marks: array[int] = field(default_factory=lambda: array("q"))
     layout: PoseLayout | None = None  # indices of the pose's numbers in a row; None if the pose's fields give them
     names: tuple[str, ...] = ()
 
@@ -210,6 +224,15 @@ class PoseTaker(Taker):
                     pose = self._find_pose(entry)
                 except RecordError as error:
                     raise error.with_place(Place(field=self.part)) from None
+                if not self.has_pose:
+                    self.budget.spend(_SAMPLE_NUMBERS)
+                    self.unknown_marks.extend((order, log_ns, _read_stamp(entry)))
+                    continue
+                if self.unknown_marks:
+                    self.width = len(pose)
+                    self.rows.extend([math.nan] * (self.width * len(self.unknown_marks) // 3))
+                    self.marks.extend(self.unknown_marks)
+                    del self.unknown_marks[:]
                 self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
@@ -235,14 +258,20 @@ class PoseTaker(Taker):
         number_by_name = {
             name: number for name, number in all_numbers.items() if name.partition(".")[0] not in _UNCOUNTED_FIELDS
         }
-        is_mapped = bool(number_by_name and (self.columns.field or self.columns.position))
-        if self.layout is None and (is_mapped or find_positions([*number_by_name])):
+        is_mapped = bool(self.columns.field or self.columns.position)
+        has_numbers = not all(map(math.isnan, number_by_name.values()))
+        if self.layout is None and has_numbers and (is_mapped or find_positions([*number_by_name])):
             given_names = () if all(name.isdecimal() for name in number_by_name) else tuple(number_by_name)
             self.layout, self.names = (
                 self.columns.find_numbers(self.part, given_names, len(number_by_name)),
                 tuple(number_by_name),
             )
             self.has_pose = self.has_turn = True
+            owners = {self.names[index].rpartition(".")[0] for index in self.layout.position}
+            if self.columns.position and len(owners) > 1:
+                chosen = escape_controls(", ".join(self.names[index] for index in self.layout.position))
+                remedy = "Name the field with the pose as `field`, and count the numbers in it from 0."
+                refuse_field(f"`position` chooses numbers of several fields: {chosen}", remedy, self.part)
             if self.columns.stated and len(number_by_name) < len(all_numbers):
                 uncounted = f"the indices do not count numbers in {', '.join(_UNCOUNTED_FIELDS)}"
                 self.layout = self.layout._replace(doubt="; ".join(filter(None, [self.layout.doubt, uncounted])))
@@ -264,22 +293,22 @@ class PoseTaker(Taker):
     def read_numbers(self) -> Floats:
         return self.numbers if self.layout is None else self.numbers[:, self.layout.places]
 
-    @property
-    def poses(self) -> Floats:
-        """The poses of the messages, [m, 7], or [m, 3] without an orientation."""
+    def convert(self, numbers: Floats) -> Floats:
+        # Returns the poses of messages with these numbers, [m, 7], or [m, 3] without an orientation.
         if self.layout is not None:
-            return self.columns.arrange(self.numbers, self.layout, self.part)
+            return self.columns.arrange(numbers, self.layout, self.part)
         factors = np.array([self.columns.factor_m(self.part)] * 3 + [1.0] * 4)
-        poses: Floats = self.numbers * factors
+        poses: Floats = numbers * factors
         return poses if self.has_turn else poses[:, :3]
 
     def require_some(self) -> None:
         """Raise `RecordError` if no message has a pose of the wanted frame, or if no frame is chosen among several."""
         listed = ", ".join([*self.children][:MOST_NAMED])
-        if not self.rows and self.children:
+        has_messages = bool(self.rows or self.unknown_marks)
+        if not has_messages and self.children:
             remedy = f"The child frames are: {listed}. Write one as `frame`, or leave the part out of the mapping."
             refuse_field(f"there is no message of {self.part} in {self.topic}", remedy, self.part)
-        if not self.rows:
+        if not has_messages:
             problem = f"there is no message on {self.topic}"
             if self.columns.frame:
                 wanted = self.columns.frame

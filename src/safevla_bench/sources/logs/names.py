@@ -115,7 +115,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
         if len(word) == 2 and word[0] in _KIND_OF_PREFIX and word[1] in "xyzw":
             word_kind, axis = _KIND_OF_PREFIX[word[0]], word[1]
         elif word in _AXES or (word.isdecimal() and kind in (*SIZES, "rotation", "euler")):
-            axis = _AXES.get(word, word)
+            axis = _AXES.get(word, axis + word if axis.isdecimal() else word)
         elif word_kind is None:
             group.add(word)
         kind = "other" if "other" in (kind, word_kind) else word_kind or kind
@@ -400,14 +400,23 @@ def require_rotations(matrices: Floats, part: str) -> Floats:
     return np.where(is_lost[:, None], np.nan, matrices)
 
 
-def decide_forces(names: Sequence[str], size: int) -> list[int]:
-    """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not say which."""
+def find_forces(names: Sequence[str]) -> list[int]:
+    """Return the indices of the forces x, y, z that the names give, as in `fx` or `force.z`; [] unless each has one."""
     matches = [re.search(_FORCE_PATTERN, name.lower()) for name in names]
     axes = [match[1] if match else "" for match in matches]
-    if sorted(filter(None, axes)) == ["x", "y", "z"]:
-        return [axes.index(axis) for axis in "xyz"]
+    return [axes.index(axis) for axis in "xyz"] if sorted(filter(None, axes)) == ["x", "y", "z"] else []
+
+
+def decide_forces(names: Sequence[str], size: int) -> list[int]:
+    """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not say which."""
+    if forces := find_forces(names):
+        return forces
     if size == 3 and not any(re.search("torque|moment|[tm][xyz]$", name.lower()) for name in names):
-        return [0, 1, 2]
+        plain_axes = [_parse_name(name)[2] for name in names]
+        if not any(plain_axes):
+            return [0, 1, 2]
+        if sorted(plain_axes) == ["x", "y", "z"]:
+            return [plain_axes.index(axis) for axis in "xyz"]
     raise ValueError("which three numbers are the forces x, y, z?")
 
 
@@ -419,7 +428,9 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
     try:
         decide_pose(names, size)
         return []
-    except ValueError:
+    except ValueError as question:
+        if "unit" in str(question):  # only other names answer it
+            return []
         positions = find_positions(names)
     lines = []
     if len(positions) != 1 and (names or size not in (6, 7)):
@@ -439,7 +450,7 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
         lines.append(f'rotation_form = {FILL_IN}  # "6d" or "6d_rows"')
     elif kinds & {"euler", "turn"} or (not names and size == 6):
         lines += [f'rotation_form = {FILL_IN}  # "rpy" or "rotvec"', 'rotation_order = "xyz"  # CHECK: order of "rpy"']
-    elif (len(positions) == 1 and "quaternion" in kinds) or (not names and size == 7):
+    elif (len(positions) == 1 and axes_of_kind.get("quaternion") == SIZES["quaternion"]) or (not names and size == 7):
         lines.append(f'quaternion_order = {FILL_IN}  # "xyzw" or "wxyz"')
     elif len(positions) == 1:
         forms = 'quaternion_order = "xyzw" or "wxyz", or rotation_form = "rpy", "rotvec", "6d" or "matrix"'

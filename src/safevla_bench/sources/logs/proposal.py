@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from safevla_bench.sources.logs.mappings import OF_ARMS
 from safevla_bench.sources.logs.names import (
     FILL_IN,
     decide_forces,
@@ -17,7 +18,6 @@ from safevla_bench.sources.logs.names import (
     has_word,
     suggest_pose,
 )
-from safevla_bench.sources.logs.records import OF_ARMS
 from safevla_bench.text import quote_toml
 from safevla_bench.trajectory.header import find_robot
 

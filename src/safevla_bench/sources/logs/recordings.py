@@ -10,7 +10,7 @@ from typing import Any
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import read_input
 from safevla_bench.sources.logs.containers import Topics, damage_errors, read_messages, storage_suffix
-from safevla_bench.sources.logs.records import translated_errors
+from safevla_bench.sources.logs.mappings import translated_errors
 from safevla_bench.text import escape_controls, warn_once
 
 METADATA = "metadata.yaml"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from safevla_bench.sources.logs.records import LoggedEpisode, LogMapping, PoseColumns, TorqueColumns
+from safevla_bench.sources.logs.mappings import LogMapping, PoseColumns, TorqueColumns
+from safevla_bench.sources.logs.records import LoggedEpisode
 from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 from safevla_recorder.episode import Floats

@@ -10,9 +10,10 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.sources.logs.alignment import MessageSpan, align, is_static
 from safevla_bench.sources.logs.containers import Topic, Topics, damage_errors, read_messages
 from safevla_bench.sources.logs.decoding import Decode, find_decoder
+from safevla_bench.sources.logs.mappings import MAX_NUMBERS, LogMapping, PoseColumns, translated_errors
 from safevla_bench.sources.logs.messages import MarkTaker, NumberTaker, PoseTaker, TransformTree
 from safevla_bench.sources.logs.recordings import DAMAGE_REMEDY, Recording
-from safevla_bench.sources.logs.records import MAX_NUMBERS, LoggedEpisode, LogMapping, PoseColumns, translated_errors
+from safevla_bench.sources.logs.records import LoggedEpisode
 from safevla_bench.text import escape_controls
 
 _BEGINNING, _END = -(1 << 62), 1 << 62

@@ -18,7 +18,7 @@ from safevla_recorder.episode import Floats
 if TYPE_CHECKING:
     from scipy.spatial.transform import Rotation
 
-    from safevla_bench.sources.logs.records import WrenchColumns
+    from safevla_bench.sources.logs.mappings import WrenchColumns
 
 CHANNEL = "wrist_force_n"
 _GRAVITY_M_S2 = 9.81

@@ -1,0 +1,461 @@
+"""The mapping of a log: a TOML file with the facts that the log lacks.
+
+All kinds of logs use the same format. The file is `safevla-log.toml` in the log's folder, or any file that is given as
+SOURCE and names the log in its key `log`. In a table, `from` names a feature of a LeRobot dataset or a topic of a
+recording.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec import Meta, inspect
+
+from safevla_bench.archive.record_schema import refuse_field
+from safevla_bench.errors import Place, RecordError
+from safevla_bench.files import parse_toml, read_input
+from safevla_bench.memory import limit_memory
+from safevla_bench.sources.logs import names as naming
+from safevla_bench.text import count_noun, escape_controls, explain_mismatch, quote_toml, suggest_names
+from safevla_bench.trajectory.marks import LOG_BENCHMARK
+from safevla_recorder.episode import Floats
+
+NAME = "safevla-log.toml"
+
+
+MAX_NUMBERS = 1 << 25  # maximum count of numbers in an episode (256 MiB), enough for an hour of 90 numbers at 100 Hz
+_MAX_MAPPING_BYTES = 1 << 20
+Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=0)]
+_TURN_RAD = 2 * np.pi * 1.01  # largest plausible angle [rad]: a full turn plus a tolerance of 1 %
+SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
+
+
+@contextmanager
+def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
+    """Replace the errors that readers raise for a damaged file, and `further` errors, by a `RecordError` for `path`."""
+    place = Place(file=str(path))
+    try:
+        yield
+    except RecordError as error:
+        raise error.with_place(place) from None
+    except (OSError, LookupError, TypeError, ValueError, RuntimeError, pa.ArrowException, *further) as error:
+        cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        problem = f"cannot be read: {' '.join(cause.split())[:400]}"
+        raise RecordError(problem, remedy=remedy, place=place) from None
+
+
+class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Numbers of a feature or of a message: all of them, or those chosen by name or index."""
+
+    source: str = msgspec.field(name="from")
+    field: str | None = None  # location in a message, such as `pose.position`; None = the part's default
+    names: tuple[str, ...] | None = None
+    index: tuple[Count, ...] | None = None
+    scale: float = 1.0  # each number is multiplied by this factor, which converts it to the record's unit
+
+
+class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pose: position in the world and, if there is one, orientation."""
+
+    source: str = msgspec.field(name="from")
+    field: str | None = None
+    frame: str | None = None  # the child frame to read, if messages have child frames
+    into: str | None = msgspec.field(name="in", default=None)  # the frame into which transforms convert the pose
+    # Indices of x, y, z; None = the numbers' names give x, y, z, or there are only three numbers.
+    position: tuple[Count, Count, Count] | None = None
+    quaternion: tuple[Count, Count, Count, Count] | None = None  # indices of the quaternion; None = found by name
+    quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order of the quaternion; None = as the names say
+    rotation: tuple[Count, ...] | None = None  # indices of a rotation in another form; None = found by name
+    # Form of the rotation; None = as the names say, else a quaternion.
+    rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
+    rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
+    """Order of the axes of `rpy`: lower case for fixed axes, upper case for axes that turn with the body."""
+    # Unit of the angles; None = the unit in the names. Without a unit, angles are in radians, up to a full turn.
+    angle_unit: Literal["rad", "deg"] | None = None
+    unit: Literal["m", "cm", "mm"] | None = None  # None = the unit in the names, as in `x_mm`, else m
+
+    @property
+    def stated(self) -> tuple[int, ...]:
+        """All indices that the mapping gives."""
+        return (*(self.position or ()), *(self.rotation or ()), *(self.quaternion or ()))
+
+    def find_numbers(self, part: str, names: Sequence[str], size: int) -> naming.PoseLayout:
+        """Return which of `size` numbers are the pose; `names` are the numbers' names, or []. Raises `RecordError` if
+        this is ambiguous; the error lists lines that would complete the mapping.
+        """
+        rotation = self.rotation if self.quaternion is None else self.quaternion
+        arm = (
+            part.removeprefix("eef.") if part.startswith("eef.") and self.position is None and rotation is None else ""
+        )
+        try:
+            form, order = self.rotation_form, self.quaternion_order
+            layout = naming.decide_pose(names, size, self.position, rotation, form, order, self.rotation_order, arm)
+        except ValueError as question:
+            listed_numbers = ", ".join(f"{index} {name}" for index, name in enumerate(names)) or f"0 to {size - 1}"
+            suggested = naming.suggest_pose(names, size)
+            if not suggested:
+                listed_numbers = f"The numbers are: {escape_controls(listed_numbers)}."
+                remedy = f"{listed_numbers} Correct the names, or the keys that contradict them."
+                refuse_field(f"{self.source!r}: {question}", remedy, part)
+            lines = [f"[{part}]", f"from = {quote_toml(self.source)}", *suggested]
+            if part == "eef" and len(naming.find_positions(names)) > 1:
+                lines.append("# or, for several arms: a table [eef.ARM] for each arm; names must contain the word ARM")
+            introduction = f"The numbers are: {escape_controls(listed_numbers)}. Add these lines to the mapping:"
+            refuse_field(f"{self.source!r}: {question}", "\n  ".join([introduction, *lines]), part)
+        self.factor_m(part, layout.unit)
+        if layout.form in ("rpy", "rotvec"):
+            named = layout.angle_unit or naming.find_unit([self.field or ""], naming.ANGLE_UNITS)
+            if named:
+                _require_unit(part, "angle_unit", named, self.angle_unit, ("rad", "deg"))
+            unit = {"rad": "radians", "deg": "degrees"}[self.angle_unit or named or "rad"]
+            return layout._replace(angle_unit=named, doubt=layout.doubt.replace("in radians", f"in {unit}"))
+        return layout
+
+    def factor_m(self, part: str, named: str = "") -> float:
+        """Return the factor that converts positions to meters. `named` is the unit in the names of the numbers; ""
+        leaves it to the name of `field`. Raises `RecordError` if the unit is unknown or contradicts the mapping's.
+        """
+        named = named or naming.find_unit([self.field or ""], naming.LENGTH_UNITS)
+        if named:
+            _require_unit(part, "unit", named, self.unit, tuple(SCALES_M))
+        return SCALES_M[self.unit or named or "m"]
+
+    def arrange(self, numbers: Floats, layout: naming.PoseLayout, part: str) -> Floats:
+        """Return poses [n, size] as x, y, z [m], with w, x, y, z if oriented; raise `RecordError` for odd rotations."""
+        position, rotation = numbers[:, layout.position], numbers[:, layout.rotation]
+        position = position * self.factor_m(part, layout.unit)
+        angle_unit = self.angle_unit or layout.angle_unit
+        if not layout.rotation:
+            return position
+        if layout.form in ("rpy", "rotvec") and not angle_unit and np.nanmax(np.abs(rotation), initial=0) > _TURN_RAD:
+            problem = f"the largest angle is {np.nanmax(np.abs(rotation)):.0f}, more than a full turn in radians"
+            refuse_field(problem, 'Write angle_unit = "deg"; or "rad", if the angles are in radians.', "angle_unit")
+        if layout.form == "matrix":
+            rotation = naming.require_rotations(rotation, part)
+        wxyz = naming.rotations_to_wxyz(rotation, layout.form, self.rotation_order, angle_unit == "deg")
+        return np.hstack([position, wxyz])
+
+
+def _require_unit(part: str, key: str, named: str, stated: str | None, known: Collection[str]) -> None:
+    # `named` is the unit in the names of the numbers, and `stated` the unit that the mapping gives as `key`.
+    if named not in known:
+        remedy = f"Convert the numbers to one of the units {', '.join(known)}, and name them accordingly."
+        refuse_field(f"the names give the unit {named!r}", remedy, part)
+    if stated not in (None, named):
+        remedy = f"Write the unit that the names say, or leave `{key}` out."
+        refuse_field(f"{key} is {stated!r}, but the names say {named!r}", remedy, part)
+
+
+class BodyColumns(PoseColumns, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tracked body and its role."""
+
+    role: Literal["robot", "target", "bystander", "furniture"]
+
+
+class TorqueColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Torques of the arm's joints in N·m, and their limits."""
+
+    limits_nm: tuple[Positive, ...] | None = None
+    unit: Literal["N m"] | None = None  # confirms that effort is torque, since some drivers publish currents
+
+
+class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Forces x, y, z of a wrist sensor, and the offset that is subtracted from them."""
+
+    tare: tuple[float, float, float] | None = None
+    """Force measured without contact [N], without the tool's weight if `mass_kg` is given; None = measured at rest."""
+    tare_s: Positive = 1.0  # the tare is measured in the first interval of this length in which the hand is still
+    mass_kg: Positive | None = None  # mass of the tool below the sensor; the tool's weight is subtracted from forces
+
+
+class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The number that shows a grip. While the gripper holds something, it is between the bounds (1 without bounds)."""
+
+    holds_above: float | None = None
+    holds_below: float | None = None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        # A number between these bounds means that the gripper holds something.
+        low, high = self.holds_above, self.holds_below
+        return -np.inf if low is None else low, np.inf if high is None else high
+
+
+class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Facts that the log does not contain, about all its episodes, or about one trial if the mapping lists trials."""
+
+    benchmark: str = LOG_BENCHMARK
+    task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
+    template: str | None = None  # kind of task, such as `pnp-basic`, to select specifications; only for `real-robot`
+    policy: str | None = None
+    # Success of every episode, or the feature whose value in the last frame is the success; None = `next.success`.
+    success: bool | str | None = None
+    # Name of an episode -> the episode's outcome. Outcomes have priority over `success`.
+    outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}
+    embodiment: str | None = None  # name of the robot, which implies its torque limits; None = as in the dataset
+    target: str | None = None  # the body that the task moves; None = the first body with the role target
+    # Topic whose messages become records. None = the hand's topic or, without a hand, the topic with the most poses.
+    clock: str | None = None
+    # Start of a trial [s], counted from the first message, or from 1970 if the number is 1e8 or more. None = no limit.
+    start_s: float | None = None
+    end_s: float | None = None  # end of a trial, counted like `start_s`; None = no limit
+    marker: str | None = None  # topic whose messages start trials; a message with the value `false` ends a trial
+
+
+class Transforms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The topics of a recording's transforms, and the longest gap between them that is interpolated."""
+
+    topics: tuple[str, ...] = ("/tf", "/tf_static")
+    max_gap_s: Positive = 1.0
+
+
+class ArmColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parts of one arm of a robot with several: [eef.ARM], [torque.ARM], [gripper.ARM] and [wrench.ARM]."""
+
+    eef: PoseColumns | None = None
+    torque: TorqueColumns | None = None
+    gripper: GripColumns | None = None
+    wrench: WrenchColumns | None = None
+
+
+WIDTHS = {"gripper": 1, "wrench": 3}  # part of the mapping -> its count of numbers
+OF_ARMS = tuple(field.name for field in msgspec.structs.fields(ArmColumns))
+
+
+class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole mapping file."""
+
+    log: str | None = None
+    episode: Episode = Episode()
+    trials: tuple[Episode, ...] = ()  # the trials into which a recording is cut: [[episode]] in the file
+    transforms: Transforms = Transforms()
+    # ROS distribution whose types are used if a recording does not define them; None = the recording's distribution.
+    ros_distro: str | None = None
+    arms: Mapping[str, ArmColumns] = {}  # arm -> its parts; empty if there is only one arm
+    action: Columns | None = None
+    bodies: Mapping[str, BodyColumns] = {}
+
+    @property
+    def sources(self) -> dict[str, Columns | PoseColumns]:
+        """Return the name of each mapped part, such as `eef`, `eef.ARM` or `bodies.NAME` -> the part's source."""
+        # Suffix of a part's name (".left" for an arm, "" without arms) -> the object that holds the part's columns.
+        owner_by_suffix: dict[str, object] = {f".{arm}": columns for arm, columns in self.arms.items()} or {"": self}
+        parts = {
+            f"{part}{suffix}": getattr(owner, part) for part in OF_ARMS for suffix, owner in owner_by_suffix.items()
+        }
+        mapped = {name: columns for name, columns in {**parts, "action": self.action}.items() if columns is not None}
+        return {**mapped, **{f"bodies.{name}": body for name, body in self.bodies.items()}}
+
+    def columns_of(self, part: str) -> dict[str, Columns | PoseColumns]:
+        """Return the sources of a part such as `eef`: one source, or one per arm; {} if the part is not mapped."""
+        return {name: columns for name, columns in self.sources.items() if name.partition(".")[0] == part}
+
+
+def read_mapping(path: Path) -> LogMapping:
+    """Read a mapping file. Raises `RecordError` if the file cannot be read, is too large or not TOML, has an unknown
+    key or an invalid value, or contradicts itself.
+    """
+    with limit_memory(path), translated_errors(path, "docs/howto/real-robots.md shows the file's form."):
+        tree = parse_toml(read_input(path, _MAX_MAPPING_BYTES).decode("utf-8"))
+        _require_finite(tree)
+        if "trials" in tree:
+            raise ValueError("unknown key 'trials': write a table [[episode]] for each trial")
+        if isinstance(tree.get("episode"), list):
+            tree["trials"] = tree.pop("episode")
+        tree = _collect_arms(tree)
+        try:
+            mapping = msgspec.convert(tree, LogMapping)
+        except msgspec.ValidationError as error:
+            raise _explain_invalid_mapping(error, tree) from None
+        _require_consistent_arms(mapping)
+        for name, columns in mapping.sources.items():
+            _require_one_choice(name, columns)
+        _require_used_facts(mapping)
+        targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
+        all_facts = mapping.episode, *mapping.trials
+        for target in {episode.target for episode in all_facts} - {None, *targets}:
+            listed = ", ".join(targets) or "none"
+            raise ValueError(f"target {target!r} is not a body with role target; bodies with this role: {listed}")
+        for name, grip in mapping.columns_of("gripper").items():
+            assert isinstance(grip, GripColumns)
+            if not grip.bounds[0] < grip.bounds[1]:
+                raise ValueError(f"in [{name}], holds_above must be below holds_below")
+        for name, columns in mapping.sources.items():
+            if not isinstance(columns, Columns):
+                continue
+            if not columns.scale:
+                raise ValueError(f"[{name}] has scale = 0, which makes every number 0")
+            size, chosen = WIDTHS.get(name.partition(".")[0]), columns.names or columns.index
+            if size and chosen and len(chosen) != size:
+                raise ValueError(f"[{name}] must be {count_noun(size, 'number')}, not {len(chosen)}")
+        if any(episode.template is not None and episode.benchmark != LOG_BENCHMARK for episode in all_facts):
+            others = "for other benchmarks, put the tags into a --rules file"
+            raise ValueError(f"a template requires the benchmark {LOG_BENCHMARK}; {others}")
+    return mapping
+
+
+def _require_one_choice(part: str, columns: Columns | PoseColumns) -> None:
+    # An error if a part chooses numbers in two ways, or chooses no number or one number twice.
+    if isinstance(columns, PoseColumns):
+        if columns.quaternion is not None and (columns.rotation is not None or columns.rotation_form is not None):
+            other = "rotation" if columns.rotation is not None else "rotation_form"
+            raise ValueError(f"[{part}] has quaternion and {other}: write one of them")
+        if any(axis == following for axis, following in pairwise(columns.rotation_order)):
+            order = columns.rotation_order
+            raise ValueError(f"in [{part}], rotation_order {order!r} has an axis twice in a row; write e.g. 'xyz'")
+        columns.factor_m(part)
+        return
+    if columns.names is not None and columns.index is not None:
+        raise ValueError(f"[{part}] has names and index: write one of them")
+    chosen = columns.index if columns.names is None else columns.names
+    if chosen is not None and not 0 < len({*chosen}) == len(chosen):
+        key, fault = "index" if columns.names is None else "names", "a number twice" if chosen else "no number"
+        raise ValueError(f"in [{part}], {key} has {fault}: write each number once, or leave {key} out")
+
+
+def _require_used_facts(mapping: LogMapping) -> None:
+    # An error if a key of an episode has no effect.
+    if unused := next((key for key in ("start_s", "end_s", "marker") if getattr(mapping.episode, key) is not None), ""):
+        raise ValueError(f"{unused} is for trials: write a table [[episode]] for each trial, not [episode]")
+    for trial in mapping.trials:
+        if trial.marker is not None and (trial.start_s is not None or trial.end_s is not None):
+            raise ValueError("a trial has a marker and start_s or end_s: write one of them")
+
+
+def require_dataset_keys(mapping: LogMapping) -> None:
+    """Raise `RecordError` if the mapping of a dataset has a key that applies to recordings only."""
+    used = ["[[episode]]"] if mapping.trials else []
+    used += ["episode.clock"] if mapping.episode.clock is not None else []
+    used += ["[transforms]"] if mapping.transforms != Transforms() else []
+    used += ["ros_distro"] if mapping.ros_distro is not None else []
+    used += [
+        f"{part}.{key}"
+        for part, columns in mapping.sources.items()
+        for attribute, key in (("field", "field"), ("frame", "frame"), ("into", "in"))
+        if getattr(columns, attribute, None) is not None
+    ]
+    if used:
+        remedy = "Leave it out: a dataset has its own episodes and features, without messages, frames or clocks."
+        refuse_field(f"{used[0]} applies to recordings only", remedy, used[0].strip("[]"))
+
+
+def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> RecordError:
+    """Return a `RecordError` that explains an error of msgspec. The remedy lists the valid keys or values."""
+    problem, path = explain_mismatch(error)
+    path = path.removeprefix("$").removeprefix(".")
+    node: Any = inspect.type_info(LogMapping)
+    # Follow the path through the types of `LogMapping`. None is the end of the path, at the type of the invalid value.
+    for key in (*re.findall(r"\[[^\]]*\]|\w+", path), None):
+        # From a union such as `str | None`, take the first type that is not None.
+        node = next((kind for kind in getattr(node, "types", [node]) if not isinstance(kind, inspect.NoneType)), node)
+        if key is None:
+            break
+        if key.startswith("["):
+            node = getattr(node, "value_type", None) or getattr(node, "item_type", None)
+        else:
+            node = next((field.type for field in getattr(node, "fields", ()) if field.encode_name == key), None)
+    valid_names = [*getattr(node, "values", ()), *(field.encode_name for field in getattr(node, "fields", ()))]
+    known = [str(name) for name in valid_names if name not in _INTERNAL_FIELDS]
+    invalid = re.search("^unknown key '(.*)'$|^'(.*)' is not one of", problem, re.DOTALL)
+    listed = suggest_names(invalid[1] or invalid[2] if invalid else "", known, "known here") if known else ""
+    remedy = "; ".join(filter(None, (listed, "docs/howto/real-robots.md shows the file's form")))
+    return RecordError(problem, remedy=f"{remedy}.", place=Place(field=_path_in_file(path, tree) or None))
+
+
+# Fields of `LogMapping` that are not keys of the file.
+_INTERNAL_FIELDS = ("arms", "trials")
+
+
+def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
+    """Return the path of an invalid value as in the file, such as `bodies.cup`. `path` is its form in msgspec."""
+    # In msgspec's form, `[...]` replaces the name of a table, so search for the first invalid table.
+    struct_by_key = {"bodies": BodyColumns, "arms": ArmColumns}
+    for key, struct in struct_by_key.items():
+        for name, table in tree[key].items() if path.startswith(f"{key}[...]") else ():
+            with suppress(msgspec.ValidationError):
+                msgspec.convert(table, struct)
+                continue
+            inner_path, name = path.removeprefix(f"{key}[...]").removeprefix("."), escape_controls(name)
+            part, _, field = inner_path.partition(".") if key == "arms" else ("bodies", "", inner_path)
+            return ".".join(filter(None, (part, name, field)))
+    return f"episode{path.removeprefix('trials')}" if path.startswith("trials") else path
+
+
+def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
+    """Move the tables of several arms, such as [eef.left], to the key `arms`."""
+    if "arms" in tree:
+        raise ValueError("unknown key arms: name the arms in tables such as [eef.left] and [eef.right]")
+    arms: dict[str, dict[str, object]] = {}
+    for part in OF_ARMS:
+        tables = tree.get(part)
+        if isinstance(tables, dict) and tables and all(isinstance(table, dict) for table in tables.values()):
+            del tree[part]
+            for name, table in tables.items():
+                arms.setdefault(name, {})[part] = table
+    return {**tree, "arms": arms} if arms else tree
+
+
+def _require_consistent_arms(mapping: LogMapping) -> None:
+    # All arms need the same parts, and no two arms or bodies may read the same numbers.
+    require_own_numbers({
+        name: ((columns.source, columns.field, columns.frame), columns.stated or ("by name",))
+        for name, columns in mapping.sources.items()
+        if isinstance(columns, PoseColumns) and (columns.position is not None or name.startswith("bodies."))
+    })  # fmt: skip
+    if not mapping.arms:
+        return
+    arm_names = ", ".join(mapping.arms)
+    if armless := [part for part in OF_ARMS if getattr(mapping, part) is not None]:
+        raise ValueError(
+            f"[{armless[0]}] names no arm; write a table [{armless[0]}.ARM] for each of the arms: {arm_names}"
+        )
+    if len(mapping.arms) < 2:
+        raise ValueError(f"{arm_names} is the only arm: map each arm, or leave the arm's name out of the tables")
+    for part in OF_ARMS:
+        lacking = [name for name, arm in mapping.arms.items() if getattr(arm, part) is None]
+        if 0 < len(lacking) < len(mapping.arms):
+            raise ValueError(f"[{part}.{lacking[0]}] is missing: map {part} for all arms or for none ({arm_names})")
+    require_own_numbers({
+        name: ((columns.source, columns.field), columns.names or columns.index or (None,))
+        for name, columns in mapping.sources.items()
+        if isinstance(columns, Columns)
+    })  # fmt: skip
+
+
+def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collection[object]]]) -> None:
+    """Raise `RecordError` if two arms or two bodies read the same number of a source. `picks` maps the name of a part
+    to the part's source and numbers. The number None means all numbers of the source.
+    """
+    for (other, (other_source, other_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
+        # Only two parts of the same kind can conflict, such as `eef.left` and `eef.right`.
+        may_clash = source == other_source and name.partition(".")[0] == other.partition(".")[0]
+        if may_clash and (None in (*other_numbers, *numbers) or not {*other_numbers}.isdisjoint(numbers)):
+            remedy = "Name each arm by a word in the names of its numbers, or write `position` or `index`."
+            if name.startswith("bodies."):
+                remedy = "Give each body its own source, `frame` or `position`, or leave one of them out."
+            refuse_field(f"[{other}] and [{name}] read the same numbers of {source[0]!r}", remedy, name)
+
+
+def _require_finite(value: object, key: str = "") -> None:
+    if isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else ((key, item) for item in value):
+            _require_finite(item, name)
+    if isinstance(value, float) and not np.isfinite(value):
+        raise ValueError(f"{key} is {value}: write a finite number, or leave the key out")
+
+
+def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
+    """Return the mapping in a log's folder, and the mapping's file. Return an empty mapping and None if the folder has
+    no mapping. Raises the same errors as `read_mapping`.
+    """
+    path = (log if log.is_dir() else log.parent) / NAME
+    return (read_mapping(path), path) if path.is_file() else (LogMapping(), None)
