@@ -115,11 +115,11 @@ def _warn_undrawable(text: str, missing: str) -> None:
 @cache
 def _find_family(character: str) -> str | None:
     """Return a font family that has a character: DejaVu Sans if possible, else a system font; None if there is none."""
-    entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal" and entry.weight == 400]
-    # DejaVu Sans sorts first, because False is less than True.
-    fonts = sorted((entry.name != _FAMILY, entry.name, entry.fname) for entry in entries)
+    entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal"]
+    # DejaVu Sans and then the normal weight, 400, sort first, because False is less than True.
+    fonts = sorted((entry.name != _FAMILY, entry.weight != 400, entry.name, entry.fname) for entry in entries)
     matches = (
-        name for _, name, path in fonts if not name.startswith(_BOXES) and ord(character) in _font_code_points(path)
+        name for *_, name, path in fonts if not name.startswith(_BOXES) and ord(character) in _font_code_points(path)
     )
     return next(matches, None)
 
