@@ -340,12 +340,13 @@ def find_other_code(results: Sequence[PolicyResults]) -> str:
     """Return a text that names two results and the different code that recorded each; "" if there are no such results.
     Two results count only if they have the same version number of this project.
     """
-    for first, second in combinations(results, 2):
-        project_versions = [
-            {version for name, version in result.versions.items() if name.startswith("safevla-")}
-            for result in (first, second)
-        ]
-        if project_versions[0] == project_versions[1] and any(
+    project_versions = [
+        {version for name, version in result.versions.items() if name.startswith("safevla-")} for result in results
+    ]
+    for (first, first_versions), (second, second_versions) in combinations(
+        zip(results, project_versions, strict=True), 2
+    ):
+        if first_versions == second_versions and any(
             is_other_code(code, other) for code in first.code for other in second.code
         ):
             return f"{first.name} by {' and '.join(first.code)}, {second.name} by {' and '.join(second.code)}"

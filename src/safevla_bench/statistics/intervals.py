@@ -209,14 +209,18 @@ def bounded_mean_ends(
 
     `weights` [R, n] sum to 1 in each row; `confidence` may have a value for each row, [R].
     """
-    scales = np.ones_like(rows) if weights is None else (~np.isnan(rows)).sum(axis=1, keepdims=True) * weights
+    if weights is None:
+        rows, levels, places = _distinct_rows(rows, (1 + np.asarray(confidence)) / 2)
+        scales = np.ones_like(rows)
+    else:
+        levels, places = (1 + np.asarray(confidence)) / 2, np.arange(len(rows))
+        scales = (~np.isnan(rows)).sum(axis=1, keepdims=True) * weights
     largest_scales = np.fmax.reduce(scales, axis=1, keepdims=True)
     upper_ends = (
-        largest_scales[:, 0]
-        * _solve_spacings(*_merge_rows(scales / largest_scales * side), (1 + np.asarray(confidence)) / 2)
+        largest_scales[:, 0] * _solve_spacings(*_merge_rows(scales / largest_scales * side), levels)
         for side in (1 - rows, rows)
     )
-    low, high = (np.minimum(1.0, np.round(upper_end, _DIGITS)) for upper_end in upper_ends)
+    low, high = (np.minimum(1.0, np.round(upper_end, _DIGITS))[places] for upper_end in upper_ends)
     return np.round(1 - low, _DIGITS), high
 
 
@@ -224,11 +228,23 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
     """Test for each row of values in [0, 1], [R, n], whether the values have the mean `mean`. Return the two-sided
     p-values: 1 minus the confidence at which `bounded_mean_interval` ends at `mean`. NaN values are ignored.
     """
-    means = np.full(len(rows), mean)
+    rows, means, places = _distinct_rows(rows, np.asarray(mean))
     p_below, p_above = (
         1 - _spacing_cdf(*_merge_rows(side), side_means) for side, side_means in ((1 - rows, 1 - means), (rows, means))
     )
-    return np.asarray(np.minimum(1.0, 2 * np.maximum(0.0, np.minimum(p_below, p_above))))
+    return np.asarray(np.minimum(1.0, 2 * np.maximum(0.0, np.minimum(p_below, p_above))))[places]
+
+
+def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, Ints]:
+    """Return the distinct pairs of a sorted row of `rows` [R, n] and its parameter, and the index of each row's pair.
+
+    Of many policies, many pairs have the same differences. `parameters` is one number or has a number for each row.
+    """
+    keys = np.column_stack([np.sort(rows, axis=1), np.broadcast_to(parameters, len(rows))])
+    index_of_key: dict[bytes, int] = {}
+    places = [index_of_key.setdefault(key.tobytes(), len(index_of_key)) for key in keys]
+    firsts = np.unique(places, return_index=True)[1]
+    return keys[firsts, :-1], keys[firsts, -1], np.array(places, dtype=np.int64)
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:

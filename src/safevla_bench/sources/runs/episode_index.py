@@ -294,13 +294,14 @@ def open_archive(path: str | Path) -> Batch:
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Yield the episodes in batches with at least `CHUNK_RECORDS` records or `CHUNK_BYTES` bytes, except the last."""
     gathered: list[Batch] = []
-    total_bytes = 0
+    record_count = total_bytes = 0
     for batch in batches:
         gathered.append(batch)
+        record_count += int(batch.starts[-1])
         total_bytes += _batch_bytes(batch)
-        if sum(int(part.starts[-1]) for part in gathered) >= CHUNK_RECORDS or total_bytes >= CHUNK_BYTES:
+        if record_count >= CHUNK_RECORDS or total_bytes >= CHUNK_BYTES:
             yield concatenate_batches(gathered) if len(gathered) > 1 else batch
-            gathered, total_bytes = [], 0
+            gathered, record_count, total_bytes = [], 0, 0
     if gathered:
         yield concatenate_batches(gathered)
 
