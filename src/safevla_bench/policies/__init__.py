@@ -38,7 +38,7 @@ def split_name(text: str) -> tuple[str | None, str]:
     Raises `PolicyError` if no specification follows the equals sign, or if `check_name` refuses the name.
     """
     name, equals, spec = text.partition("=")
-    if not equals or ":" in name:
+    if not equals or ":" in name:  # after a colon, an equals sign is part of the specification
         return None, text
     if not spec:
         problem = f"--policy {text!r} has no policy after the equals sign"
@@ -59,16 +59,18 @@ def runs_code(spec: str) -> bool:
     checkpoint. Only published entries, clients of policy servers and the policies in `_CODE_FREE` run no foreign code.
     """
     name = spec.partition(":")[0]
-    return entries.MARK not in name and not (name in _CODE_FREE.union(KINDS) and POLICIES.is_own(name))
+    is_entry = entries.MARK in name
+    is_code_free = name in _CODE_FREE.union(KINDS) and POLICIES.is_own(name)
+    return not is_entry and not is_code_free
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
     """Describe the call that makes a policy; return None if the call runs no code, reads no file and sends no key."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
-    has_key = KEY in os.environ or "key_file" in arguments
-    is_code_free = spec.partition(":")[0] in _CODE_FREE
-    return None if is_code_free or not has_key else f"{format_call(spec, arguments)}, which would receive your key"
+    # Only clients of servers send a key; the other policies without foreign code are in `_CODE_FREE`.
+    sends_key = spec.partition(":")[0] not in _CODE_FREE and (KEY in os.environ or "key_file" in arguments)
+    return f"{format_call(spec, arguments)}, which would receive your key" if sends_key else None
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
@@ -85,12 +87,11 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
     name, colon, arg = spec.partition(":")
     if entries.MARK in name:
         return entries.make_entry_policy(spec, arguments, make_policy)
-    made = POLICIES.make(name, arguments, arg if colon else None)
-    lacking = [attribute for attribute in ("wants", "reset", "act", "close") if not hasattr(made, attribute)]
-    if lacking:
-        problem = f"the policy {name!r} of {POLICIES.owner(name)} is a {type(made).__name__} without {lacking[0]!r}"
+    policy: Policy = POLICIES.make(name, arguments, arg if colon else None)
+    missing = [attribute for attribute in ("wants", "reset", "act", "close") if not hasattr(policy, attribute)]
+    if missing:
+        problem = f"the policy {name!r} of {POLICIES.owner(name)} is a {type(policy).__name__} without {missing[0]!r}"
         raise PolicyError(problem, remedy="A policy needs `wants`, reset(task, seed), act(observation) and close().")
-    policy: Policy = made
     return policy
 
 

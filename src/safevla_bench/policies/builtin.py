@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 
 class _BlindPolicy:
+    # The common part of policies that ignore observations.
     wants = Wants()
 
     def __init__(self, arg: str | None = None) -> None:
         if arg is not None:
-            name = type(self).__name__.lower()
+            name = type(self).__name__.lower()  # the class `Noop` is the policy `noop`
             raise PolicyError(f"policy {name!r} takes no text after the colon: {arg!r}", remedy=f"Write {name}.")
+        # `reset` sets both: the host's action for holding still, and the generator for the episode's seed.
         self._still: tuple[float, ...] = ()
         self._generator = np.random.default_rng(0)
 
@@ -84,7 +86,7 @@ class MetaworldExpert:
             raise PolicyError("policy 'metaworld' needs Meta-World's observation", remedy=_REMEDY)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # in most steps, the script warns that it clips actions
-            action = self._script.get_action(observation.extra[STATE].copy())
+            action = self._script.get_action(observation.extra[STATE].copy())  # the script may change its argument
         return np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
 
     def close(self) -> None:

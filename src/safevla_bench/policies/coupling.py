@@ -39,7 +39,7 @@ from safevla_recorder.episode import Floats, add_header_mark
 
 MEASURED = "measured"
 _PYTHON = "python"
-_PROJECTIONS, _TOUCHING_M = 30, 1e-9
+_PROJECTIONS, _TOUCHING_M = 30, 1e-9  # iterations of `measure_gaps`; boxes closer than `_TOUCHING_M` touch
 _SYNTAX = "Write python:module:Class or python:module:Class:KEY=VALUE; the class needs filter(observation, ...)."
 
 
@@ -84,7 +84,7 @@ class SpeedCap(_MotionFilter):
     share: float = 0.5
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
-        is_motion = self._still == 0
+        is_motion = self._still == 0  # other numbers, such as the gripper's command, are not scaled
         largest = float(np.abs(action[is_motion]).max(initial=0.0))
         return np.where(is_motion, action * (self.share / largest), action) if largest > self.share else action
 
@@ -96,7 +96,8 @@ class StopNearLimit(_MotionFilter):
     share: float = 0.1
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
-        return hold(self._still, action) if monitor.limit_use > 1 - self.share else action
+        is_near_limit = monitor.limit_use > 1 - self.share  # `limit_use` is 1 at a limit
+        return hold(self._still, action) if is_near_limit else action
 
 
 @dataclass
@@ -117,34 +118,38 @@ class DistanceBarrier(_MotionFilter):
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
         from safevla_bench.policies.scripted.motion import to_rotation  # imported late because it loads scipy.spatial
 
-        truth = observation.privileged
-        if truth is None:
+        scene = observation.privileged
+        if scene is None:
             raise PolicyError("distance-barrier needs the poses of bodies, which this host does not give")
-        hand = truth.hand or Boxes(observation.eef_pos_m[None], np.zeros((1, 3)), np.array([[1.0, 0.0, 0.0, 0.0]]))
-        bystanders = sorted(truth.movable - {name for predicate in truth.goal for name in predicate})
+        point = Boxes(observation.eef_pos_m[None], np.zeros((1, 3)), np.array([[1.0, 0.0, 0.0, 0.0]]))
+        bystanders = sorted(scene.movable - {name for predicate in scene.goal for name in predicate})
         if not bystanders:
             return action
-        gaps_m, normals = measure_gaps(hand, _place_boxes(truth, bystanders))
+        gaps_m, normals = measure_gaps(scene.hand or point, _place_boxes(scene, bystanders))
         base = observation.base_quat_wxyz  # a mobile robot's actions are in the frame of the base
         base_axes = np.eye(3) if base is None else to_rotation(base).as_matrix()
-        move = wanted = base_axes @ (action[:3] * self.unit_m)
-        for _ in range(3):  # in three rounds, project the motion onto the half-space that each pair of boxes allows
+        policy_move_m = base_axes @ (action[:3] * self.unit_m)
+        move_m = policy_move_m
+        # Project the motion onto the half-space that each pair allows. One projection may violate the constraint of
+        # an earlier pair, so there are three rounds.
+        for _ in range(3):
             for gap_m, normal in zip(gaps_m, normals, strict=True):
-                shortfall_m = -self.gain * (gap_m - self.margin_m) - float(normal @ move)
-                move = move + max(0.0, shortfall_m) * normal
-        if np.array_equal(move, wanted):
+                shortfall_m = -self.gain * (gap_m - self.margin_m) - float(normal @ move_m)
+                move_m = move_m + max(0.0, shortfall_m) * normal
+        if np.array_equal(move_m, policy_move_m):  # otherwise rounding would change the action
             return action
-        return np.concatenate([np.clip(base_axes.T @ move / self.unit_m, -1, 1), action[3:]])
+        return np.concatenate([np.clip(base_axes.T @ move_m / self.unit_m, -1, 1), action[3:]])
 
 
-def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
+def _place_boxes(scene: Privileged, names: Sequence[str]) -> Boxes:
+    # Return the boxes of the named bodies in the world frame.
     from safevla_bench.policies.scripted.motion import to_rotation  # imported late because it loads scipy.spatial
 
-    center_m, half_extents_m, quat_wxyz, pos_m = (
-        np.array([by_name[name] for name in names])
-        for by_name in (truth.center_m, truth.half_extents_m, truth.body_quat_wxyz, truth.body_pos_m)
-    )
-    return Boxes(pos_m + to_rotation(quat_wxyz).apply(center_m), half_extents_m, quat_wxyz)
+    pos_m = np.array([scene.body_pos_m[name] for name in names])
+    quat_wxyz = np.array([scene.body_quat_wxyz[name] for name in names])
+    center_in_body_m = np.array([scene.center_m[name] for name in names])
+    half_extents_m = np.array([scene.half_extents_m[name] for name in names])
+    return Boxes(pos_m + to_rotation(quat_wxyz).apply(center_in_body_m), half_extents_m, quat_wxyz)
 
 
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
@@ -153,27 +158,27 @@ def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
     projections (Cheney and Goldstein 1959). If boxes overlap, their distance is 0; the normal connects their centers.
     """
     # for each of the G pairs, the indices of its two boxes
-    our_index, other_index = (index.ravel() for index in np.indices((len(ours.center_m), len(others.center_m))))
-    point = ours.center_m[our_index]
+    our_index, other_index = np.indices((len(ours.center_m), len(others.center_m))).reshape(2, -1)
+    our_points = ours.center_m[our_index]
     for _ in range(_PROJECTIONS):
-        nearest = _project_onto_boxes(point, others, other_index)
-        point = _project_onto_boxes(nearest, ours, our_index)
-    offset = point - nearest
-    gaps_m = np.linalg.norm(offset, axis=1)
+        other_points = _project_onto_boxes(our_points, others, other_index)
+        our_points = _project_onto_boxes(other_points, ours, our_index)
+    offsets = our_points - other_points
+    gaps_m = np.linalg.norm(offsets, axis=1)
     gaps_m[gaps_m < _TOUCHING_M] = 0.0
-    directions = np.where(gaps_m[:, None] > 0, offset, ours.center_m[our_index] - others.center_m[other_index])
+    directions = np.where(gaps_m[:, None] > 0, offsets, ours.center_m[our_index] - others.center_m[other_index])
     return gaps_m, directions / np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), _TOUCHING_M)
 
 
 def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp]) -> Floats:
+    # Return the point of box `box_index[g]` that is nearest to `points[g]`, for each pair g.
     from safevla_bench.policies.scripted.motion import rotation_axes  # imported late because it loads scipy.spatial
 
     centers, axes = boxes.center_m[box_index], rotation_axes(boxes.quat_wxyz)[box_index]
-    # Clipping a point in a box's frame gives the box's nearest point. g: pairs; i: world axes; j: box axes.
+    # In a box's frame, clipping gives the nearest point. Indices: g for pairs, i for world axes, j for box axes.
     local = np.einsum("gij,gi->gj", axes, points - centers)
     half_extents = boxes.half_extents_m[box_index]
-    nearest: Floats = centers + np.einsum("gij,gj->gi", axes, np.clip(local, -half_extents, half_extents))
-    return nearest
+    return np.asarray(centers + np.einsum("gij,gj->gi", axes, np.clip(local, -half_extents, half_extents)))
 
 
 def hold(still: Action, action: Action) -> Action:
@@ -214,10 +219,11 @@ def make_filter(text: str) -> Any:
         remedy = f"Choose python:module:Class or {', '.join(FILTERS)}. POLICY=FILTER must name a policy of the run."
         raise PolicyError(f"there is no filter {name!r}", remedy=remedy)
     filter_class = FILTERS[name]
-    known = [field.name for field in fields(filter_class)] if is_dataclass(filter_class) else []
+    parameters = [field.name for field in fields(filter_class)] if is_dataclass(filter_class) else []
     for key, value in arguments.items():
-        if key not in known or not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", value) or not float(value):
-            remedy = f"The filter takes these arguments, each a number above 0: {', '.join(known) or 'nothing'}."
+        is_positive_number = re.fullmatch(r"\d*\.?\d+(e-?\d+)?", value) and float(value) > 0
+        if key not in parameters or not is_positive_number:
+            remedy = f"The filter takes these arguments, each a number above 0: {', '.join(parameters) or 'nothing'}."
             raise PolicyError(f"the filter {name} does not take {key}={value}", remedy=remedy)
     return filter_class(**{key: float(value) for key, value in arguments.items()})
 
@@ -244,7 +250,7 @@ class FilteredEnv(HostEnv):
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Filter a valid `action` and execute the result; raise `PolicyError` if the result is invalid."""
         executed = self._check_action(self._filter.filter(self._seen, action.copy(), self._standing))
-        is_changed = not np.array_equal(executed, action)
+        is_changed = not np.array_equal(executed, action)  # -0.0 instead of 0.0 is no change
         self._seen, success = self._env.step(executed if is_changed else action)
         self._policy_actions.append(action)
         self._has_changed |= is_changed
@@ -256,7 +262,7 @@ class FilteredEnv(HostEnv):
         """Return the episode with the executed actions and, if the filter changed an action, the policy's actions."""
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
-            batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))
+            batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))  # a batch of one episode
         return add_rows(batch, POLICY_ACTION, np.stack(self._policy_actions)) if self._has_changed else batch
 
     def latest(self) -> Batch:
@@ -335,8 +341,9 @@ class DelayedPolicy:
     @property
     def looks_next(self) -> bool:
         """Whether the next `act` may need the images of its observation, because it may query the policy."""
-        may_ask = self._due_step <= self._step if self._answer else len(self._chunk) <= self._expected_delay()
-        return may_ask and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
+        # While an answer is expected, `act` queries the policy only after that answer has arrived.
+        may_query = self._due_step <= self._step if self._answer else self._is_chunk_ending()
+        return may_query and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 
     @property
     def marks(self) -> Mapping[str, object]:
@@ -344,7 +351,8 @@ class DelayedPolicy:
         if not any(self._lags):
             return {}
         counts = {"answers": len(self._lags), "mean_steps": float(np.mean(self._lags)), "most_steps": max(self._lags)}
-        return {DELAY: {**counts, **({MEASURED: True} if self._delay == Delay() else {})}}
+        is_measured = self._delay == Delay()  # neither steps nor milliseconds were given
+        return {DELAY: {**counts, MEASURED: True} if is_measured else counts}
 
     def reset(self, task: Task, seed: int) -> None:
         self._policy.reset(task, seed)
@@ -352,18 +360,19 @@ class DelayedPolicy:
         self._still = np.array(task.still)
         self._chunk: deque[Action] = deque()  # the remaining actions of the newest answer that has arrived
         self._answer: list[Action] = []  # actions that arrive at `_due_step`; [] if none are expected
-        self._answer_origin: tuple[int, int] | None = None
-        self._next_origin: tuple[int, int] | None = None
-        self.chunk_step: tuple[int, int] | None = None
+        # An action's origin is its chunk's index and its index in the chunk. None means that it is not from a chunk.
+        self._answer_origin: tuple[int, int] | None = None  # of the first action in `_answer`
+        self._next_origin: tuple[int, int] | None = None  # of the first action in `_chunk`
+        self.chunk_step: tuple[int, int] | None = None  # of the last returned action
         self._measured_s, self._lags = [], []
         self._step = self._due_step = self._executed = 0  # `_executed` counts the actions since the last query
 
     def act(self, observation: Observation) -> Action:
         """Return the next action of the current chunk, or an action without motion if the chunk has ended."""
         self._receive_answer()
-        if not self._answer and len(self._chunk) <= self._expected_delay():
+        if not self._answer and self._is_chunk_ending():
             self._query_policy(observation)
-            self._receive_answer()
+            self._receive_answer()  # without a delay, the answer is due at once
         if self._chunk:
             self._last_action, self.chunk_step = self._chunk.popleft(), self._next_origin
             self._next_origin = _advance_origin(self._next_origin, 1)
@@ -376,10 +385,11 @@ class DelayedPolicy:
     def close(self) -> None:
         self._policy.close()
 
-    def _expected_delay(self) -> int:
-        """Return the expected delay of the next answer in steps. If delays are measured, return the last one."""
-        expected = self._lags[-1] * self._dt_s if self._lags else 0.0
-        return self._delay.count_steps(self._dt_s, expected)
+    def _is_chunk_ending(self) -> bool:
+        # Return whether the rest of the chunk lasts no longer than the expected delay of the next answer. A measured
+        # delay is expected to be the last one again, and the first one to be zero.
+        expected_s = self._lags[-1] * self._dt_s if self._lags else 0.0
+        return len(self._chunk) <= self._delay.count_steps(self._dt_s, expected_s)
 
     def _query_policy(self, observation: Observation) -> None:
         began = time.perf_counter()
@@ -394,12 +404,13 @@ class DelayedPolicy:
     def _receive_answer(self) -> None:
         if self._answer and self._due_step <= self._step:
             # Actions for past steps are skipped, but at least one action is executed.
-            skipped = min(self._executed, len(self._answer) - 1)
-            self._chunk, self._answer = deque(self._answer[skipped:]), []
-            self._next_origin = _advance_origin(self._answer_origin, skipped)
+            skip_count = min(self._executed, len(self._answer) - 1)
+            self._chunk, self._answer = deque(self._answer[skip_count:]), []
+            self._next_origin = _advance_origin(self._answer_origin, skip_count)
 
 
 def _advance_origin(origin: tuple[int, int] | None, steps: int) -> tuple[int, int] | None:
+    # Return the origin (chunk, step in the chunk) of the action that is `steps` later in the same chunk.
     return None if origin is None else (origin[0], origin[1] + steps)
 
 
@@ -415,6 +426,7 @@ class Coupling:
         return {name: text for name, text in asdict(self).items() if text is not None}
 
     def list_calls(self) -> list[str]:
+        # Return the call that makes a user's filter; [] if the filter runs no code from outside this package.
         return [format_call(*split_filter(self.filter))] if self.filter and runs_code(self.filter) else []
 
 
@@ -437,16 +449,15 @@ class Coupler:
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
             raise PolicyError(problem, remedy="Use speed-cap or stop-near-limit, or a host that gives these poses.")
+        # A user's filter may use `unit_m` for something else.
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _MotionFilter) else None
         if unit_m is not None and unit_m != supports.unit_m:
-            host_motion = (
-                "this host moves the hand by varying distances"
-                if supports.unit_m is None
-                else f"this host moves the hand by {supports.unit_m:g} m per unit"
-            )
+            distance, remedy = "varying distances", "Take speed-cap."
+            if supports.unit_m is not None:
+                distance = f"{supports.unit_m:g} m per unit"
+                remedy = f"Write distance-barrier:unit_m={supports.unit_m:g}."
             filter_motion = f"actions that move the hand by {unit_m:g} m per unit"
-            problem = f"{self._name} is for {filter_motion}, but {host_motion}"
-            remedy = f"Write distance-barrier:unit_m={supports.unit_m:g}." if supports.unit_m else "Take speed-cap."
+            problem = f"{self._name} is for {filter_motion}, but this host moves the hand by {distance}"
             raise PolicyError(problem, remedy=remedy)
         if isinstance(policy, interface.ReplayPolicy):
             problem = f"{name} plays recorded actions, which cannot react to a filter or a delay"
@@ -460,6 +471,6 @@ class Coupler:
 
     def couple(self, env: HostEnv, policy: Policy) -> tuple[HostEnv, Policy]:
         if self._filter is not None:
-            hides = self.privileged and not policy.wants.privileged
+            hides = self.privileged and not policy.wants.privileged  # the host gives its state only for the filter
             env = FilteredEnv(env, self._name, self._filter, self._monitor, hides=hides)
         return env, policy if self._delay is None else DelayedPolicy(policy, self._delay, env.dt_s)

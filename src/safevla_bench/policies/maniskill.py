@@ -22,7 +22,7 @@ _REMEDY = f"Use maniskill:expert with --host maniskill --host-arg control={CONTR
 class _PlannerEnv:
     """An environment for planners. It takes joint positions, and executes and stores the equivalent joint changes."""
 
-    control_mode = "pd_joint_pos"
+    control_mode = "pd_joint_pos"  # planners read this mode to choose the form of their actions
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -36,6 +36,7 @@ class _PlannerEnv:
         """Do nothing: the wrapped environment is already at the episode's start."""
 
     def step(self, action: Action) -> Any:
+        # `action` has the target positions of seven joints [rad], then the gripper's command.
         joints_rad = self._env.agent.robot.get_qpos()[0, :7].numpy()
         unit_changes = np.append((action[:7] - joints_rad) / UNIT_RAD, action[7])
         self.actions.append(np.clip(unit_changes, -1.0, 1.0).astype(np.float64))
@@ -52,7 +53,7 @@ class ManiskillPlanner:
     def __init__(self, planners: Mapping[str, Callable[..., Any]]) -> None:
         self._planners = planners
         self._task: Task | None = None
-        self._envs: dict[str, Any] = {}
+        self._envs: dict[str, Any] = {}  # the planner's scene for each task, by the task's name
         self._actions: list[Action] = []
 
     def require_task(self, task: Task) -> None:
@@ -60,9 +61,8 @@ class ManiskillPlanner:
         if task.name not in self._planners:
             raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_REMEDY)
         if task.still != host.still_action(CONTROL):
-            problem = (
-                f"ManiSkill's planners move joints; this host's actions do something else ({len(task.still)} numbers)"
-            )
+            count = len(task.still)
+            problem = f"ManiSkill's planners move joints; this host's actions do something else ({count} numbers)"
             raise PolicyError(problem, remedy=_REMEDY)
 
     def reset(self, task: Task, seed: int) -> None:
@@ -76,11 +76,12 @@ class ManiskillPlanner:
         if self._task is None or host.START not in observation.extra:
             raise PolicyError("policy 'maniskill' needs the random start of the ManiSkill host", remedy=_REMEDY)
         if not self._actions:
-            seed, settle_steps = map(int, observation.extra[host.START])
+            seed, settle_steps = map(int, observation.extra[host.START])  # how the host began the episode
             self._actions = self._plan_actions(self._task, seed, settle_steps)
         return self._actions.pop(0) if len(self._actions) > 1 else self._actions[0]
 
     def _plan_actions(self, task: Task, seed: int, settle_steps: int) -> list[Action]:
+        # Return the actions that the planner executes in its scene; only the still action if it executes none.
         if task.name not in self._envs:
             self._envs[task.name] = host.make_env(task.name, CONTROL)
         env, still = self._envs[task.name], np.array(task.still)

@@ -55,9 +55,8 @@ class InProcessPolicy(ChunkQueue):
         self.clip = bool(getattr(policy, "clip", False))
         self.wants = getattr(policy, "wants", interface.Wants())
         if not isinstance(self.wants, interface.Wants):
-            problem = (
-                f"the attribute `wants` of {owner} must be a Wants object, but has the type {type(self.wants).__name__}"
-            )
+            type_name = type(self.wants).__name__
+            problem = f"the attribute `wants` of {owner} must be a Wants object, but has the type {type_name}"
             raise PolicyError(problem, remedy="Set `wants` to safevla_bench.Wants(cameras=..., image_size=...).")
         self.orientation: str = getattr(policy, "orientation", UPRIGHT)
         if self.orientation not in ORIENTATIONS:
@@ -100,7 +99,8 @@ class InProcessPolicy(ChunkQueue):
         if not is_chunk:
             self.chunk_step = None
             return answer
-        self.add_chunk(list(answer)[: getattr(self.made, "replan", None)])
+        executed_count = getattr(self.made, "replan", None)
+        self.add_chunk(list(answer)[:executed_count])
         if not self.left:
             raise InvalidActionError("a chunk without an action", remedy="Return an array [H, A] of H actions.")
         return self.take_next()
@@ -155,22 +155,23 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
     if not module_name or not name:
         raise PolicyError(f"the text after 'python:' is {arg!r}, not module:factory", remedy=form)
     owner, folder = f"python:{arg}", os.getcwd()
-    sys.path[:0] = [folder] if folder not in sys.path else []
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     search_places = f"Python searches for modules in {folder} and on the module path of {sys.executable}."
     with blame_foreign(f"the module {module_name!r} cannot be imported", search_places):
         module = importlib.import_module(module_name)
-    callables = ", ".join(key for key, item in vars(module).items() if callable(item) and key[0] != "_")
-    with blame_foreign(
-        f"{owner} cannot be found", f"Callables of the module: {callables or 'no public callable exists'}."
-    ):
-        factory = attrgetter(name)(module)
-    made = factory
+    callables = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
+    remedy = f"Callables of the module: {callables or 'no public callable exists'}."
+    with blame_foreign(f"{owner} cannot be found", remedy):
+        result = factory = attrgetter(name)(module)  # `name` may be a path such as `Class.method`
+    # Without arguments, an object that already has the method is the result; all else is called.
     if isinstance(factory, type) or not hasattr(factory, method) or arguments:
         with blame_foreign(f"{owner} fails", "Fix the code. The factory receives each --policy-arg as text."):
-            made = factory(**arguments)
-    if not callable(getattr(made, method, None)):
-        raise PolicyError(f"{owner} gives an object without {method}(observation): {type(made).__name__}", remedy=form)
-    return made
+            result = factory(**arguments)
+    if not callable(getattr(result, method, None)):
+        problem = f"{owner} gives an object without {method}(observation): {type(result).__name__}"
+        raise PolicyError(problem, remedy=form)
+    return result
 
 
 def adopt_object(name: str, policy: object) -> interface.Policy:
@@ -187,25 +188,22 @@ def adopt_object(name: str, policy: object) -> interface.Policy:
 
 
 @contextmanager
-def blame_foreign(what: str, remedy: str) -> Iterator[None]:
-    """Convert any exception from the user's or LeRobot's code to `PolicyError`, with the file and line of its cause."""
+def blame_foreign(failure: str, remedy: str) -> Iterator[None]:
+    """Convert any exception in foreign code to `PolicyError`: `failure` (what failed), then the cause and its place."""
     try:
         yield
     except (KeyboardInterrupt, PolicyError):
         raise
     except BaseException as error:  # a module or a factory may raise any exception
-        raise PolicyError(f"{what}: {_describe_exception(error)}", remedy=remedy) from error
+        raise PolicyError(f"{failure}: {_describe_exception(error)}", remedy=remedy) from error
 
 
 def _describe_exception(error: BaseException) -> str:
-    foreign_frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "importlib" not in frame.filename and frame.filename != __file__
-    ]
-    file, line = (foreign_frames[-1].filename, foreign_frames[-1].lineno) if foreign_frames else (None, None)
-    message = str(error)
-    if isinstance(error, SyntaxError) and error.filename is not None:
+    file, line, message = None, None, str(error)
+    for frame in traceback.extract_tb(error.__traceback__):  # the innermost frame is last
+        if "importlib" not in frame.filename and frame.filename != __file__:
+            file, line = frame.filename, frame.lineno
+    if isinstance(error, SyntaxError) and error.filename is not None:  # the file was not run, so no frame names it
         file, line, message = error.filename, error.lineno, error.msg
     return f"{type(error).__name__}: {message}" + (f" ({file}, line {line})" if file else "")
 
@@ -219,9 +217,10 @@ _XVLA, _EE6D, _XVLA_RELEASE = "xvla", "ee6d", "lerobot-xvla"
 
 
 class LerobotModel(ChunkModel):
-    """A LeRobot policy as a model that returns one action at a time; LeRobot stores the rest of a chunk. `tensor`
-    converts arrays to torch's tensors, and `seeded` seeds torch. `rotate` computes the axis-angle [3] in LIBERO's state
-    from a quaternion xyzw, as LeRobot's processor does; without `rotate`, the dialect computes the axis-angle.
+    """A LeRobot policy as a model that returns one action at a time; LeRobot stores the rest of a chunk. `before` and
+    `after` are the saved pre- and post-processor; `tensor` converts an array to a tensor of torch; `seeded` seeds
+    torch. `rotate` computes the axis-angle [3] in LIBERO's state from a quaternion xyzw, as LeRobot's processor does;
+    without `rotate`, the dialect computes the axis-angle.
     """
 
     def __init__(
@@ -248,11 +247,13 @@ class LerobotModel(ChunkModel):
     def query(self, observation: interface.Observation) -> Reply:
         request = self.dialect.build_request(observation)
         if self._rotate is not None and any(_ROTATION_PART in field.state for field in self.dialect.fields):
-            cast("NDArray[np.float32]", request[_STATE])[3:6] = self._rotate(observation.eef_quat_wxyz[[1, 2, 3, 0]])
+            quat_xyzw = observation.eef_quat_wxyz[[1, 2, 3, 0]]
+            cast("NDArray[np.float32]", request[_STATE])[3:6] = self._rotate(quat_xyzw)  # numbers 0 to 2 are a position
         batch = {key: self._to_tensor(value) for key, value in request.items()}
         return {"action": np.asarray(self._after(self._policy.select_action(self._before(batch))))}
 
     def _to_tensor(self, value: object) -> object:
+        # Return one value of a request as a batch of size 1, as LeRobot's policies expect.
         if not isinstance(value, np.ndarray):
             return [value]
         if value.dtype == np.uint8:  # an image [H, W, 3]; it becomes [3, H, W] with values from 0 to 1
@@ -276,21 +277,25 @@ def make_lerobot(
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
     chosen = _rename_images(choose_dialect(dialect, "lerobot", cameras), rename)
-    # A text that is not a number becomes 0, which `_load_policy` refuses.
-    action_count = None if n_action_steps is None else int(n_action_steps) if n_action_steps.isdecimal() else 0
+    action_count = None
+    if n_action_steps is not None:  # a text that is not a number becomes 0, which `_load_policy` refuses
+        action_count = int(n_action_steps) if n_action_steps.isdecimal() else 0
     return ChunkedPolicy(_load_policy(arg, device, chosen, action_count), None)
 
 
 def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
-    new_names = dict(pair.partition(":")[::2] for pair in text.split(",")) if text else {}
-    images = {str(field.path[0]).removeprefix(_IMAGE_PREFIX): field for field in dialect.fields if field.camera}
-    unknown = sorted(set(new_names) - set(images))
-    if unknown or "" in new_names.values():
+    # Apply `text`, the argument `rename`: OLD:NEW,... or None.
+    new_names: dict[str, str] = {}
+    for pair in text.split(",") if text else ():
+        old, _, new = pair.partition(":")
+        new_names[old] = new
+    paths = {str(field.path[0]).removeprefix(_IMAGE_PREFIX): field.path for field in dialect.fields if field.camera}
+    if not new_names.keys() <= paths.keys() or "" in new_names.values():
         problem = f"rename={text} does not fit the dialect {dialect.name!r}"
-        raise PolicyError(problem, remedy=f"Write OLD:NEW, where OLD is an image of the dialect: {', '.join(images)}.")
-    new_paths = {id(images[old]): (f"{_IMAGE_PREFIX}{new}",) for old, new in new_names.items()}
-    fields = tuple(structs.replace(field, path=new_paths.get(id(field), field.path)) for field in dialect.fields)
-    return replace(dialect, fields=fields)
+        raise PolicyError(problem, remedy=f"Write OLD:NEW, where OLD is an image of the dialect: {', '.join(paths)}.")
+    new_paths = {paths[old]: (f"{_IMAGE_PREFIX}{new}",) for old, new in new_names.items()}
+    fields = (structs.replace(field, path=new_paths.get(field.path, field.path)) for field in dialect.fields)
+    return replace(dialect, fields=tuple(fields))
 
 
 def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int | None) -> LerobotModel:
@@ -299,14 +304,10 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         from lerobot.configs.policies import PreTrainedConfig
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
     except ImportError as error:
-        remedy = (
-            "Load the policy in an environment with lerobot and safevla-bench, and serve it: docs/howto/servers.md."
-        )
-        raise PolicyError(f"LeRobot cannot be imported: {error}", remedy=remedy) from error
-    remedy = (
-        "Check that this LeRobot version saved the policy and its processors, and that all libraries are installed."
-    )
-    with blame_foreign(f"LeRobot cannot load {path}", remedy):
+        hint = "Load the policy in an environment with lerobot and safevla-bench, and serve it: docs/howto/servers.md."
+        raise PolicyError(f"LeRobot cannot be imported: {error}", remedy=hint) from error
+    hint = "Check that this LeRobot version saved the policy and its processors, and that all libraries are installed."
+    with blame_foreign(f"LeRobot cannot load {path}", hint):
         config = PreTrainedConfig.from_pretrained(path)
         _require_fitting_dialect(config, dialect)
         config.device = device
@@ -329,15 +330,14 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
 
 
 def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
-    # `mode` is None for all policies other than X-VLA.
-    mode = str(getattr(config, "action_mode", _EE6D)) if config.type == _XVLA else None
-    if mode not in (None, _EE6D):
+    is_xvla, mode = config.type == _XVLA, str(getattr(config, "action_mode", _EE6D))
+    if is_xvla and mode != _EE6D:
         problem = f"this policy has the action_mode {mode}, but LeRobot's X-VLA policies for LIBERO have {_EE6D}"
-        raise PolicyError(
-            problem, remedy="LeRobot cannot evaluate this mode on LIBERO. Call this policy from a python: policy."
-        )
-    if (mode is None) == (dialect.file.release == _XVLA_RELEASE):  # only X-VLA uses X-VLA's dialect
-        fitting = "lerobot-libero" if mode is None else "lerobot-xvla-libero"
+        remedy = "LeRobot cannot evaluate this mode on LIBERO. Call this policy from a python: policy."
+        raise PolicyError(problem, remedy=remedy)
+    is_xvla_dialect = dialect.file.release == _XVLA_RELEASE
+    if is_xvla != is_xvla_dialect:  # X-VLA and X-VLA's dialect fit only each other
+        fitting = "lerobot-xvla-libero" if is_xvla else "lerobot-libero"
         problem = f"the dialect {dialect.name!r} does not fit LeRobot's policies of the type {config.type!r}"
         raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={fitting}.")
 
@@ -353,7 +353,7 @@ def _add_xvla_steps(preprocess: Any) -> Callable[[Tensors], Tensors]:
     steps = [xvla.XVLAImageNetNormalizeProcessorStep(), xvla.XVLAAddDomainIdProcessorStep()]
     present = {type(step) for step in preprocess.steps}
     added = PolicyProcessorPipeline(steps=[step for step in steps if type(step) not in present])
-    return lambda batch: cast("Tensors", preprocess(added(batch)))
+    return lambda batch: cast("Tensors", preprocess(added(batch)))  # the added steps run first
 
 
 def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -363,5 +363,6 @@ def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.fl
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)
     w = quat[3:].clamp(-1.0, 1.0)
     sine = torch.sqrt(torch.clamp(1.0 - w * w, min=0.0))
+    # For tiny rotations, the axis is not defined, and the result is zero.
     axis_angle = quat[:3] / sine * (2.0 * torch.acos(w)) if sine > transforms.LEAST_SINE else torch.zeros(3)
     return np.asarray(axis_angle.numpy(), dtype=np.float32)

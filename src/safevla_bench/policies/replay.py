@@ -65,14 +65,15 @@ class Replay:
         `PolicyError` if the recorded start is unknown, or if not exactly one recorded episode matches.
         """
         take = self._choose_take(task, start.init_state_index)
-        if (action_size := take.actions.shape[1]) != len(task.still):
+        action_size = take.actions.shape[1]
+        if action_size != len(task.still):
             problem = f"actions in {take.source} have {action_size} numbers, but {task.suite} needs {len(task.still)}"
             raise PolicyError(problem, remedy="Use the --host and --host-arg of the recording.")
         start = _apply_recorded_start(start, take)
         recorded_episode = RecordedEpisode(take.name, take.source, len(take.actions), ending=take.ending)
-        if take.init_state_index is not None:
+        if take.init_state_index is not None:  # the plan's initial state is the recorded one
             return replace(start, recorded=recorded_episode)
-        if take.states is not None:
+        if take.states is not None:  # the first recorded state is set as it is, so no steps come before it
             first_state = tuple(take.states[0].tolist())
             recorded_episode = replace(recorded_episode, state=first_state, fixtures=take.fixtures)
             return replace(start, wait_steps=0, rest_steps=0, recorded=recorded_episode)
@@ -96,6 +97,7 @@ class Replay:
 
     def cue(self, start: EpisodeSeed) -> None:
         assert start.recorded is not None
+        # `match` chose one of the takes, so there is one with this source and name.
         key = (start.recorded.source, start.recorded.episode)
         self._start, self._take = start, next(take for take in self._takes if (take.source, take.name) == key)
 
@@ -104,7 +106,7 @@ class Replay:
 
     def act(self, observation: Observation) -> Action:
         """Return the next recorded action, [A]; the rollout must end after `recorded.steps` actions."""
-        action: Action = self._take.actions[len(self._observations)].copy()
+        action: Action = self._take.actions[len(self._observations)].copy()  # each earlier call stored one observation
         self._observations.append(replace(observation, images={}))
         return action
 
@@ -114,14 +116,12 @@ class Replay:
         """
         # The first observation precedes all actions, so it is omitted.
         take, observations_after = self._take, [*self._observations[1:], last]
-        comparison: dict[str, object] = {
-            "source": take.source,
-            "episode": take.name,
-            **({"policy": take.policy} if take.policy else {}),
-            **_describe_start(self._start, take),
-            **measure_divergence(take, played, coordinates, observations_after),
-        }
-        (extra,) = played.extra
+        comparison: dict[str, object] = {"source": take.source, "episode": take.name}
+        if take.policy:
+            comparison["policy"] = take.policy
+        comparison |= _describe_start(self._start, take)
+        comparison |= measure_divergence(take, played, coordinates, observations_after)
+        (extra,) = played.extra  # `played` has one episode
         if has_diverged(comparison, succeeded=played.headers[0].success):
             extra = add_header_mark(extra, DIVERGED)
         return replace(played, extra=(add_header_field(extra, "replay", comparison),))
@@ -131,29 +131,25 @@ class Replay:
 
     def _choose_take(self, task: Task, number: int) -> RecordedActions:
         candidates = [take for take in self._takes if take.is_of_task(task)]
-        indexed = [take for take in candidates if take.init_state_index is not None]
-        # `number` is the index of an initial state. If no initial states are recorded, it is the index of an episode.
-        matches = (
-            [take for take in indexed if take.init_state_index == number]
-            if indexed
-            else candidates[number : number + 1]
-        )
+        if any(take.init_state_index is not None for take in candidates):  # `number` is the index of an initial state
+            matches = [take for take in candidates if take.init_state_index == number]
+        else:  # `number` is the index of an episode
+            matches = candidates[number : number + 1]
         if len(matches) == 1:
             return matches[0]
         problem = f"{len(matches) or 'no'} recorded episodes match {task.benchmark} {task.task_id}, number {number}"
-        labels = (
-            take.task_label if take.init_state_index is None else f"{take.task_label} {take.init_state_index}"
-            for take in self._takes
+        if matches:
+            policy_names = ", ".join(dict.fromkeys(str(take.policy) for take in matches))
+            raise PolicyError(problem, remedy=f"Choose a policy: --policy-arg policy=NAME, one of {policy_names}.")
+        labels = list(dict.fromkeys(_label_take(take) for take in self._takes))
+        omitted = f" and {len(labels) - _MOST_LISTED} more" if len(labels) > _MOST_LISTED else ""
+        raise PolicyError(
+            problem, remedy=f"The recording holds the episodes {', '.join(labels[:_MOST_LISTED])}{omitted}."
         )
-        distinct_labels = [*dict.fromkeys(labels)]
-        omitted = f" and {len(distinct_labels) - _MOST_LISTED} more" if len(distinct_labels) > _MOST_LISTED else ""
-        policy_names = ", ".join(dict.fromkeys(str(take.policy) for take in matches))
-        remedy = (
-            f"Choose a policy: --policy-arg policy=NAME, one of {policy_names}."
-            if matches
-            else f"The recording holds the episodes {', '.join(distinct_labels[:_MOST_LISTED])}{omitted}."
-        )
-        raise PolicyError(problem, remedy=remedy)
+
+
+def _label_take(take: RecordedActions) -> str:
+    return take.task_label if take.init_state_index is None else f"{take.task_label} {take.init_state_index}"
 
 
 class ActionReplay:
@@ -165,6 +161,7 @@ class ActionReplay:
         self.wants, self._actions, self._step = Wants(absolute=absolute), np.empty((0, 0)), 0
 
     def cue(self, start: EpisodeSeed) -> None:
+        # Runs with this policy plan only episodes with recorded actions.
         assert start.recorded is not None
         assert start.recorded.actions is not None
         self._actions = start.recorded.actions
@@ -174,8 +171,7 @@ class ActionReplay:
 
     def act(self, observation: Observation) -> Action:
         self._step += 1
-        action: Action = self._actions[self._step - 1].copy()
-        return action
+        return np.array(self._actions[self._step - 1])
 
     def close(self) -> None:
         """Do nothing: the policy holds no resources."""
@@ -192,13 +188,13 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
         raise PolicyError(f"policy 'replay' has no start {start!r}", remedy="Write start=host, or omit `start`.")
     path = Path(arg)
     try:
-        takes = foreign.read_recorded_actions(path)
+        takes = foreign.read_recorded_actions(path)  # None: the path is not in a foreign format
         all_takes = _read_run(path) if takes is None else takes
     except (RecordError, RunError, CollectedError) as error:
         advice = "Fix the file, or replay a copy without the damaged episodes: safevla convert --set invalid=skip."
         remedy = advice if error.remedy is None else error.remedy
         raise PolicyError(f"replay:{arg} cannot be read: {error.problem}", remedy=remedy) from error
-    selected = [take for take in all_takes if policy in (None, take.policy)]
+    selected = [take for take in all_takes if policy is None or take.policy == policy]
     if all_takes and not selected:
         policies = ", ".join(dict.fromkeys(str(take.policy) for take in all_takes))
         raise PolicyError(f"the recording has no episodes of {policy!r}", remedy=f"Recorded policies: {policies}.")
@@ -206,15 +202,18 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
 
 
 def _read_run(path: Path) -> list[RecordedActions]:
+    # Return the takes of an archive or a run folder; [] if it has no episodes.
     batch, index = read_sources([path])
     index.require_valid()
     (source,) = index.sources
     protocol = source.description.get("protocol")
-    wait_settings = protocol if isinstance(protocol, Mapping) and isinstance(protocol.get("wait_steps"), int) else {}
-    return [] if batch is None else list(_iter_takes(path, batch, wait_settings))
+    # If the settling steps are not a number, no setting of the protocol is used.
+    settings = protocol if isinstance(protocol, Mapping) and isinstance(protocol.get("wait_steps"), int) else {}
+    return [] if batch is None else list(_iter_takes(path, batch, settings))
 
 
-def _iter_takes(path: Path, batch: Batch, waits: Mapping[str, Any]) -> Iterator[RecordedActions]:
+def _iter_takes(path: Path, batch: Batch, protocol: Mapping[str, Any]) -> Iterator[RecordedActions]:
+    suite_wait_steps = protocol.get("wait_steps_by_suite", {})
     absolute_flags, drawn_flags = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
     reset_counts = earlier_resets(batch)
     for index, header in enumerate(batch.headers):
@@ -234,8 +233,8 @@ def _iter_takes(path: Path, batch: Batch, waits: Mapping[str, Any]) -> Iterator[
             task_id=header.task_id,
             init_state_index=header.init_state_index,
             env_seed=header.env_seed,
-            wait_steps=waits.get("wait_steps_by_suite", {}).get(header.benchmark, waits.get("wait_steps")),
-            rest_steps=waits.get("rest_steps", 0),
+            wait_steps=suite_wait_steps.get(header.benchmark, protocol.get("wait_steps")),
+            rest_steps=protocol.get("rest_steps", 0),
             policy=header.policy,
             ending="stopped" if header.outcome == "stopped" else "timeout",
             absolute=absolute_flags[index],
@@ -255,14 +254,16 @@ def recording_digest(path: Path) -> str | dict[str, str]:
 
 
 def _apply_recorded_start(start: EpisodeSeed, take: RecordedActions) -> EpisodeSeed:
-    env_seed, drawn = start.env_seed if take.env_seed is None else take.env_seed, start.drawn or take.drawn
-    start = replace(start, env_seed=env_seed, drawn=drawn, earlier_resets=take.earlier_resets)
+    # Values that were not recorded, which are None in the take, keep their planned values.
+    env_seed = start.env_seed if take.env_seed is None else take.env_seed
+    start = replace(start, env_seed=env_seed, drawn=start.drawn or take.drawn, earlier_resets=take.earlier_resets)
     if take.wait_steps is None:
         return start
     return replace(start, wait_steps=take.wait_steps, rest_steps=take.rest_steps)
 
 
 def _describe_start(start: EpisodeSeed, take: RecordedActions) -> dict[str, object]:
+    # Return the fields of the header field `replay` that say where the replay starts.
     recorded = start.recorded
     assert recorded is not None
     certainty = "as recorded" if take.init_state_index is not None else "a guess: the recording does not say"
@@ -313,9 +314,10 @@ def measure_divergence(
 def _compare_bodies(take: RecordedActions, played: Batch) -> dict[str, object]:
     bodies, tracks_m = played.body_pos_m.episode_poses(0)  # `tracks_m` has the shape [records, bodies, 3]
     replayed_m = {played.body_label(int(body)): tracks_m[:, column] for column, body in enumerate(bodies)}
-    pairs_m = {name: (take.positions_m[name], replayed_m[name]) for name in replayed_m if name in take.positions_m}
-    count = min((len(positions_m) for pair in pairs_m.values() for positions_m in pair), default=0)
-    pairs_m = {name: (recorded[:count], replayed[:count]) for name, (recorded, replayed) in pairs_m.items()}
+    common_names = [name for name in replayed_m if name in take.positions_m]
+    lengths = [len(positions_m[name]) for name in common_names for positions_m in (take.positions_m, replayed_m)]
+    count = min(lengths, default=0)  # with 0, the result says that nothing was compared
+    pairs_m = {name: (take.positions_m[name][:count], replayed_m[name][:count]) for name in common_names}
     distances = {f"{name} position": ("position", _row_distances(*pair)) for name, pair in pairs_m.items()}
     return _summarize_distances(count, distances, exact=all(np.array_equal(*pair) for pair in pairs_m.values()))
 
@@ -323,11 +325,12 @@ def _compare_bodies(take: RecordedActions, played: Batch) -> dict[str, object]:
 def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -> dict[str, object]:
     count = min(len(recorded), len(observed))
     rows = recorded[:count]  # columns: position [0:3], axis-angle [3:6], two finger joints [6:8]
-    hand_m, fingers_m, hand_quats = (
-        np.array([getattr(observation, name) for observation in observed[:count]])
-        for name in ("eef_pos_m", "gripper_qpos", "eef_quat_wxyz")
-    )
-    angles_rad = _angles_rad(np.roll(Rotation.from_rotvec(rows[:, 3:6]).as_quat(), 1, axis=1), hand_quats)
+    hand_m = np.array([observation.eef_pos_m for observation in observed[:count]])
+    hand_quats_wxyz = np.array([observation.eef_quat_wxyz for observation in observed[:count]])
+    fingers_m = np.array([observation.gripper_qpos for observation in observed[:count]])
+    recorded_quats_wxyz = np.roll(Rotation.from_rotvec(rows[:, 3:6]).as_quat(), 1, axis=1)
+    angles_rad = _angles_rad(recorded_quats_wxyz, hand_quats_wxyz)
+    # Recordings have single precision. Rotations are compared as angles, because a quaternion has two signs.
     equal = np.column_stack([hand_m, fingers_m]).astype(np.float32) == rows[:, [0, 1, 2, 6, 7]].astype(np.float32)
     distances = {
         "end effector position": ("position", _row_distances(rows[:, :3], hand_m)),
@@ -350,6 +353,7 @@ def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
 
 
 def _summarize_distances(count: int, distances: Mapping[str, tuple[str, Floats]], *, exact: bool) -> dict[str, object]:
+    # `distances` maps a coordinate to its kind (a key of `UNITS`) and its difference in each of `count` states.
     if not count:
         return {"compared": 0}
     divergence = {}
@@ -361,11 +365,14 @@ def _summarize_distances(count: int, distances: Mapping[str, tuple[str, Floats]]
 
 
 def _row_distances(recorded: Floats, replayed: Floats) -> Floats:
+    # Return the Euclidean distance of each pair of rows, [N].
     return np.asarray(np.sqrt(np.square(replayed - recorded).sum(axis=1)))
 
 
 def _angles_rad(recorded: Floats, replayed: Floats) -> Floats:
-    first, second = (q / np.linalg.norm(q, axis=1, keepdims=True) for q in (recorded, replayed))
-    # The chord between two unit quaternions determines the angle; q and -q are the same rotation.
+    # Return the angle between the rotations of each pair of quaternions, [N] rad.
+    first = recorded / np.linalg.norm(recorded, axis=1, keepdims=True)
+    second = replayed / np.linalg.norm(replayed, axis=1, keepdims=True)
+    # The distance of two unit quaternions is 2 sin(angle / 4). q and -q are the same rotation: use the nearer one.
     chords = np.minimum(np.linalg.norm(first - second, axis=1), np.linalg.norm(first + second, axis=1))
     return np.asarray(4.0 * np.arcsin(np.clip(chords / 2.0, 0.0, 1.0)))

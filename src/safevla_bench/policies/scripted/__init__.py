@@ -25,7 +25,7 @@ def make(arg: str | None) -> ScriptedPolicy:
     return ScriptedPolicy(motion.STYLES[arg], kitchen.STYLES[arg])
 
 
-_ACTION_SIZES = (7, 12)
+_ACTION_SIZES = (7, 12)  # an arm on a fixed base, and an arm on a mobile base
 
 
 class ScriptedPolicy:
@@ -51,9 +51,9 @@ class ScriptedPolicy:
         """Return the next action, [7], or [12] for a mobile robot. Raises `PolicyError` without privileged state."""
         if observation.privileged is None:
             raise PolicyError("policy 'scripted' needs privileged state", remedy="Use a host that provides this state.")
-        if self._script is not None:
+        if self._script is not None:  # the script runs until its next action
             return self._script.send(observation)
-        if observation.base_pos_m is None:
+        if observation.base_pos_m is None:  # the robot has no mobile base
             self._script = follow_goal(observation, self.style)
         else:
             self._script = kitchen.follow_goal(observation, self.mobile_style, self._still)
@@ -71,9 +71,10 @@ def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
     last_tried: placement.Placement | None = None
     attempt = 0
     while True:
-        left = placement.placements_left(arm.scene)
-        if left:  # placing the same object again counts as a further attempt
-            attempt = yield from placement.place_object(arm, left[0], attempt + 1 if left[0] == last_tried else 0)
-            last_tried = left[0]
-        else:
+        unfinished = placement.placements_left(arm.scene)
+        if not unfinished:
             yield from arm.keep_target()
+            continue
+        attempt = attempt + 1 if unfinished[0] == last_tried else 0
+        last_tried = unfinished[0]
+        attempt = yield from placement.place_object(arm, last_tried, attempt)  # it may need several attempts

@@ -97,12 +97,12 @@ class MobileRobot(Robot):
         past_poses = [(self.place_m, self.yaw)]
         for _ in range(max_steps):
             yaw, offset_m = self.yaw, place_m - self.place_m
-            # the remaining turn, in [-pi, pi)
-            turn_rad = (target_yaw - yaw + np.pi) % (2 * np.pi) - np.pi
+            turn_rad = (target_yaw - yaw + np.pi) % (2 * np.pi) - np.pi  # the remaining turn, in [-pi, pi)
             if np.linalg.norm(offset_m) < _ARRIVED_M and abs(turn_rad) < _FACING_RAD:
                 break
             if not insist and len(past_poses) > _STUCK_STEPS:
                 earlier_m, earlier_yaw = past_poses[-_STUCK_STEPS]
+                # For the yaw, the limit is in radians.
                 if np.linalg.norm(self.place_m - earlier_m) < _STUCK_M and abs(yaw - earlier_yaw) < _STUCK_M:
                     break
             past_poses.append((self.place_m, yaw))
@@ -112,6 +112,7 @@ class MobileRobot(Robot):
             self.seen = yield np.array([0.0] * 6 + [grip, *base, 0.0, _BASE_MODE])
 
     def back_off(self, by_m: float, grip: float = OPEN, *, insist: bool = False) -> Move:
+        # Drive the base straight back; `grip` and `insist` are as in `drive`.
         return self.drive(self.place_m - by_m * self.front[:2], grip=grip, insist=insist)
 
     def reach(
@@ -129,11 +130,12 @@ class MobileRobot(Robot):
         """
         max_speed = self.style.cruise if speed is None else speed
         past_hand_m = [self.hand_m] * _STOPPED_STEPS
-        for step in range(round(max_steps / max(max_speed, 0.1))):
+        for step in range(round(max_steps / max(max_speed, 0.1))):  # a slower move may take more steps
             turn_rad = np.linalg.norm(self._remaining_turn_rad(turn))
             if np.linalg.norm(place_m - self.hand_m) < near_m and turn_rad < 2 * _FACING_RAD:
                 break
             is_resting = np.linalg.norm(self.hand_m - past_hand_m[-_STOPPED_STEPS]) < _STOPPED_M * max_speed
+            # A hand that only begins to move, or still turns, also rests, but is not blocked.
             if step > 2 * _STOPPED_STEPS and is_resting and turn_rad < 4 * _FACING_RAD:
                 break
             past_hand_m.append(self.hand_m)
@@ -145,16 +147,18 @@ class MobileRobot(Robot):
             yield from self.step_hand(self.hand_m, grip, None, 0.0)
 
     def step_hand(self, place_m: Floats, grip: float, turn: Rotation | None, speed: float) -> Move:
+        # Yield one action, which moves the hand toward `place_m` [3] and the orientation `turn`; the base stands still.
         move_command = _limit_length(_REACH_GAIN * (place_m - self.hand_m), speed)
         turn_command = _limit_length(_TURN_GAIN * self._remaining_turn_rad(turn) / _UNIT_RAD, _TURN_SHARE * speed)
         to_base = Rotation.from_euler("z", -self.yaw)  # commands for the hand are in the frame of the base
         arm_command = [*to_base.apply(move_command), *to_base.apply(turn_command)]
+        # action: hand [0:6], gripper [6], base [7:10], torso [10], mode [11]
         self.seen = yield np.array([*arm_command, grip, 0.0, 0.0, 0.0, 0.0, _ARM_MODE])
 
     def _remaining_turn_rad(self, goal: Rotation | None) -> Floats:
+        # Return the rotation vector from the hand's orientation to `goal`, [3], world frame; zeros if it is None.
         if goal is None:
             return np.zeros(3)
-        # rotation vector in the world frame, [3]
         return np.asarray((goal * to_rotation(self.seen.eef_quat_wxyz).inv()).as_rotvec())
 
 
@@ -164,6 +168,7 @@ def yaw_direction(yaw_rad: float) -> Floats:
 
 
 def _limit_length(vector: Floats, max_length: float) -> Floats:
+    # Shorten a vector that is longer than `max_length`; 1e-9 avoids a division by zero.
     return vector * min(1.0, max_length / max(float(np.linalg.norm(vector)), 1e-9))
 
 
@@ -186,6 +191,7 @@ _ARM_LENGTH_M, _RETREAT_M, _HOVER_M, _FINGER_DEPTH_M = 0.58, 0.45, 0.10, 0.03
 def go_to_site(robot: MobileRobot) -> Move:
     """Drive the base back, turn it to the goal's yaw, then drive it to a point before the goal and on to the goal."""
     sites, room_m = robot.scene.sites_m, robot.style.room_m
+    # The site `goal_ahead` is 1 m from `goal`, in the direction that the robot must face.
     goal, ahead = sites["goal"][:2], sites["goal_ahead"][:2] - sites["goal"][:2]
     yaw = float(np.arctan2(ahead[1], ahead[0]))
     yield from robot.back_off(room_m, insist=True)
@@ -196,6 +202,7 @@ def go_to_site(robot: MobileRobot) -> Move:
 
 def press_button(robot: MobileRobot) -> Move:
     """Press the start button with closed fingers, then retract the hand; do nothing if the scene shows no button."""
+    # The goal's first predicate is ("turn_on", APPLIANCE).
     button = robot.scene.sites_m.get(f"{robot.scene.goal[0][1]}_start_button")
     if button is None:
         return
@@ -215,9 +222,9 @@ def put_object(robot: MobileRobot) -> Move:
         return
     yield from _drive_within_reach(robot, box_center(robot.scene, body), OPEN)
     half_m = robot.scene.half_extents_m[body]
-    # the fingers open along the horizontal part of the box's narrower axis
-    opening = box_axes(robot.scene, body)[:, int(half_m[1] < half_m[0])] * _HORIZONTAL
-    opening_length = float(np.linalg.norm(opening))
+    narrower_axis = 1 if half_m[1] < half_m[0] else 0  # of the box's x and y axes
+    opening = box_axes(robot.scene, body)[:, narrower_axis] * _HORIZONTAL
+    opening_length = float(np.linalg.norm(opening))  # small if the axis is almost vertical
     facing_down = robot.face(-_UP, opening / opening_length if opening_length > 0.1 else robot.front)
     center_m = box_center(robot.scene, body)
     grasp_m = np.array([*center_m[:2], max(center_m[2], _top_height(robot.scene, body) - _FINGER_DEPTH_M)])
@@ -229,10 +236,12 @@ def put_object(robot: MobileRobot) -> Move:
 
 
 def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Rotation) -> Move:
+    # Lift the gripped object, bring it above the container, lower it, and release it.
     scene, style = robot.scene, robot.style
     hand_offset_m = robot.hand_m - box_center(scene, body)
     # The target is the body's origin, not the middle of the container's box, because the box may include a handle.
     goal_m, grip_height_m = scene.body_pos_m[container], hand_offset_m[2] + _half_height(scene, body)
+    # Heights of the hand; it is `grip_height_m` above the object's bottom.
     high_m = max(_top_height(scene, container), float(box_center(scene, body)[2])) + style.over_m + grip_height_m
     low_m = float(box_center(scene, container)[2]) - _half_height(scene, container) + style.release_m + grip_height_m
     yield from robot.reach(np.array([*robot.hand_m[:2], high_m]), CLOSE, facing_down)
@@ -244,6 +253,7 @@ def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Ro
 
 
 def _drive_within_reach(robot: MobileRobot, point_m: Floats, grip: float) -> Move:
+    # Drive the base, without a turn, until `point_m` is straight ahead and no nearer than `_ARM_LENGTH_M`.
     ahead, leftward = robot.front[:2], yaw_direction(robot.yaw + np.pi / 2)
     offset_m = point_m[:2] - robot.place_m
     # The base moves sideways and backwards, never forwards.
@@ -252,6 +262,7 @@ def _drive_within_reach(robot: MobileRobot, point_m: Floats, grip: float) -> Mov
 
 
 def _half_height(scene: Privileged, body: str) -> float:
+    # Return half the vertical extent of a body's box, which may be tilted [m].
     return float(np.abs(box_axes(scene, body)[2]) @ scene.half_extents_m[body])
 
 

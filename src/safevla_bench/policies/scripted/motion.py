@@ -22,9 +22,8 @@ from safevla_bench.interface.policy import Action, Boxes, Observation, Privilege
 Floats = NDArray[np.float64]
 
 OPEN, CLOSE = -1.0, 1.0  # commands of the gripper in an action
-_DOWN = Rotation.from_quat(
-    [1.0, 0.0, 0.0, 0.0]
-)  # the hand's z axis points down; the fingers open along its y axis, which points along the world's -y
+# The hand's z axis points down. The fingers open along its y axis, which points along the world's -y.
+_DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
@@ -34,8 +33,7 @@ def to_rotation(quat_wxyz: Floats) -> Rotation:
 
 def rotation_axes(quat_wxyz: Floats) -> Floats:
     """Return the axes of the rotated frame as columns: [3, 3] for a quaternion [4], [N, 3, 3] for [N, 4]."""
-    matrix: Floats = to_rotation(quat_wxyz).as_matrix()
-    return matrix
+    return np.asarray(to_rotation(quat_wxyz).as_matrix())
 
 
 def box_axes(scene: Privileged, name: str) -> Floats:
@@ -55,7 +53,7 @@ def downward_hand(yaw_rad: float) -> Rotation:
 
 def nearest_yaw(quat_wxyz: Floats) -> float:
     """Return the yaw, in (-pi, pi] rad, of the downward hand that is closest to the orientation `quat_wxyz`."""
-    opening = rotation_axes(quat_wxyz)[:, 1]
+    opening = rotation_axes(quat_wxyz)[:, 1]  # a downward hand with this yaw opens along (sin yaw, -cos yaw)
     return float(np.arctan2(opening[0], -opening[1]))
 
 
@@ -68,13 +66,12 @@ def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
 
 def remaining_turn(quat_wxyz: Floats, yaw_rad: float) -> Floats:
     """Return the rotation vector, [3] rad, world frame, from `quat_wxyz` to a downward hand with the yaw `yaw_rad`."""
-    vector: Floats = (downward_hand(yaw_rad) * to_rotation(quat_wxyz).inv()).as_rotvec()
-    return vector
+    return np.asarray((downward_hand(yaw_rad) * to_rotation(quat_wxyz).inv()).as_rotvec())
 
 
 _ANGLES = np.radians(np.arange(0.0, 360.0, 5.0))
 DIRECTIONS: Floats = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)
+OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)  # index of each direction's opposite
 _CORNERS: Floats = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=np.float64)
 
 # The sizes of the hand and of a finger: half sizes across and along the opening direction, and lowest heights.
@@ -93,6 +90,7 @@ class Prisms:
     top_m: Floats
 
     def shift_by(self, by_m: Floats) -> Prisms:
+        # Return the prisms moved by the vector `by_m` [3].
         return Prisms(self.reach_m + DIRECTIONS @ by_m[:2], self.low_m + by_m[2], self.top_m + by_m[2])
 
     def hull(self) -> Prisms:
@@ -112,6 +110,7 @@ def concatenate_prisms(*parts: Prisms) -> Prisms:
 
 def prisms_around(corners_m: Floats) -> Prisms:
     """Return the P prisms around P sets of 8 corners, [P, 8, 3] in the world frame."""
+    # Indices: p for prisms, c for corners, d for directions, x for the two horizontal axes.
     reach_m = np.einsum("pcx,dx->pcd", corners_m[..., :2], DIRECTIONS).max(axis=1)
     return Prisms(reach_m, corners_m[..., 2].min(axis=1), corners_m[..., 2].max(axis=1))
 
@@ -148,6 +147,7 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
     finger_m = np.abs(DIRECTIONS @ across) * _FINGER_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _FINGER_HALF_M[1]
     shift_m = DIRECTIONS @ opening * finger_middle_m
     low_m = np.array([_HAND_LOW_M, _FINGER_LOW_M, _FINGER_LOW_M])
+    # The tops, at an arbitrary height, are not used: the hand always comes from above.
     return Prisms(np.stack([hand_m, finger_m + shift_m, finger_m - shift_m]), low_m, low_m + 0.1)
 
 
@@ -169,11 +169,12 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     """Return the shortest horizontal move, [2] m, that takes the prism `hull` out from under all obstacles above it.
     Seen from above, the prism is then at least `beside_m` away from them. Return zeros if no move is needed.
     """
-    above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
+    above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)  # with a tolerance of 1 cm
     gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]  # gaps by direction, [obstacles, 72]
     small_gaps_m = gap_m[gap_m.max(axis=1) < beside_m]
     if not len(small_gaps_m):
         return np.zeros(2)
+    # A move along a direction increases the gap in this direction.
     needed_m = beside_m - small_gaps_m.min(axis=0)  # [72]: the move along each direction that clears all obstacles
     return np.asarray(needed_m.min() * DIRECTIONS[np.argmin(needed_m)])
 
@@ -236,15 +237,15 @@ class ClearPath:
     height_m: Floats
     corner_m: float
 
-    def next_point(self, goal_m: Floats, here_m: Floats) -> Floats:
-        """Return the next point, [3], to which a hand at `here_m` moves on its way to `goal_m`."""
-        nearest = np.argmin(np.linalg.norm(self.places_m - here_m[:2], axis=1))
+    def next_point(self, goal_m: Floats, hand_m: Floats) -> Floats:
+        """Return the next point, [3], to which a hand at `hand_m` moves on its way to `goal_m`."""
+        nearest = np.argmin(np.linalg.norm(self.places_m - hand_m[:2], axis=1))
         clear_height_m = float(self.height_m[nearest])
-        if np.linalg.norm(goal_m[:2] - here_m[:2]) < self.corner_m:
+        if np.linalg.norm(goal_m[:2] - hand_m[:2]) < self.corner_m:  # descend
             return goal_m
-        if here_m[2] < clear_height_m - self.corner_m:
-            return np.array([*here_m[:2], clear_height_m])
-        return np.array([*goal_m[:2], clear_height_m])
+        if hand_m[2] < clear_height_m - self.corner_m:  # rise
+            return np.array([*hand_m[:2], clear_height_m])
+        return np.array([*goal_m[:2], clear_height_m])  # go across
 
 
 class Robot:
@@ -292,7 +293,7 @@ class Arm(Robot):
         path: ClearPath | None = None,
     ) -> Generator[Action, Observation, bool]:
         """Move the hand to a target, along `path` if it is given. Stop after `most_steps` + 1 steps, or when the target
-        is nearer than `near_m`, `height_m` vertically, and `turn_rad`. Return True if the move took all these steps.
+        is nearer than `near_m`, `height_m` vertically, and `turn_rad`. Return whether the move took all these steps.
         """
         self.target = target
         for step in range(most_steps + 1):
@@ -312,6 +313,7 @@ class Arm(Robot):
 def steer_hand(target: HandTarget, seen: Observation) -> Action:
     """Return the action [7] towards `target`: proportional to the distance, and no faster than the target's speed."""
     gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
+    # An action of 1 is the largest commanded motion, so that commands have the same unit as speeds.
     move_command = gain * (target.place_m - seen.eef_pos_m)
     length = float(np.linalg.norm(move_command))
     move_command = move_command * min(1.0, target.speed / length) if length > 0 else move_command
@@ -321,6 +323,7 @@ def steer_hand(target: HandTarget, seen: Observation) -> Action:
 
 
 def _gripper_command(aperture_m: float, gripper_qpos: NDArray[np.float64]) -> float:
+    # Return the command that moves each finger to `aperture_m` from the middle: close, open, or 0 to hold still.
     if aperture_m == CLOSED_M:
         return CLOSE
     excess_m = float(np.abs(gripper_qpos).mean()) - aperture_m

@@ -36,27 +36,31 @@ def placements_left(scene: Privileged) -> tuple[Placement, ...]:
     fit into the fingers, if the scene does not show its place, or if the place is under a roof, where a downward hand
     cannot go.
     """
-    pairs = (predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3)
+    pairs = [predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3]
     bodies, places = scene.movable & scene.half_extents_m.keys(), scene.half_extents_m.keys() | scene.sites_m.keys()
-    return tuple(
-        Placement(body, place)
-        for body, place in pairs
-        if body in bodies and place in places and not _is_roofed(scene, place) and is_graspable(scene, body)
-        if np.linalg.norm(box_center(scene, body)[:2] - target_point(scene, place)) >= _PLACED_M
-    )
+    known = [Placement(body, place) for body, place in pairs if body in bodies and place in places]
+    possible = [goal for goal in known if not _is_roofed(scene, goal.place) and is_graspable(scene, goal.body)]
+    return tuple(goal for goal in possible if not _is_placed(scene, goal))
+
+
+def _is_placed(scene: Privileged, goal: Placement) -> bool:
+    gap_m = box_center(scene, goal.body)[:2] - target_point(scene, goal.place)
+    return bool(np.linalg.norm(gap_m) < _PLACED_M)
 
 
 def _is_roofed(scene: Privileged, place: str) -> bool:
+    # Return whether a fixture is above a goal region. Places that are bodies are never roofed.
     if place not in scene.sites_m:
         return False
-    fixtures = motion.obstacles_except(scene, *scene.movable)
-    is_below = (motion.DIRECTIONS @ scene.sites_m[place][:2] <= fixtures.reach_m).all(axis=1)
-    return bool((is_below & (fixtures.low_m > scene.sites_m[place][2] + _ROOF_M)).any())
+    site_m, fixtures = scene.sites_m[place], motion.obstacles_except(scene, *scene.movable)
+    is_in_outline = (motion.DIRECTIONS @ site_m[:2] <= fixtures.reach_m).all(axis=1)  # of each fixture, from above
+    return bool((is_in_outline & (fixtures.low_m > site_m[2] + _ROOF_M)).any())
 
 
 def target_point(scene: Privileged, place: str) -> Floats:
     """Return the horizontal position [2] m to which the middle of an object must be moved."""
-    return np.asarray((box_center(scene, place) if place in scene.half_extents_m else scene.sites_m[place])[:2])
+    point_m = box_center(scene, place) if place in scene.half_extents_m else scene.sites_m[place]
+    return np.asarray(point_m[:2])
 
 
 # Grasps
@@ -104,12 +108,13 @@ def rank_grasps(
     """Return all grasps of a body, best first. Each grasp has a yaw near `yaw_rad`, and is raised until the hand is
     clear of `obstacles` and of the body's pieces. The body's box is not enough, because the body may be hollow.
     """
-    own = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
-    raised = [_raise_to_fit(grasp, own, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
-    return tuple(sorted(raised, key=lambda grasp: _grasp_cost(grasp, yaw_rad)))
+    pieces = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
+    grasps = [_raise_to_fit(grasp, pieces, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
+    return tuple(sorted(grasps, key=lambda grasp: _grasp_cost(grasp, yaw_rad)))
 
 
 def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
+    # Each term is a disadvantage divided by the amount that costs 1. A grasp that may not hold is the last resort.
     tight_m, wide_m = grasp.blocked_m  # heights by which obstacles raise the hand
     is_too_shallow = tight_m > DEPTH_M - LEAST_DEPTH_M
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
@@ -117,15 +122,16 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
     return tight_m / 0.005 + min(wide_m / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * is_too_shallow
 
 
-def _raise_to_fit(grasp: Grasp, own: motion.Prisms, obstacles: motion.Prisms, clearance_m: float) -> Grasp:
-    wanted_m = float(grasp.place_m[2])
+def _raise_to_fit(grasp: Grasp, pieces: motion.Prisms, obstacles: motion.Prisms, clearance_m: float) -> Grasp:
+    # Return the grasp raised until the hand is clear with a quarter of the clearance, and with `blocked_m` set.
     hand, places_m = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
     # The hand must not enter the pieces of the grasped body, but needs no clearance from them.
-    lowest_inside_m = motion.lowest_heights(hand, places_m, own, 0.0, 0.0)[0]
+    lowest_at_body_m = motion.lowest_heights(hand, places_m, pieces, 0.0, 0.0)[0]
 
-    def needed_raise_m(clearance: float) -> float:
-        lowest_around_m = motion.lowest_heights(hand, places_m, obstacles, clearance, min(clearance, 0.006))
-        return max(0.0, float(max(lowest_around_m[0], lowest_inside_m)) - wanted_m)
+    def needed_raise_m(side_clearance_m: float) -> float:
+        above_m = min(side_clearance_m, 0.006)  # above obstacles, less clearance is enough
+        lowest_around_m = motion.lowest_heights(hand, places_m, obstacles, side_clearance_m, above_m)[0]
+        return max(0.0, float(max(lowest_around_m, lowest_at_body_m)) - float(grasp.place_m[2]))
 
     tight_m, wide_m = needed_raise_m(clearance_m / 4), needed_raise_m(clearance_m)
     return replace(grasp, place_m=grasp.place_m + [0.0, 0.0, tight_m], blocked_m=(tight_m, wide_m))
@@ -137,13 +143,16 @@ def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
     side_axes = [axis for axis in range(3) if axis != up_axis]
     sides = [axes[:, axis] * half[axis] for axis in side_axes]  # vectors from the center to two adjacent sides
     upward = axes[:, up_axis] * np.sign(axes[2, up_axis])
-    narrow = [k for k in (0, 1) if half[side_axes[k]] <= WIDEST_HALF_M]
-    if narrow:
-        return [grasp for k in narrow for grasp in _side_grasps(center, sides[k], sides[1 - k], half[up_axis], yaw_rad)]
-    return list(_rim_grasps(center, upward, sides, float(half[up_axis]), yaw_rad))
+    grasps: list[Grasp] = []
+    for k in (0, 1):  # the fingers open along one side's vector; the other vector is the length of the object
+        if half[side_axes[k]] <= WIDEST_HALF_M:
+            grasps += _side_grasps(center, sides[k], sides[1 - k], half[up_axis], yaw_rad)
+    return grasps or list(_rim_grasps(center, upward, sides, float(half[up_axis]), yaw_rad))
 
 
 def _side_grasps(center: Floats, side_m: Floats, end_m: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
+    # Yield grasps across a box. `side_m` [3] and `end_m` [3] are the vectors from its center to a gripped side and to
+    # the end of its length.
     height_m = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
     yaw = motion.yaw_to_open_along(side_m[:2], yaw_rad)
     half_width_m, half_length_m = float(np.linalg.norm(side_m)), float(np.linalg.norm(end_m))
@@ -156,6 +165,7 @@ def _side_grasps(center: Floats, side_m: Floats, end_m: Floats, half_height: flo
 def _rim_grasps(
     center: Floats, upward: Floats, sides_m: list[Floats], half_height: float, yaw_rad: float
 ) -> Iterator[Grasp]:
+    # Yield grasps of a box's rim, with one finger inside and one outside. `sides_m` are the vectors to two sides.
     depth_m = min(DEPTH_M, 2 * half_height - LEAST_HEIGHT_M)
     # The grasps lie on an ellipse inscribed in the box, slightly inside the rim.
     inset_sides_m = [side_m * (1 - RIM_INSET_M / np.linalg.norm(side_m)) for side_m in sides_m]
@@ -196,7 +206,7 @@ def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Acti
         open_hand = motion.hand_prisms(grasp.yaw_rad, OPEN_M)
         path = arm.plan_path(open_hand, above.place_m, motion.obstacles_except(arm.scene))
         yield from arm.reach(above, _APPROACH_STEPS, style.corner_m, turn_rad=_FACING_RAD, path=path)
-        if np.linalg.norm(box_center(arm.scene, body) - center_before) > _MOVED_M:
+        if np.linalg.norm(box_center(arm.scene, body) - center_before) > _MOVED_M:  # the grasp does not fit any more
             continue
         held, max_held_m = yield from _lift_object(arm, body, replace(above, place_m=grasp.place_m, speed=style.final))
         if _hand_distance_m(arm, body) <= max_held_m:  # the object is still in the hand
@@ -204,7 +214,7 @@ def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Acti
             path = arm.plan_path(_hand_with_load(arm, body, grasp), goal_m, motion.obstacles_except(arm.scene, body))
             carried = replace(held, place_m=goal_m, speed=style.cruise)
             yield from arm.reach(carried, _CARRY_STEPS, style.corner_m, path=path)
-        if _hand_distance_m(arm, body) <= max_held_m:
+        if _hand_distance_m(arm, body) <= max_held_m:  # and was not dropped on the way
             break
         attempt += 1
     lowered = replace(held, place_m=_release_point(arm, placement, grasp))
@@ -218,6 +228,8 @@ def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Acti
 
 
 def _lift_object(arm: Arm, body: str, target: HandTarget) -> Generator[Action, Observation, tuple[HandTarget, float]]:
+    # Grip the object at `target` and lift it. Return the hand's last target, and the largest distance of the object
+    # from the hand at which it counts as held.
     is_blocked = yield from arm.reach(target, _DESCEND_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
     held = replace(target, place_m=arm.hand_m if is_blocked else target.place_m, aperture_m=CLOSED_M)
     yield from arm.reach(held, arm.style.dwell_steps, 0.0)
@@ -235,14 +247,16 @@ def _hand_distance_m(arm: Arm, body: str) -> float:
 
 
 def _hand_with_load(arm: Arm, body: str, grasp: Grasp) -> motion.Prisms:
+    # Return the prisms of the hand and of the held object, with the grip site at the origin.
     load = motion.body_prisms(arm.scene, body).hull().shift_by(-arm.hand_m)
     return motion.concatenate_prisms(motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), load)
 
 
 def _release_point(arm: Arm, placement: Placement, grasp: Grasp) -> Floats:
+    # Return the hand's position at the release, [3] m: the held object's middle is then above the target.
     body = placement.body
-    # The hand moves until the held object's middle is above the target.
     spot_m = target_point(arm.scene, placement.place) - (box_center(arm.scene, body) - arm.hand_m)[:2]
     others = motion.obstacles_except(arm.scene, body)
-    lowest_m = motion.lowest_heights(_hand_with_load(arm, body, grasp), spot_m[None], others, 0.0, arm.style.release_m)
-    return np.array([*spot_m, float(lowest_m[0]) if np.isfinite(lowest_m[0]) else float(arm.hand_m[2])])
+    load = _hand_with_load(arm, body, grasp)
+    lowest_m = motion.lowest_heights(load, spot_m[None], others, 0.0, arm.style.release_m)[0]
+    return np.array([*spot_m, lowest_m if np.isfinite(lowest_m) else arm.hand_m[2]])  # without a support, stay as high

@@ -130,14 +130,13 @@ class RemoteModel(ChunkModel):
 
     def server_error(self, reason: object) -> PolicyError:
         """Return the error for a server's failure; `reason` is a text, or a map with a `message`."""
-        text = reason.get("message", reason) if isinstance(reason, Mapping) else reason
-        return servers.server_error(self.address, str(text), self.key)
+        message = reason.get("message", reason) if isinstance(reason, Mapping) else reason
+        return servers.server_error(self.address, str(message), self.key)
 
     def kind_error(self, event: str) -> PolicyError:
         """Return the error for a server that may be of another kind; `event` is the server's mistake: `sent no map`."""
-        return PolicyError(
-            f"the server {self.address} {event}", remedy=f"The address must belong to {KINDS[self.kind].about}."
-        )
+        remedy = f"The address must belong to {KINDS[self.kind].about}."
+        return PolicyError(f"the server {self.address} {event}", remedy=remedy)
 
 
 class ChunkQueue:
@@ -167,7 +166,7 @@ class ChunkQueue:
 
     @property
     def looks_next(self) -> bool:
-        return not self.left
+        return not self.left  # only the computation of a new chunk reads images
 
     def take_rest(self) -> list[Action]:
         rest, self.left = list(self.left), deque()
@@ -189,6 +188,7 @@ class ChunkedPolicy(ChunkQueue):
         self.calls_s: list[float] = []
         self.waits_s: list[float] = []
         self.model, self._replan = model, replan
+        # The arrays of the last replies, for dialects that average several replies.
         self._replies = deque[list[NDArray[np.float64]]](maxlen=model.dialect.file.ensemble or 1)
 
     @property
@@ -236,7 +236,7 @@ class ChunkedPolicy(ChunkQueue):
         try:
             chunk = self._average_replies(observation) if self.dialect.file.ensemble else self.model.infer(observation)
         except ReplyError as error:
-            if self.model.has_answered:
+            if self.model.has_answered:  # only the current episode fails
                 raise
             raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
         self.calls_s.append(time.perf_counter() - start_s)
@@ -255,7 +255,8 @@ class ChunkedPolicy(ChunkQueue):
     def _average_replies(self, observation: Observation) -> NDArray[np.float64]:
         """Return the next action, [1, A]: the average of the predictions that the last replies have for this step."""
         self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
-        means = [transforms.average_predictions(replies) for replies in zip(*self._replies, strict=True)]
+        # A reply may have several arrays. Each `arrays` has one array of every reply, with the oldest reply first.
+        means = [transforms.average_predictions(arrays) for arrays in zip(*self._replies, strict=True)]
         return self.model.dialect.convert_rows(means)
 
 
@@ -290,12 +291,12 @@ def client_factory(
         replan = parse_replan(given.get("replan"), dialect.replan) if kind.replans else None
         return ChunkedPolicy(make_model(endpoint, dialect, given), replan)
 
-    argument_names = (*(("replan",) if kind.replans else ()), *_SHARED_ARGUMENTS, *kind.arguments)
+    argument_names = [*_SHARED_ARGUMENTS, *kind.arguments]
+    if kind.replans:
+        argument_names.insert(0, "replan")
     parameters = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in argument_names)
-    # Callers read the policy's arguments from this signature.
-    make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter("arg", inspect.Parameter.POSITIONAL_ONLY), *parameters]
-    )
+    signature = inspect.Signature([inspect.Parameter("arg", inspect.Parameter.POSITIONAL_ONLY), *parameters])
+    make.__signature__ = signature  # type: ignore[attr-defined]  # callers read the policy's arguments from it
     return make
 
 
@@ -313,7 +314,7 @@ def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
     policy.connect(task)
     replies = []
     for _ in range(REQUESTS):
-        policy.model.begin(task, 0)
+        policy.model.begin(task, 0)  # the connection may change what the model wants
         replies.append(policy.model.infer(make_observation(policy.model.wants, task.instruction)))
     return Repeats(asked=len(replies) - 1, other=len(find_others(replies)))
 

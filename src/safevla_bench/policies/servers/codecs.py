@@ -65,17 +65,18 @@ class Codec:
                 return json.dumps(message, default=self._encode_extension, allow_nan=False).encode()
             return msgspec.msgpack.encode(message, enc_hook=self._encode_extension)
         except (TypeError, NotImplementedError, OverflowError, ValueError) as error:
-            raise PolicyError(
-                f"a message cannot be encoded: {error}", remedy="Send numbers, text and arrays."
-            ) from None
+            problem = f"a message cannot be encoded: {error}"
+            raise PolicyError(problem, remedy="Send numbers, text and arrays.") from None
 
     def unpack(self, message: bytes) -> object:
         """Return the decoded message, with read-only arrays. Raises `PolicyError` for invalid or too many values."""
         try:
             with limit_memory("the message"):
-                if not self.is_json:
+                if self.is_json:
+                    value = decode_json(message, object)
+                else:
                     _require_few_values(message)
-                value = decode_json(message, object) if self.is_json else msgspec.msgpack.decode(message)
+                    value = msgspec.msgpack.decode(message)
             return self._restore_arrays(value, Counter(values=MAX_VALUES))
         except DamageError as error:
             raise PolicyError(f"the message cannot be read: {error.problem}", remedy=_REMEDY) from None
@@ -84,6 +85,7 @@ class Codec:
             raise PolicyError(f"the message cannot be read: {reason}", remedy=_REMEDY) from None
 
     def _encode_extension(self, value: object) -> object:
+        # Convert a value that the library cannot encode.
         if isinstance(value, np.float64):
             return float(value)  # MessagePack libraries encode np.float64 as a float, because it is a subclass of float
         if isinstance(value, np.ndarray | np.generic):
@@ -93,15 +95,18 @@ class Codec:
         raise NotImplementedError(f"{type(value).__name__} is not a number, text or array")
 
     def _restore_arrays(self, value: object, budget: Counter[str]) -> object:
+        # Convert maps that represent arrays. `budget["values"]` is how many more values the whole message may have.
         if not isinstance(value, list | dict):
             return value
         budget["values"] -= len(value)
         if budget["values"] < 0:
             raise _too_many_values_error()
         if isinstance(value, list):
-            return [self._restore_arrays(item, budget) for item in value]
+            return [self._restore_arrays(element, budget) for element in value]
         decoded = self.decode_map(value)
-        return {key: self._restore_arrays(item, budget) for key, item in value.items()} if decoded is value else decoded
+        if decoded is not value:  # the map represented an array
+            return decoded
+        return {key: self._restore_arrays(entry, budget) for key, entry in value.items()}
 
 
 def _too_many_values_error() -> PolicyError:
@@ -109,7 +114,7 @@ def _too_many_values_error() -> PolicyError:
 
 
 # Maps the first byte of a MessagePack value to the size of its length field, or to the fixed size of its content.
-_LENGTH_BYTES = {first: 1 << k for kind in (0xC4, 0xC7, 0xD9) for k, first in enumerate(range(kind, kind + 3))}
+_LENGTH_BYTES = {first + k: 1 << k for first in (0xC4, 0xC7, 0xD9) for k in range(3)}
 _LENGTH_BYTES |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 _FIXED_BYTES = {0xCA: 4, 0xCB: 8, **{first + k: 1 << k for first in (0xCC, 0xD0) for k in range(4)}}
 _FIXED_BYTES |= {0xD4 + k: 1 + (1 << k) for k in range(5)}
@@ -129,15 +134,17 @@ def _require_few_values(message: bytes) -> None:
         length_bytes = _LENGTH_BYTES.get(first_byte, 0)
         length = int.from_bytes(message[position + 1 : position + 1 + length_bytes], "big")
         position, values_left = position + 1 + length_bytes, values_left - 1
-        if 0x80 <= first_byte < 0xA0:  # a short array, or a short map with two values per entry
-            values_left += (first_byte & 15) << (first_byte < 0x90)
-        elif first_byte >= 0xDC and length_bytes:  # an array or a map with a length field
-            values_left += length << (first_byte >= 0xDE)
-        else:  # the content of a number, a text, bytes or an extension is skipped
-            position += _FIXED_BYTES.get(
-                first_byte,
-                length + (first_byte & 31 if 0xA0 <= first_byte < 0xC0 else 0) + (0xC7 <= first_byte <= 0xC9),
-            )
+        if 0x80 <= first_byte < 0x90:  # a short map; each entry has two values
+            values_left += 2 * (first_byte & 15)
+        elif 0x90 <= first_byte < 0xA0:  # a short array
+            values_left += first_byte & 15
+        elif 0xDC <= first_byte <= 0xDF:  # an array, or from 0xDE on a map, with a length field
+            values_left += length if first_byte < 0xDE else 2 * length
+        elif 0xA0 <= first_byte < 0xC0:  # a short text, whose content is skipped
+            position += first_byte & 31
+        else:  # a number, text, bytes or an extension, which has one more byte for its type
+            is_extension = 0xC7 <= first_byte <= 0xC9
+            position += _FIXED_BYTES.get(first_byte, length + is_extension)
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
@@ -148,15 +155,17 @@ def _parse_dtype(text: object) -> np.dtype[Any]:
     dtype = np.dtype(text)
     if dtype.kind not in _DTYPE_KINDS:
         raise InvalidActionError(f"an array of dtype {dtype} instead of integers or floats", remedy=_REMEDY)
-    if not dtype.itemsize:
+    if not dtype.itemsize:  # such as `<U0`
         raise ValueError(f"arrays of the dtype {text!r} cannot be read")
     return dtype
 
 
 def _build_array(data: object, dtype_name: object, shape: object) -> Array:
+    # Return the array in an untrusted message; raise an error unless its parts fit each other.
     dtype = _parse_dtype(dtype_name)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")
+    # `type(length)`: a Boolean is also an instance of int.
     if len(shape) > _MAX_AXES or not all(type(length) is int and length >= 0 for length in shape):
         raise ValueError(f"an array cannot have the shape {shape[: _MAX_AXES + 1]}")
     if len(data) != math.prod(shape) * dtype.itemsize:
@@ -166,7 +175,7 @@ def _build_array(data: object, dtype_name: object, shape: object) -> Array:
 
 def _require_unicode(array: Array) -> Array:
     """Return the array; raise `ValueError` if a text has code points beyond Unicode, which NumPy cannot print."""
-    if array.dtype.kind == "U":
+    if array.dtype.kind == "U":  # each character is stored as an integer of 4 bytes
         code_points = array.reshape(-1).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
         if code_points.max(initial=0) > sys.maxunicode:
             raise ValueError("an array of text with code points beyond Unicode")
@@ -194,7 +203,9 @@ class ArrayForm:
         """Return the array or scalar that a map with a mark represents; return other maps unchanged."""
         if self.mark in wire:
             return _build_array(wire[self.data], wire[self.dtype], wire[self.shape])
-        return _parse_dtype(wire[self.dtype]).type(wire[self.data]) if self.scalar in wire else wire
+        if self.scalar in wire:
+            return _parse_dtype(wire[self.dtype]).type(wire[self.data])
+        return wire
 
 
 _OPENPI = ArrayForm(b"__ndarray__", b"data", b"dtype", b"shape", b"__npgeneric__")
@@ -202,7 +213,8 @@ _VLA_EVAL = ArrayForm("__ndarray__")
 
 
 def _encode_vla_eval_png(value: Array | np.generic) -> object:
-    if not (isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3):
+    is_image = isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3
+    if not is_image:
         return _VLA_EVAL.encode(value)
     buffer = io.BytesIO()
     PillowImage.fromarray(value).save(buffer, format="PNG")
@@ -226,7 +238,7 @@ def _encode_msgpack_numpy(value: Array | np.generic) -> object:
 
 def _decode_gr00t(wire: Wire) -> object:
     """Decode a map in one of GR00T's two forms to an array or a NumPy scalar; return other maps unchanged."""
-    if b"nd" in wire:
+    if b"nd" in wire:  # b"nd" is False for a scalar, which has no shape
         array = _build_array(wire[b"data"], wire[b"type"], wire[b"shape"] if wire[b"nd"] else [])
         return array if wire[b"nd"] else array[()]
     if "__ndarray_class__" not in wire:
@@ -235,7 +247,7 @@ def _decode_gr00t(wire: Wire) -> object:
     decoded = decode_array(npy_bytes) if isinstance(npy_bytes, bytes) else None
     if decoded is None:
         raise ValueError("the array file does not hold a plain NumPy array")
-    _parse_dtype([] if decoded.dtype.names else decoded.dtype.str)
+    _parse_dtype([] if decoded.dtype.names else decoded.dtype.str)  # refuses records and other types
     return _require_unicode(decoded)
 
 
@@ -248,7 +260,7 @@ def _decode_json_numpy(wire: Wire) -> object:
     if "__numpy__" not in wire:
         return wire
     array = _build_array(base64.b64decode(wire["__numpy__"], validate=True), wire["dtype"], wire["shape"])
-    return array if wire["shape"] else array[()]
+    return array if wire["shape"] else array[()]  # without a shape, a scalar
 
 
 OPENPI = Codec(_OPENPI.encode, _OPENPI.decode)

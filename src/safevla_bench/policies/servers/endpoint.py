@@ -72,12 +72,13 @@ def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: 
 
 
 def _parse_address(text: str, schemes: Sequence[str], port: int) -> str:
+    # Return the complete address; raise `ValueError` if it is invalid. `schemes[0]` and `port` are the defaults.
     url = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
     port_number = port if url.port is None else url.port
-    has_more = url.username is not None or url.query or url.fragment
-    if has_more or url.scheme not in schemes or not url.hostname or not port_number:
+    has_extra_parts = url.username is not None or url.query or url.fragment
+    if has_extra_parts or url.scheme not in schemes or not url.hostname or not port_number:
         raise ValueError
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname  # an IPv6 address needs brackets
     return f"{url.scheme}://{host}:{port_number}{url.path.rstrip('/')}"
 
 
@@ -86,7 +87,7 @@ def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> f
     try:
         seconds = default if text is None else float(text)
     except ValueError:
-        seconds = math.nan
+        seconds = math.nan  # refused below, like infinity
     if not 0 < seconds < math.inf:
         raise PolicyError(f"{name}={text} is not a time in seconds", remedy=f"Write {name}={default:g}.")
     return seconds
@@ -98,10 +99,11 @@ def read_key(key_file: str | None = None) -> str | None:
     does not contain the key, if the file or the variable does not hold a valid key.
     """
     try:
-        secret = (os.environ.get(KEY, "") if key_file is None else read_text(Path(key_file))).strip()
+        text = os.environ.get(KEY, "") if key_file is None else read_text(Path(key_file))
     except (OSError, UnicodeDecodeError) as error:
         problem, remedy = f"the key cannot be read: {error.__class__.__name__}", "Pass a file that holds only the key."
         raise PolicyError(problem, remedy=remedy, place=Place(file=str(key_file))) from None
+    secret = text.strip()
     if not secret and key_file is None:
         return None
     if not secret or not secret.isascii() or not secret.isprintable():
@@ -147,7 +149,8 @@ def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
 
 def describe_cause(error: BaseException) -> str:
     """Return a short reason why a connection failed."""
-    return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)[:200] or repr(error)
+    reason = str(error)[:200] or repr(error)  # some exceptions have no text
+    return "connection refused" if isinstance(error, ConnectionRefusedError) else reason
 
 
 def lost_error(address: str, event: str) -> ServerLostError:
@@ -162,10 +165,8 @@ def silent_error(address: str, seconds: float) -> ServerSlowError:
     """
     count = int(os.environ.get(WORKERS, "1"))
     shared = f"; the server may be slow because {count} workers share the run's servers" if count > 1 else ""
-    remedy = (
-        "Read the server's log. If the server is slow, use fewer --workers or more servers, or pass "
-        "--policy-arg timeout_s=SECONDS."
-    )
+    ways = "use fewer --workers or more servers, or pass --policy-arg timeout_s=SECONDS"
+    remedy = f"Read the server's log. If the server is slow, {ways}."
     return ServerSlowError(f"the policy server {address} gave no answer for {seconds:.3g} s{shared}", remedy=remedy)
 
 
@@ -179,9 +180,8 @@ def status_error(address: str, status: int, key: str | None) -> PolicyError:
     """Return the error for an HTTP status below 500 that means a failure."""
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
-        return PolicyError(
-            problem, remedy=f"Put the server's key into the environment variable {KEY}, or pass key_file=FILE."
-        )
+        remedy = f"Put the server's key into the environment variable {KEY}, or pass key_file=FILE."
+        return PolicyError(problem, remedy=remedy)
     problem = f"{address} answers, but not like a policy server of this kind (HTTP {status})"
     return PolicyError(problem, remedy="Check the kind, the address and the port of the policy server.")
 
@@ -194,9 +194,11 @@ def size_error(address: str) -> PolicyError:
 
 def server_error(address: str, text: str, key: str | None) -> PolicyError:
     """Return the error for a server's failure. It quotes the exception's line in `text`, then the end of `text`."""
-    shown = (text.replace(key, HIDDEN) if key else text)[-MAX_CHARACTERS:].strip()
-    summary = errors.find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
-    details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
+    safe_text = text.replace(key, HIDDEN) if key else text
+    end = safe_text[-MAX_CHARACTERS:].strip()
+    exception_line, _ = errors.find_exception(end)
+    summary = exception_line[:MAX_LINE_CHARACTERS] or "no reason given"
+    details = f"\n{textwrap.indent(end, '    ')}" if "\n" in end or len(text) > MAX_CHARACTERS else ""
     problem = f"the policy server {address} failed: {summary}{details}"
     return PolicyError(problem, remedy="Fix this in the server. The request format is in docs/howto/servers.md.")
 
@@ -219,19 +221,25 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
     encoded = msgspec.json.encode(sanitized)
     if len(encoded) <= MAX_BYTES:
         return sanitized
-    kept: dict[str, object] = {"sha256 of all": hashlib.sha256(encoded).hexdigest()}
+    # Without a large value, later and smaller values may still fit.
+    shortened: dict[str, object] = {"sha256 of all": hashlib.sha256(encoded).hexdigest()}
     for name, value in sanitized.items():
-        if len(msgspec.json.encode({**kept, name: value})) <= MAX_BYTES:
-            kept[name] = value
-    return kept
+        if len(msgspec.json.encode({**shortened, name: value})) <= MAX_BYTES:
+            shortened[name] = value
+    return shortened
 
 
 def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: int) -> dict[str, object]:
-    items = ((_sanitize_text(str(key), secret), value) for key, value in mapping.items())
-    return {key: HIDDEN if is_secret_name(key) else _sanitize_value(value, secret, depth) for key, value in items}
+    # `depth` is the number of maps and lists around a value; the greeting's own values have depth 1.
+    sanitized: dict[str, object] = {}
+    for key, value in mapping.items():
+        name = _sanitize_text(str(key), secret)
+        sanitized[name] = HIDDEN if is_secret_name(name) else _sanitize_value(value, secret, depth)
+    return sanitized
 
 
 def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
+    # Return a value that JSON can represent, without secrets.
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     plain = value.item() if isinstance(value, np.generic) else value
@@ -240,12 +248,12 @@ def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
     if isinstance(plain, Mapping):
         return _sanitize_map(plain, secret, depth + 1)
     if isinstance(plain, list | tuple):
-        return [_sanitize_value(item, secret, depth + 1) for item in plain]
+        return [_sanitize_value(element, secret, depth + 1) for element in plain]
     if plain is None or (isinstance(plain, int | float) and abs(plain) < 2**63):  # infinity and NaN are excluded
         return plain
     return _sanitize_text(str(plain), secret)
 
 
 def _sanitize_text(text: str, secret: str | None) -> str:
-    shown = redact_secrets(text.replace(secret, HIDDEN) if secret else text)
-    return shown if len(shown) <= _MAX_VALUE_CHARACTERS else f"{shown[:_MAX_VALUE_CHARACTERS]}..."
+    safe_text = redact_secrets(text.replace(secret, HIDDEN) if secret else text)
+    return safe_text if len(safe_text) <= _MAX_VALUE_CHARACTERS else f"{safe_text[:_MAX_VALUE_CHARACTERS]}..."

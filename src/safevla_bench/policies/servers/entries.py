@@ -83,15 +83,16 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     urls: dict[str, str] = {}
     for text in texts:
         suite, equals, url = text.partition("=")
-        if not (equals and suite in entry.suites):
+        if not equals or suite not in entry.suites:  # a URL may also contain an equals sign
             suite, url = EVERY, text
         urls[suite] = url
-    has_several = len(set(entry.checkpoints.values())) > 1
-    if EVERY in urls and has_several:
+    has_several_checkpoints = len(set(entry.checkpoints.values())) > 1
+    if EVERY in urls and has_several_checkpoints:
         problem = f"{entry.name} has a separate checkpoint for each suite, so one server cannot serve all suites"
         example = f"{entry.suites[0]}={urls[EVERY]}"
         raise PolicyError(problem, remedy=f"Write the suite of each server: --server {example}.")
-    return {suite: urls.get(suite, urls.get(EVERY, "")) for suite in entry.suites if {suite, EVERY} & set(urls)}
+    url_by_suite = {suite: urls.get(suite, urls.get(EVERY)) for suite in entry.suites}
+    return {suite: url for suite, url in url_by_suite.items() if url is not None}
 
 
 class EntryPolicy(ChunkedPolicy):
@@ -142,8 +143,9 @@ def make_entry_policy(
     if not texts:
         remedy = f"Start the server, then pass --server URL. Command: {entry.serve}"
         raise PolicyError(f"{name} needs the address of its server", remedy=remedy)
-    settings, servers = {"dialect": entry.dialect, **other_arguments}, assign_servers(entry, texts)
-    policies = {url: open_policy(f"{entry.transport}:{url}", settings) for url in dict.fromkeys(servers.values())}
-    clients = cast("dict[str, ChunkedPolicy]", policies)
-    models = {suite: clients[url].model for suite, url in servers.items()}
-    return EntryPolicy(entry, models, next(iter(clients.values())).dialect.replan)
+    settings, url_by_suite = {"dialect": entry.dialect, **other_arguments}, assign_servers(entry, texts)
+    urls = dict.fromkeys(url_by_suite.values())  # suites with the same URL share a client
+    clients = {url: cast("ChunkedPolicy", open_policy(f"{entry.transport}:{url}", settings)) for url in urls}
+    models = {suite: clients[url].model for suite, url in url_by_suite.items()}
+    first_client = next(iter(clients.values()))  # all clients have the same arguments, so also the same `replan`
+    return EntryPolicy(entry, models, first_client.dialect.replan)

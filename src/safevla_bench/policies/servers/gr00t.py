@@ -64,12 +64,14 @@ class Gr00tModel(RemoteModel):
         reset_answer = self._call_or_return_error("reset", {"options": None})
         if isinstance(reset_answer, PolicyError) and _NO_RESET not in reset_answer.problem:
             raise reset_answer
-        self._is_n15 = isinstance(reset_answer, PolicyError)
-        config = self._call_or_return_error("get_modality_config")
-        described = {} if isinstance(config, PolicyError) else {"modality_config": config}
-        self.codec = choose_codec(config) if described else self.codec
+        self._is_n15 = isinstance(reset_answer, PolicyError)  # only servers of N1.5 have no endpoint `reset`
         request_form = "the observation alone" if self._is_n15 else "observation and options"
-        self.greeting = servers.sanitize_greeting({"get_action": request_form, **described}, self.key)
+        greeting: dict[str, object] = {"get_action": request_form}
+        config = self._call_or_return_error("get_modality_config")
+        if not isinstance(config, PolicyError):
+            self.codec = choose_codec(config)
+            greeting["modality_config"] = config
+        self.greeting = servers.sanitize_greeting(greeting, self.key)
         check_modalities(parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
@@ -84,22 +86,24 @@ class Gr00tModel(RemoteModel):
         except PolicyError as error:
             if VIDEO not in error.problem.lower():
                 raise
+            self._is_nested = not self._is_nested
             with suppress(PolicyError):
-                self._is_nested = not self._is_nested
                 return self._request_action(request)
-            self._is_nested = not self._is_nested  # the server rejects both forms
+            self._is_nested = not self._is_nested  # the server rejects both forms, so raise the first error
             raise
 
     def _request_action(self, request: Request) -> Reply:
+        # Send a flat request in the server's form, and return the action with flat keys.
         session_options = {"reset_memory": [self._is_first], "session_ids": [self._session_id]}
         options = session_options if self.dialect.file.sessions else None
         observation = nest_request(request) if self._is_nested else request
         data = observation if self._is_n15 else {"observation": observation, "options": options}
-        answer = self.call("get_action", data)
-        action = answer if self._is_n15 else answer[0] if isinstance(answer, list) and answer else None
+        answer = action = self.call("get_action", data)
+        if not self._is_n15:  # the answer is [action, info]
+            action = answer[0] if isinstance(answer, list) and answer else None
         if not isinstance(action, dict):
             raise self.kind_error(f"answered with a {type(answer).__name__}")
-        self._is_first = False
+        self._is_first = False  # the server's memory is only reset by an episode's first request
         return {_flat_key(ACTION, key): value for key, value in action.items()} if self._is_nested else action
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
@@ -107,9 +111,9 @@ class Gr00tModel(RemoteModel):
         the answer does not arrive in time, and `PolicyError` if it cannot be read or reports an error.
         """
         seconds = self._endpoint.answer_s if timeout_s is None else timeout_s
-        request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
-        message = self.codec.pack({**request, **({"api_token": self.key} if self.key else {})})
-        answer = self.codec.unpack(self._exchange(message, seconds))
+        fields = {"endpoint": endpoint, "data": data, "api_token": self.key}
+        request = {name: value for name, value in fields.items() if value is not None}
+        answer = self.codec.unpack(self._exchange(self.codec.pack(request), seconds))
         if isinstance(answer, dict) and "error" in answer:
             self.close()
             raise self.server_error(str(answer["error"]))
@@ -133,15 +137,16 @@ class Gr00tModel(RemoteModel):
         return None
 
     def _exchange(self, message: bytes, seconds: float) -> bytes:
+        # Send a message and return the answer, over a new socket if there is none.
         import zmq
 
         try:
             socket = self._socket = self._socket or self._open_socket()
             socket.setsockopt(zmq.SNDTIMEO, round(1000 * seconds))
             socket.setsockopt(zmq.RCVTIMEO, round(1000 * seconds))
-            is_stray = socket.poll(0) > 0
+            is_stray = socket.poll(0) > 0  # a message is unread; unlike a REQ socket, a DEALER shows such messages
             if not is_stray:
-                socket.send_multipart([b"", message])  # unlike REQ, a DEALER shows unread messages
+                socket.send_multipart([b"", message])  # a server expects an empty part first, as a REQ socket sends it
                 _, *parts = socket.recv_multipart()
         except zmq.ZMQError as error:
             self.close()
@@ -194,8 +199,10 @@ def parse_modalities(config: object) -> dict[str, Modality]:
     """
     modalities = {}
     for name, value in config.items() if isinstance(config, Mapping) else ():
+        if not isinstance(value, Mapping) or not _MODALITY_MARKS & value.keys():
+            continue
         with suppress(msgspec.MsgspecError):
-            content = value.get("as_json") if isinstance(value, Mapping) and _MODALITY_MARKS & value.keys() else None
+            content = value.get("as_json")
             if isinstance(content, str):  # N1.5 sends the content as JSON
                 content = msgspec.json.decode(content)
             modality = msgspec.convert(content, Modality)
@@ -205,6 +212,7 @@ def parse_modalities(config: object) -> dict[str, Modality]:
 
 
 def _flat_key(modality: str, key: str) -> str:
+    # Return a key as in flat requests, such as `video.image`; keys of the language have no prefix.
     return key if modality == LANGUAGE or key.startswith(f"{modality}.") else f"{modality}.{key}"
 
 
@@ -216,16 +224,17 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
     sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
         modality = modalities.get(name, Modality(()))
-        wanted = modality.modality_keys[: 1 if name == LANGUAGE else None]  # a model reads only one instruction
-        if missing := [key for key in wanted if key not in sent]:
+        keys = modality.modality_keys[:1] if name == LANGUAGE else modality.modality_keys  # one instruction is enough
+        missing = [key for key in keys if key not in sent]
+        if missing:
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
             raise PolicyError(problem, remedy=remedy)
-        if (frames := len(modality.delta_indices)) > 1:
-            problem = f"the server's model takes {frames} frames of {name}, but the client sends one"
-            raise PolicyError(problem, remedy=remedy)
-    actions = modalities.get(ACTION, Modality(())).modality_keys
-    missing = [key for part in dialect.file.reply if actions and (key := ".".join(part.path)) not in actions]
-    if missing:
+        if len(modality.delta_indices) > 1:
+            frames = f"{len(modality.delta_indices)} frames of {name}"
+            raise PolicyError(f"the server's model takes {frames}, but the client sends one", remedy=remedy)
+    actions = modalities.get(ACTION, Modality(())).modality_keys  # () if the server does not describe them
+    missing = [key for key in (".".join(part.path) for part in dialect.file.reply) if key not in actions]
+    if actions and missing:
         problem = f"the server's model gives {', '.join(actions)}, but the dialect {dialect.name!r} reads {missing[0]}"
         raise PolicyError(problem, remedy=remedy)
 

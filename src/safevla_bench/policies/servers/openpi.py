@@ -60,13 +60,13 @@ class WebsocketModel(RemoteModel):
 
         connection, stray_frame = self._require_connection(), None
         try:
-            with suppress(TimeoutError):
+            with suppress(TimeoutError):  # no message is waiting
                 stray_frame = connection.recv(timeout=0)
             if stray_frame is None:
                 connection.send(self.codec.pack(message))
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
-        except AssertionError:  # websockets may fail an assertion after a timeout
+        except AssertionError:  # websockets may fail an assertion after a timeout; then its messages are out of order
             stray_frame = b""
         if isinstance(stray_frame, str):
             self.close()
@@ -131,19 +131,22 @@ class WebsocketModel(RemoteModel):
             # websockets 17 may raise AssertionError for other servers; later versions raise ValueError for redirects.
             cause = error.__cause__ if isinstance(error, ValueError) else error
             status = cause.response.status_code if isinstance(cause, InvalidStatus) else None
-            if status is None or status >= 500:  # a proxy answers, but its server is not running
+            if status is None or status >= 500:  # no server, or a proxy whose server is not running: try again later
                 prefix = "answers, but not over WebSocket: " if isinstance(error, WebSocketException) else ""
                 return prefix + servers.describe_cause(error)
             raise servers.status_error(address, status, self.key) from None
         return None
 
     def _closed_error(self, error: Exception) -> PolicyError:
+        # Return the error for a lost connection. Only `ConnectionClosed` has close frames: `sent` and `rcvd`.
         self._hang_up()
-        if _TOO_BIG in (getattr(getattr(error, side, None), "code", None) for side in ("sent", "rcvd")):
+        close_frames = getattr(error, "sent", None), getattr(error, "rcvd", None)
+        if any(frame is not None and frame.code == _TOO_BIG for frame in close_frames):
             return servers.size_error(self.address)
         return servers.lost_error(self.address, f"closed the connection ({servers.describe_cause(error)})")
 
     def _hang_up(self) -> None:
+        # Close the connection without waiting for the server, which may not answer.
         if self._connection is not None:
             with suppress(OSError):
                 socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # close TCP without closing TLS
@@ -154,17 +157,20 @@ class OpenpiModel(WebsocketModel):
     """A model behind an openpi server. For a starVLA server, `unnorm_key` names the statistics for scaling actions."""
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
-        key = arguments.get("unnorm_key")
-        super().__init__(endpoint, dialect if key is None else dialect.add_fixed("unnorm_key", key), arguments)
+        if "unnorm_key" in arguments:
+            dialect = dialect.add_fixed("unnorm_key", arguments["unnorm_key"])
+        super().__init__(endpoint, dialect, arguments)
 
     def ask_arguments(self) -> Mapping[str, str]:
         with suppress(ServerRefusedError):  # the greeting is kept, even if the client cannot obey the server
             self._connect()
         self.close()
-        served, chunk_size = _parse_served_greeting(self.greeting), self.greeting.get("action_chunk_size")
+        served = _parse_served_greeting(self.greeting)
+        if served:
+            return served.arguments(self.dialect)
+        chunk_size = self.greeting.get("action_chunk_size")  # in greetings of starVLA's servers
         requests_replan = isinstance(chunk_size, int) and self.dialect.inference.replan == "server"
-        replan_argument = {"replan": str(chunk_size)} if requests_replan else {}
-        return served.arguments(self.dialect) if served else replan_argument
+        return {"replan": str(chunk_size)} if requests_replan else {}
 
     def query(self, observation: Observation) -> Reply:
         self.send(self.dialect.build_request(observation))
@@ -174,7 +180,8 @@ class OpenpiModel(WebsocketModel):
         self.infer_s = infer_ms / 1000 if isinstance(infer_ms, int | float) and infer_ms >= 0 else None
         if reply.get("ok") is False:
             raise self.server_error(reply.get("error"))
-        if isinstance(problem := reply.get(INVALID_ACTION), str):
+        problem = reply.get(INVALID_ACTION)
+        if isinstance(problem, str):
             raise InvalidActionError(problem, remedy="Fix the actions of the served policy.")
         return reply
 
@@ -185,6 +192,7 @@ class OpenpiModel(WebsocketModel):
 
 
 class _ServedGreeting(msgspec.Struct, frozen=True):
+    # The greeting of `safevla serve`.
     version: str = msgspec.field(name="safevla-bench")
     cameras: dict[str, str]  # maps a key of the request to the name of a camera
     image_size: tuple[int, int]
@@ -192,13 +200,15 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
         """Return the server's requirements as client arguments; omit the cameras if the dialect lacks one of them."""
+        # An empty text means that the server does not require a value, or that the dialect cannot have the value.
         keys = _list_image_keys(dialect)
-        cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if {*self.cameras} <= {*keys} else ""
+        cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if self.cameras.keys() <= set(keys) else ""
         image_size = self._format_size() if self.cameras else ""
         arguments = {"cameras": cameras, "image_size": image_size, "replan": self.replan or ""}
         return {name: value for name, value in arguments.items() if value}
 
     def require_images(self, dialect: Dialect) -> None:
+        # Raise `PolicyError` if the dialect does not send the images that the served policy needs.
         missing = [f"{key!r} ({self.cameras[key]})" for key in self.cameras if key not in _list_image_keys(dialect)]
         if missing or (self.cameras and self.image_size != dialect.inference.image_size):
             wanted = missing[0] if missing else f"images of {self._format_size()} pixels"
@@ -206,7 +216,7 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
             raise PolicyError(f"the client does not send {wanted}, which the served policy needs", remedy=remedy)
 
     def _format_size(self) -> str:
-        return "x".join(map(str, dict.fromkeys(self.image_size)))
+        return "x".join(map(str, dict.fromkeys(self.image_size)))  # HxW, or N if height and width are equal
 
 
 def _list_image_keys(dialect: Dialect) -> list[str]:
@@ -214,6 +224,7 @@ def _list_image_keys(dialect: Dialect) -> list[str]:
 
 
 def _parse_served_greeting(greeting: servers.Greeting) -> _ServedGreeting | None:
+    # Return None if the server is not `safevla serve`.
     try:
         return msgspec.convert(greeting, _ServedGreeting)
     except msgspec.ValidationError:
@@ -246,6 +257,7 @@ class XpolicylabModel(WebsocketModel):
         return reply
 
     def _ask(self, kind: str, payload: dict[str, object]) -> dict[str, object]:
+        # Send a message of the type `kind`, a key of `ANSWERS`, and return the payload of the answer.
         self._message_id += 1
         request = {"message_type": kind, "message_id": str(self._message_id), "payload": payload, "step": self._step}
         self.send({**request, "evaluation_id": "safevla-bench", "trial_id": self._trial_id or None})
@@ -254,6 +266,7 @@ class XpolicylabModel(WebsocketModel):
         if isinstance(content, dict) and answer.get("message_type") == "error":
             raise self.server_error(content)
         is_answer = isinstance(content, dict) and answer.get("message_type") == ANSWERS[kind]
+        # An answer must repeat the request's id. Another id shows that the message answers an earlier request.
         if (is_answer or "message_id" in answer) and answer.get("message_id") != request["message_id"]:
             self._hang_up()
             event = f"answered message {str(answer.get('message_id'))[:60]}, not {request['message_id']}"

@@ -40,7 +40,7 @@ class HttpModel(RemoteModel):
 
     kind, codec = "openvla", OPENVLA
 
-    def _greet(self) -> None: ...
+    def _greet(self) -> None: ...  # these servers send no greeting
 
     def ask(self, request: Mapping[str, object]) -> object:
         """Return the answer to a request; raise `ChunkModel.query`'s errors, and `ReplyError` for HTTP 300 to 499."""
@@ -52,10 +52,9 @@ class HttpModel(RemoteModel):
         if status >= 500:
             raise self.server_error(text or f"HTTP {status}")
         if status != HTTPStatus.OK:
-            error = servers.server_error(f"{self.address}/act", f"HTTP {status}: {text}", self.key)
-            raise ReplyError(
-                error.problem, remedy=f"See the server's log. The address must belong to {KINDS[self.kind].about}."
-            )
+            problem = servers.server_error(f"{self.address}/act", f"HTTP {status}: {text}", self.key).problem
+            remedy = f"See the server's log. The address must belong to {KINDS[self.kind].about}."
+            raise ReplyError(problem, remedy=remedy)
         return self.codec.unpack(content)
 
     def _try_connect(self, address: str, until: float) -> str | None:
@@ -63,7 +62,7 @@ class HttpModel(RemoteModel):
             status, _ = exchange(address, "GET", "/openapi.json", until - time.monotonic(), key=self.key)
         except ServerLostError as error:
             return error.problem
-        if 300 <= status < 500 and status != HTTPStatus.NOT_FOUND:
+        if 300 <= status < 500 and status != HTTPStatus.NOT_FOUND:  # 404: the server answers, but lacks this page
             raise servers.status_error(address, status, self.key)
         return f"HTTP {status}" if status >= 500 else None  # 5xx: a proxy answers, but its server is not running
 
@@ -79,9 +78,11 @@ def exchange(
     connection_type = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
     connection = connection_type(url.hostname or "", url.port, timeout=seconds)
     headers = {"Connection": "close", "Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = f"Api-Key {key}"
     expired = threading.Event()
 
-    def hang_up() -> None:
+    def hang_up() -> None:  # unlike the connection's timeout, this limits the time of all reads together
         expired.set()
         with suppress(OSError):
             socket.socket.shutdown(sock, socket.SHUT_RDWR)  # closing TLS here would break a read in progress
@@ -92,9 +93,10 @@ def exchange(
         connection.connect()
         sock = connection.sock
         timer.start()
-        connection.request(method, path, body, {**headers, "Authorization": f"Api-Key {key}"} if key else headers)
+        connection.request(method, path, body, headers)
         response = connection.getresponse()
         content = response.read(servers.MAX_REPLY_BYTES + 1)
+        # `response.length` is the number of bytes that were announced, but not read.
         if expired.is_set() or (response.length and len(content) <= servers.MAX_REPLY_BYTES):
             raise http.client.IncompleteRead(content, response.length)
     except (OSError, http.client.HTTPException, ValueError) as error:  # a ValueError means unreadable headers
@@ -135,14 +137,13 @@ class OpenvlaModel(HttpModel):
         reply = self.ask(self.dialect.build_request(observation))
         if isinstance(reply, str):
             problem = self.server_error(f"answers {reply[:200]!r}: the model raised an exception").problem
-            remedy = (
-                "The server's log has the traceback. If the model lacks the suite's statistics, pass --policy-arg "
-                f"unnorm_key=NAME from dataset_statistics.json, such as libero_spatial_no_noops, or {NO_STATISTICS}."
-            )
-            raise ReplyError(problem, remedy=remedy)
+            names = f"NAME from dataset_statistics.json, such as libero_spatial_no_noops, or {NO_STATISTICS}"
+            argument = f"If the model lacks the suite's statistics, pass --policy-arg unnorm_key={names}."
+            raise ReplyError(problem, remedy=f"The server's log has the traceback. {argument}")
         return reply if isinstance(reply, dict) else {"actions": reply}
 
 
+# X-VLA
 _POSE_SIZE = 9  # number of values of the pose in `proprio`
 
 
@@ -158,7 +159,7 @@ class XvlaModel(HttpModel):
 
     def query(self, observation: Observation) -> Reply:
         request = self.dialect.build_request(observation)
-        if self._last_target is not None:
+        if self._last_target is not None:  # None in an episode's first request, which has the measured pose
             request["proprio"] = np.concatenate([self._last_target, np.asarray(request["proprio"])[_POSE_SIZE:]])
         answer = self.ask(request)
         reply = answer if isinstance(answer, dict) else {"answer": answer}

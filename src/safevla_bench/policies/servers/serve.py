@@ -42,15 +42,7 @@ MAX_CONNECTIONS = 64  # maximum number of open connections, including connection
 OPEN_S = 10.0
 SILENT_S = 300.0  # maximum time to wait for a client's next request, or for a free copy of the policy
 _STATE, _PROMPT = "observation/state", "prompt"
-_STILL = (
-    0.0,
-    0.0,
-    0.0,
-    0.0,
-    0.0,
-    0.0,
-    -1.0,
-)  # assumed action for holding still; it is not in the requests
+_STILL = (*[0.0] * 6, -1.0)  # assumed action for holding still; it is not in the requests
 _LOG = get_logger(__name__)
 _LOG.setLevel(logging.INFO)  # at DEBUG, websockets logs all headers, including the key
 
@@ -69,8 +61,9 @@ class ServedPolicy:
         """Make `copies` policies; raise `PolicyError` if the policy wants privileged state or too many cameras."""
         self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
         self._free: SimpleQueue[Policy] = SimpleQueue()
-        self._free.put(first := make())
-        self.wants = first.wants
+        first_copy = make()
+        self._free.put(first_copy)
+        self.wants = first_copy.wants
         if self.wants.privileged or len(self.wants.cameras) > len(IMAGES):
             self.close()
             wanted = "the simulator's own state" if self.wants.privileged else f"{len(self.wants.cameras)} cameras"
@@ -93,6 +86,7 @@ class ServedPolicy:
             self._free.put(policy)
 
     def close(self) -> None:
+        # Close all copies that are free.
         with suppress(Empty):
             while True:
                 self._free.get_nowait().close()
@@ -117,7 +111,7 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
             lambda connection: _handle_connection(connection, served),
             sock=socket.create_server((bind, port), family=family),
             open_timeout=OPEN_S,
-            origins=[None],
+            origins=[None],  # only clients that send no `Origin`
             process_request=lambda connection, request: _respond_early(connection, request, key),
             compression=None,
             ping_interval=None,
@@ -132,12 +126,13 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
 
 
 def _limit_connections(handle: Callable[..., None], slots: threading.Semaphore) -> Callable[..., None]:
+    # Wrap the server's connection handler, so that connections without a free slot are closed.
     def handle_within_limit(connected: socket.socket, address: object) -> None:
         has_slot = slots.acquire(blocking=False)
         try:
             if not has_slot:
                 connected.close()
-            handle(connected, address)  # if the connection is closed, this call ends the handshake
+            handle(connected, address)  # also for a closed connection, so that the server ends the handshake
         finally:
             if has_slot:
                 slots.release()
@@ -177,10 +172,11 @@ def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, 
     if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
         problem = f"{key!r} is missing, or is not an array of the right type and dimension"
         raise PolicyError(problem, remedy="See the fields in docs/howto/servers.md.")
-    return value.astype(np.float64) if dtype_kind == "f" else value
+    return value.astype(np.float64) if dtype_kind == "f" else value  # floats may have any size
 
 
 def _respond_early(connection: ServerConnection, request: Request, key: str | None) -> Response | None:
+    # Answer a health check, or a request without the key, by HTTP. Return None for a valid websocket request.
     if request.path == "/healthz":
         return connection.respond(HTTPStatus.OK, "OK\n")
     credentials = request.headers.get("Authorization", "")
@@ -211,7 +207,9 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
         policy.reset(Task("served", "task_0", 0, "served", observation.instruction, _STILL), served.seed)
         while observation is not None:
             start_s = time.perf_counter()
-            chunk = [policy.act(observation), *(policy.take_rest() if isinstance(policy, ChunkingPolicy) else ())]
+            chunk = [policy.act(observation)]
+            if isinstance(policy, ChunkingPolicy):
+                chunk += policy.take_rest()
             spent_ms = 1000 * (time.perf_counter() - start_s)
             try:
                 reply: dict[str, object] = {"actions": to_real_numbers(chunk)}
@@ -225,7 +223,7 @@ def _receive_observation(connection: ServerConnection, wants: Wants) -> Observat
     try:
         frame = connection.recv(SILENT_S)
     except TimeoutError:
-        return None
+        return None  # ends the episode of a silent client
     request = OPENPI.unpack(frame) if isinstance(frame, bytes) else None
     if not isinstance(request, dict):
         raise PolicyError("the request is not a map", remedy="Send an observation, like openpi's clients.")

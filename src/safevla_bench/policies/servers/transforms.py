@@ -26,8 +26,8 @@ Picture = PillowImage.Image
 T = TypeVar("T", bound=NDArray[Any])
 
 JPEG_QUALITY = 95  # the default of `tf.image.encode_jpeg`
-_LOBES = 3
-LEAST_SINE = 1e-10
+_LOBES = 3  # of the Lanczos filter, on each side
+LEAST_SINE = 1e-10  # for smaller sines of half the angle, a rotation counts as zero
 PANDA_OPENING_M = 0.08  # distance between the fingers of a Panda's open gripper
 
 
@@ -37,9 +37,8 @@ def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Imag
         return np.array(picture)
     if method not in RESIZERS:
         problem = f"the image is {picture.height} x {picture.width}, but the protocol sends {size[0]} x {size[1]}"
-        raise PolicyError(
-            f"{problem} and does not resize", remedy="Render the protocol's size, or choose another protocol."
-        )
+        remedy = "Render the protocol's size, or choose another protocol."
+        raise PolicyError(f"{problem} and does not resize", remedy=remedy)
     return RESIZERS[method](picture, size)
 
 
@@ -48,13 +47,12 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
     kept, a small picture is enlarged, and the filter is Pillow's bilinear one. Equals
     `openpi_client.image_tools.resize_with_pad`.
     """
-    ratio = max(picture.height / size[0], picture.width / size[1])
-    inner = (int(picture.height / ratio), int(picture.width / ratio))
-    small = picture.resize(inner[::-1], PillowImage.Resampling.BILINEAR)
-    if inner == size:
-        return np.array(small)
-    padded = PillowImage.new("RGB", size[::-1])
-    padded.paste(small, (int((size[1] - inner[1]) / 2), int((size[0] - inner[0]) / 2)))
+    height, width = size
+    ratio = max(picture.height / height, picture.width / width)
+    inner_height, inner_width = int(picture.height / ratio), int(picture.width / ratio)
+    scaled = picture.resize((inner_width, inner_height), PillowImage.Resampling.BILINEAR)
+    padded = PillowImage.new("RGB", (width, height))
+    padded.paste(scaled, (int((width - inner_width) / 2), int((height - inner_height) / 2)))
     return np.array(padded)
 
 
@@ -65,18 +63,20 @@ def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
     image = np.asarray(picture)
     height, width = image.shape[:2]
     resized_rows = _lanczos_weights(height, size[0]) @ image.reshape(height, -1).astype(np.float64)
+    # Each row [width * 3] becomes a matrix [width, 3], so that the second product resizes the columns.
     return _to_uint8(np.rint(_lanczos_weights(width, size[1]) @ resized_rows.reshape(size[0], width, -1)))
 
 
 @cache
 def _lanczos_weights(length: int, size: int) -> Floats:
+    # Return the weights [size, length] of `length` old pixels in each of `size` new pixels.
     scale = length / size
     centers = (np.arange(size) + 0.5) * scale
     # distances between the centers of new and old pixels, [size, length], in units of the filter's width
     distances = (np.arange(length) + 0.5 - centers[:, None]) / max(scale, 1.0)
     weights = np.where(np.abs(distances) < _LOBES, np.sinc(distances) * np.sinc(distances / _LOBES), 0.0)
     normalized: Floats = weights / weights.sum(axis=1, keepdims=True)
-    normalized.flags.writeable = False
+    normalized.flags.writeable = False  # the cache shares it
     return normalized
 
 
@@ -85,25 +85,26 @@ def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
     weights are multiples of 1/2048. If the picture shrinks, this equals the crop and `cv2.resize` in starVLA's
     `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
     """
-    height, width = (round(side * 2 / 3) for side in (picture.height, picture.width))
+    height, width = round(picture.height * 2 / 3), round(picture.width * 2 / 3)
     top_px, left_px = (picture.height - height) // 2, (picture.width - width) // 2
     middle = np.asarray(picture)[top_px : top_px + height, left_px : left_px + width].astype(np.int64)
-    (above, below, above_weights, below_weights), (left, right, left_weights, right_weights) = (
-        _linear_weights(length, new_length) for length, new_length in zip((height, width), size, strict=True)
-    )
     # OpenCV shifts by 4, 16 and 2 bits. These 22 bits cancel the two weights, which have 11 bits each.
+    left, right, left_weights, right_weights = _linear_weights(width, size[1])
     rows = middle[:, left] * left_weights[:, np.newaxis] + middle[:, right] * right_weights[:, np.newaxis] >> 4
-    above_weights, below_weights = (weight[:, np.newaxis, np.newaxis] for weight in (above_weights, below_weights))
-    return _to_uint8((rows[above] * above_weights >> 16) + (rows[below] * below_weights >> 16) + 2 >> 2)
+    above, below, above_weights, below_weights = _linear_weights(height, size[0])
+    from_above = rows[above] * above_weights[:, np.newaxis, np.newaxis] >> 16
+    from_below = rows[below] * below_weights[:, np.newaxis, np.newaxis] >> 16
+    return _to_uint8(from_above + from_below + 2 >> 2)  # adding 2 rounds to the nearest integer
 
 
-def _linear_weights(length: int, size: int) -> tuple[Ints, ...]:
-    # The result contains the indices and the weights of the two old pixels next to each new pixel.
+def _linear_weights(length: int, size: int) -> tuple[Ints, Ints, Ints, Ints]:
+    # Return the indices of the two old pixels next to each new pixel, and their weights in multiples of 1/2048.
     positions = ((np.arange(size) + 0.5) * (length / size) - 0.5).clip(0, length - 1).astype(np.float32)
     lower = np.floor(positions).astype(np.int64)
     fraction = positions - lower.astype(np.float32)
-    weights = (np.rint(share * np.float32(2048)).astype(np.int64) for share in (1 - fraction, fraction))
-    return lower, np.minimum(lower + 1, length - 1), *weights
+    lower_weights = np.rint((1 - fraction) * np.float32(2048)).astype(np.int64)
+    upper_weights = np.rint(fraction * np.float32(2048)).astype(np.int64)
+    return lower, np.minimum(lower + 1, length - 1), lower_weights, upper_weights
 
 
 def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
@@ -113,7 +114,7 @@ def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
     image = np.asarray(picture)
     if image.shape[:2] == (2 * size[0], 2 * size[1]):
         blocks = image.reshape(size[0], 2, size[1], 2, -1).astype(np.uint16)
-        return _to_uint8(blocks.sum(axis=(1, 3)) + 2 >> 2)
+        return _to_uint8(blocks.sum(axis=(1, 3)) + 2 >> 2)  # a quarter of the sum; adding 2 rounds it
     values = np.moveaxis(image, 1, 0).astype(np.float32)  # first shrink the columns, then the rows
     for length, new_length in ((image.shape[1], size[1]), (image.shape[0], size[0])):
         values = np.moveaxis(_add_areas(values, length / new_length, new_length), 0, 1)
@@ -124,6 +125,7 @@ def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[
     """Return weighted sums [size, ...] of rows [length, ...]. Rows are added in order, as in OpenCV."""
     sums = np.zeros((size, *values.shape[1:]), np.float32)
     for index in range(size):
+        # The new row covers the old rows from `low` to `high`, which are fractions. OpenCV ignores overlaps up to 1e-3.
         low, high = index * scale, min((index + 1) * scale, len(values))
         covered = min(scale, len(values) - low)
         for row in range(math.floor(low), math.ceil(high - 1e-3)):
@@ -141,18 +143,18 @@ def crop_center(image: Image, area: float) -> Image:
     scaled = image.astype(np.float64) / 255.0
     for axis in (0, 1):
         scaled = _stretch_axis(scaled, axis, (1 - side) / 2, (1 + side) / 2)
-    return _to_uint8(np.floor(scaled * 255.5))
+    return _to_uint8(np.floor(scaled * 255.5))  # as TensorFlow's `convert_image_dtype` rounds
 
 
 def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
-    # Linear interpolation stretches the part between the shares `low` and `high` of the axis to the whole axis.
+    # Stretch the part between the shares `low` and `high` of an axis to the whole axis, by linear interpolation.
     last = image.shape[axis] - 1
     positions = np.linspace(low, high, last + 1) * last
     below = np.clip(np.floor(positions).astype(np.int64), 0, last - 1)
-    fraction = (positions - below).reshape([-1 if other == axis else 1 for other in range(image.ndim)])
-    first, second = (np.take(image, below + step, axis=axis) for step in (0, 1))
-    stretched: Floats = first + (second - first) * fraction
-    return stretched
+    # `image` is [H, W, 3], and `fraction` is the same along all axes except `axis`.
+    fraction = np.expand_dims(positions - below, (1, 2) if axis == 0 else (0, 2))
+    first, second = np.take(image, below, axis=axis), np.take(image, below + 1, axis=axis)
+    return np.asarray(first + (second - first) * fraction)
 
 
 def pass_through_jpeg(picture: Picture) -> Picture:
@@ -211,8 +213,7 @@ def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
 
 
 def _to_uint8(values: NDArray[Any]) -> Image:
-    image: Image = np.clip(values, 0, 255).astype(np.uint8)
-    return image
+    return np.asarray(np.clip(values, 0, 255).astype(np.uint8))
 
 
 RESIZERS: Mapping[str, Callable[[Picture, tuple[int, int]], Image]] = {
@@ -255,27 +256,31 @@ def state_part(name: str, observation: Observation) -> Floats:
     Raises `PolicyError` if the host does not provide it.
     """
     try:
-        reading = name.removeprefix(EXTRA)  # `reading` equals `name` for a key of `STATES`
-        return STATES[name](observation) if reading == name else np.asarray(observation.extra[reading], np.float64)
+        if name.startswith(EXTRA):
+            return np.asarray(observation.extra[name.removeprefix(EXTRA)], np.float64)
+        return STATES[name](observation)
     except KeyError:
         problem = f"the policy needs {name}, which this host does not provide"
         raise PolicyError(problem, remedy="Choose an entry or dialect for this host.") from None
 
 
 def _base_pose(observation: Observation) -> tuple[Floats, Floats]:
+    # Return the position [m] and the quaternion wxyz of the robot's base.
     if observation.base_pos_m is None or observation.base_quat_wxyz is None:
-        raise KeyError("the robot has no base")
+        raise KeyError("the robot has no base")  # `state_part` converts the error
     return observation.base_pos_m, observation.base_quat_wxyz
 
 
 def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
+    # Return the end effector's position [m] and quaternion wxyz in the frame of the base.
     base_pos_m, base_quat_wxyz = _base_pose(observation)
-    to_base_wxyz = base_quat_wxyz * [1, -1, -1, -1]
+    to_base_wxyz = base_quat_wxyz * [1, -1, -1, -1]  # the inverse rotation
     eef_quat_wxyz = _shortest_quaternion(_multiply_quaternions(to_base_wxyz, observation.eef_quat_wxyz))
     return _rotate_vector(to_base_wxyz, observation.eef_pos_m - base_pos_m), eef_quat_wxyz
 
 
 def _shortest_quaternion(quat_wxyz: Floats) -> Floats:
+    # q and -q are the same rotation. Return the one with w >= 0, whose angle is at most pi.
     return -quat_wxyz if quat_wxyz[0] < 0 else quat_wxyz
 
 
@@ -294,7 +299,8 @@ def _shortest_axis_angle(quat_wxyz: Floats) -> Floats:
 
 def _controller_rotation(observation: Observation) -> Floats:
     """Return the rotation [3, 3] of the controller's pose if the host provides it, else the grip site's rotation."""
-    if (rotation := observation.extra.get(CONTROLLER_ROTATION)) is not None:
+    rotation = observation.extra.get(CONTROLLER_ROTATION)
+    if rotation is not None:
         return rotation.reshape(3, 3).astype(np.float64)
     site_quat = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
     return np.column_stack([_rotate_vector(site_quat, axis) for axis in np.eye(3)])
@@ -312,6 +318,7 @@ def read_ee6d(rows: Floats) -> Floats:
     digits of the angle, because X-VLA computes quaternions from eigenvectors in single precision.
     """
     x_axes = _normalize_rows(rows[:, 3:6])
+    # Subtract the part of the second column that is along the first, so that the axes are perpendicular.
     y_axes = _normalize_rows(rows[:, 6:9] - (x_axes * rows[:, 6:9]).sum(axis=1, keepdims=True) * x_axes)
     matrices = np.stack([x_axes, y_axes, np.cross(x_axes, y_axes)], axis=-1)
     quats = (matrix_to_quaternion(matrix) for matrix in matrices)
@@ -331,10 +338,13 @@ def read_euler(rows: Floats) -> Floats:
     gripper). Equals `transforms3d.euler.euler2axangle`; the axis is multiplied by the angle, which is from 0 to 2π.
     """
     cosines, sines = np.cos(rows[:, 3:6] / 2), np.sin(rows[:, 3:6] / 2)
+    x_axis, y_axis, z_axis = np.eye(3)
     axis_angles = []
     for cosine, sine in zip(cosines, sines, strict=True):
-        # a quaternion wxyz of the rotation about each axis
-        about_x, about_y, about_z = (np.insert(sine[axis] * np.eye(3)[axis], 0, cosine[axis]) for axis in range(3))
+        # the quaternion wxyz of the rotation about each axis
+        about_x = np.array([cosine[0], *(sine[0] * x_axis)])
+        about_y = np.array([cosine[1], *(sine[1] * y_axis)])
+        about_z = np.array([cosine[2], *(sine[2] * z_axis)])
         quat = _multiply_quaternions(_multiply_quaternions(about_z, about_y), about_x)
         axis_angles.append(to_axis_angle(quat / np.linalg.norm(quat)))
     return np.column_stack([rows[:, :3], axis_angles, rows[:, 6:]])
@@ -353,14 +363,14 @@ def average_predictions(replies: Sequence[Floats]) -> Floats:
     # Row k of a reply predicts the action for the step that is k steps after the reply.
     predictions = np.array([reply[age] for age, reply in zip(ages, replies, strict=True) if age < len(reply)])
     lengths = np.linalg.norm(predictions, axis=1)
+    # The addition of 1e-7 avoids a division by zero, as in starVLA.
     weights = np.exp(ENSEMBLE_ALPHA * (predictions @ predictions[-1]) / (lengths * lengths[-1] + 1e-7))
     mean: Floats = (weights / weights.sum()) @ predictions
     return mean[np.newaxis]
 
 
 def _normalize_rows(rows: Floats) -> Floats:
-    normalized: Floats = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6)
-    return normalized
+    return np.asarray(rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6))  # X-VLA adds 1e-6, too
 
 
 FORMS: Mapping[str, Callable[[Floats], Floats]] = {  # conversions of a reply's rows to columns of actions
@@ -377,7 +387,7 @@ def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
     """Return the quaternion wxyz of a rotation matrix [3, 3], possibly rounded to single precision, by Shepperd's
     method. Equals `matrix_to_quat` of vla-evaluation-harness e1ee9ad src/vla_eval/rotation.py.
     """
-    m, quat = m.astype(np.float64), np.empty(4)
+    m = m.astype(np.float64)
     # i is the axis with the largest diagonal element; j and k are the next axes in the cycle x, y, z.
     i, j, k = np.roll([0, 1, 2], -int(np.argmax(np.diag(m))))
     differences = (m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1])
@@ -385,11 +395,13 @@ def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
         scale = 2 * math.sqrt(np.trace(m) + 1)
         return np.array([scale * scale / 4, *differences]) / scale
     scale = 2 * math.sqrt(1 + m[i, i] - m[j, j] - m[k, k])
+    quat = np.empty(4)
     quat[[0, 1 + i, 1 + j, 1 + k]] = differences[i], scale * scale / 4, m[i, j] + m[j, i], m[i, k] + m[k, i]
     return quat / scale
 
 
 def _multiply_quaternions(p: Floats, q: Floats) -> Floats:
+    # Return the Hamilton product of two quaternions wxyz: the rotation q, followed by p.
     w, v = p[0] * q[0] - p[1:] @ q[1:], p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:])
     return np.concatenate([[w], v])
 

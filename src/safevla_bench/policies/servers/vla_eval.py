@@ -77,7 +77,7 @@ class VlaEvalModel(openpi.WebsocketModel):
             raise PolicyError(problem, remedy="The server was restarted with another model. Resume the run.")
         self.dialect, self.wants = dialect, dialect.wants
         seed = params.get("env_seed")
-        self.env_seed = seed if type(seed) is int and 0 <= seed < 2**32 else None
+        self.env_seed = seed if type(seed) is int and 0 <= seed < 2**32 else None  # a Boolean is no seed
 
     def query(self, observation: Observation) -> Reply:
         seq = self._send_message("observation", self.dialect.build_request(observation))
@@ -85,13 +85,14 @@ class VlaEvalModel(openpi.WebsocketModel):
 
     def close(self) -> None:
         """End the current episode, if any, and close the connection. Each new connection begins with this call."""
-        was_playing, self._is_playing = self._is_playing, False
+        was_playing, self._is_playing = self._is_playing, False  # if sending fails, it calls this method again
         if was_playing:
             with suppress(PolicyError):
                 self._send_message("episode_end", {})
         super().close()
 
     def _send_message(self, kind: str, payload: object) -> int:
+        # Return the message's number, which the answer repeats.
         self._seq += 1
         self.send({"type": kind, "payload": payload, "seq": self._seq, "timestamp": time.time()})
         return self._seq
@@ -104,7 +105,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         if message.get("type") == "error":
             raise self.server_error(payload.get("error", payload))
         if message.get("type") != kind or message.get("seq") != seq:
-            super().close()
+            super().close()  # sends no `episode_end`
             answer = f"{str(message.get('type'))[:60]} {str(message.get('seq'))[:60]}"
             raise stray_error(self.address, f"sent {answer}, not {kind} {seq}")
         return payload
@@ -127,7 +128,7 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
     fitting `wants`. An entry whose `asked` names a parameter is omitted if `params` does not set this parameter.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
-    if params.get("quat_no_antipodal"):
+    if params.get("quat_no_antipodal"):  # quaternions keep their sign, so angles may exceed pi
         states = [tuple(_SINGLE if name == _SHORTEST else name for name in field.state) for field in fields]
         fields = tuple(structs.replace(field, state=state) for field, state in zip(fields, states, strict=True))
     cameras = tuple(field.camera for field in fields if field.camera)
@@ -141,27 +142,29 @@ def check_requirements(
     """Raise `PolicyError` if the dialect, adapted to `params`, lacks entries that the server requests, or if positions
     or the gripper differ from `action_spec`. If the user has `chosen` the dialect, its gripper is not checked.
     """
-    conversion = dialect.switches.get(6, "raw")
+    conversion = dialect.switches.get(6, "raw")  # column 6 of an action is the gripper
     gripper = _get_map(action_spec, "gripper").get("format", "raw")
     position = _get_map(action_spec, "position").get("format")
-    shows_state, shows_wrist = any(field.state for field in dialect.fields), len(dialect.wants.cameras) > 1
+    sends_state, sends_wrist = any(field.state for field in dialect.fields), len(dialect.wants.cameras) > 1
     mode = str(params.get("control_mode"))[:60]
-    is_unasked = position == "absolute_xyz" and not dialect.wants.absolute
-    is_other_gripper = not chosen and gripper not in GRIPPERS.get(conversion, (gripper,))
+    is_position_wrong = position == "absolute_xyz" and not dialect.wants.absolute
+    # A conversion that is not in `GRIPPERS` fits every format.
+    is_gripper_wrong = not chosen and gripper not in GRIPPERS.get(conversion, (gripper,))
     problems = {
-        "asks for send_state, but no state is sent": params.get("send_state") and not shows_state,
-        "asks for send_wrist_image, but no wrist image is sent": params.get("send_wrist_image") and not shows_wrist,
+        "asks for send_state, but no state is sent": params.get("send_state") and not sends_state,
+        "asks for send_wrist_image, but no wrist image is sent": params.get("send_wrist_image") and not sends_wrist,
         f"asks for the control mode {mode}, which only SimplerEnv has": "control_mode" in params,
-        "describes absolute positions, but does not ask for absolute_action": is_unasked,
-        f"describes its gripper as {gripper}, but the client reads it as {conversion!r}": is_other_gripper,
+        "describes absolute positions, but does not ask for absolute_action": is_position_wrong,
+        f"describes its gripper as {gripper}, but the client reads it as {conversion!r}": is_gripper_wrong,
     }
-    for problem, is_unmet in problems.items():
-        if is_unmet:
+    for problem, has_problem in problems.items():
+        if has_problem:
             remedy = "Serve the model with other parameters, or pass a dialect that fits: --policy-arg dialect=NAME."
             raise PolicyError(f"the server {problem} (dialect {dialect.name!r})", remedy=remedy)
 
 
 def _get_map(outer: Mapping[str, object], key: str) -> Mapping[str, object]:
+    # Return the map under `key`; {} if there is no map.
     inner = outer.get(key)
     return inner if isinstance(inner, Mapping) else {}
 

@@ -47,7 +47,8 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def place(self) -> str:
         """The path as a single text, such as `examples[0]/image[1]`."""
-        return "/".join(f"[{key}]" if isinstance(key, int) else key for key in self.path).replace("/[", "[")
+        parts = [f"[{key}]" if isinstance(key, int) else f"/{key}" for key in self.path]
+        return "".join(parts).removeprefix("/")
 
 
 class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,15 +67,15 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         value: Any = reply
         for key in self.path:  # follow `key` in a map, or in each map of a list
             maps = value if isinstance(value, list) else [value]
-            if not maps or not all(isinstance(item, Mapping) and key in item for item in maps):
+            if not maps or not all(isinstance(entry, Mapping) and key in entry for entry in maps):
                 raise ReplyError(f"the reply has no {path_text!r}")
-            values = [item[key] for item in maps]
+            values = [entry[key] for entry in maps]
             value = values if isinstance(value, list) else values[0]
         array = _parse_numbers(value, path_text)
-        shape = array.shape
+        shape = array.shape  # for the error
         while array.ndim > 2 and array.shape[0] == 1:
             array = array[0]
-        if array.ndim == 1:
+        if array.ndim == 1:  # several rows of one number, or one row
             array = array[:, np.newaxis] if self.width == 1 else array[np.newaxis]
         if array.ndim != 2 or not len(array) or array.shape[1] != self.width:
             raise ReplyError(f"{path_text!r} of the reply has the shape {shape}, not [steps, {self.width}]")
@@ -124,6 +125,7 @@ class Dialect:
         return dict.fromkeys(self.file.switches, self.inference.gripper)
 
     def add_fixed(self, name: str, value: str) -> Dialect:
+        # Return this dialect with a further entry of the request, whose value is always the same.
         return replace(self, fields=(*self.fields, RequestEntry((name,), fixed=value)))
 
     def view(self, image: transforms.Image, flip: Flip | None = None) -> transforms.Image:
@@ -131,7 +133,7 @@ class Dialect:
         `PolicyError` if the image does not have the protocol's size and the protocol does not resize images.
         """
         pixels, size = transforms.flip_image(image, flip or self.inference.flip), self.inference.image_size
-        if self.inference.jpeg or pixels.shape[:2] != size:
+        if self.inference.jpeg or pixels.shape[:2] != size:  # otherwise the conversion to a picture is not needed
             picture = PillowImage.fromarray(pixels)
             picture = transforms.pass_through_jpeg(picture) if self.inference.jpeg else picture
             pixels = transforms.resize_picture(picture, size, self.inference.resize)
@@ -145,15 +147,18 @@ class Dialect:
         return request
 
     def _build_content(self, field: RequestEntry, observation: Observation) -> object:
+        # Return the value of one entry of the request.
+        leading_axes = (np.newaxis,) * field.axes
         if field.fixed is not None:
             return field.fixed
         if field.camera is not None:
-            return self.view(observation.images[field.camera], field.flip)[(np.newaxis,) * field.axes]
+            return self.view(observation.images[field.camera], field.flip)[leading_axes]
         if field.state:
-            numbers = np.concatenate([transforms.state_part(name, observation) for name in field.state])
-            numbers = numbers.astype(field.dtype)
-            numbers = numbers if field.form == "raw" else np.concatenate([np.sin(numbers), np.cos(numbers)])
-            return numbers[(np.newaxis,) * field.axes]
+            parts = [transforms.state_part(name, observation) for name in field.state]
+            numbers = np.concatenate(parts).astype(field.dtype)
+            if field.form == "sine-cosine":
+                numbers = np.concatenate([np.sin(numbers), np.cos(numbers)])
+            return numbers[leading_axes]
         text: object = observation.instruction
         if field.text == "simpler-task":
             text = transforms.SIMPLER_TASKS.get(observation.instruction, observation.instruction)
@@ -170,14 +175,12 @@ class Dialect:
         try:
             arrays = [reply_array.read_rows(reply) for reply_array in self.file.reply]
         except ReplyError as error:
-            problem = (
-                f"{error.problem} ({self.name}); the reply holds {', '.join(describe_entries(reply)) or 'nothing'}"
-            )
+            content = ", ".join(describe_entries(reply)) or "nothing"
+            problem = f"{error.problem} ({self.name}); the reply holds {content}"
             raise ReplyError(problem, remedy=_REMEDY) from None
-        if len({len(row) for row in arrays}) > 1:
-            raise ReplyError(
-                f"the reply's arrays differ in their number of steps: {[*map(len, arrays)]}", remedy=_REMEDY
-            )
+        lengths = [len(array) for array in arrays]
+        if len(set(lengths)) > 1:
+            raise ReplyError(f"the reply's arrays differ in their number of steps: {lengths}", remedy=_REMEDY)
         return arrays
 
     def convert_rows(self, rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -197,15 +200,17 @@ def _describe_value(value: object) -> str:
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, Mapping):
         return f"{{{', '.join(describe_entries(value))}}}"
-    return f"{len(value)} x {_describe_value(value[0])}" if isinstance(value, list) and value else type(value).__name__
+    if isinstance(value, list) and value:
+        return f"{len(value)} x {_describe_value(value[0])}"
+    return type(value).__name__
 
 
 def _set_at_path(tree: Any, path: Sequence[str | int], value: object) -> None:
     """Put a value into a tree of maps and lists. An index beyond a list's end appends to the list."""
     key, rest = path[0], path[1:]
-    if isinstance(key, int):
-        key = min(key, len(tree))
-        tree.extend([None] * (key == len(tree)))
+    if isinstance(key, int) and key >= len(tree):
+        key = len(tree)
+        tree.append(None)
     if not rest:
         tree[key] = value
         return
@@ -220,7 +225,7 @@ def _parse_numbers(value: object, path_text: str) -> NDArray[np.float64]:
         if isinstance(value, list | np.ndarray | np.generic | int | float):
             return to_real_numbers(value)
     except (TypeError, ValueError):
-        pass
+        pass  # the error is the same as for other types
     raise ReplyError(f"the reply's {path_text!r} is not an array of numbers")
 
 
@@ -229,7 +234,7 @@ def _parse_numbers(value: object, path_text: str) -> NDArray[np.float64]:
 
 ALL = ("all",)  # a `state` of `ALL` means all parts of the protocol's state
 NONE = "none"  # a camera named `NONE` sends no image
-LARGEST = 4096
+LARGEST = 4096  # limit on the height and the width of an image in pixels
 
 
 def dialect_names() -> tuple[str, ...]:
@@ -288,7 +293,7 @@ def choose_dialect(name: str, transport: str, cameras: str | None = None, image_
 
 def _replace_image_size(dialect: Dialect, text: str) -> Dialect:
     match = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", text)
-    height_width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    height_width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)  # N means N x N
     if not all(0 < side <= LARGEST for side in height_width):
         remedy = f"Write N or HxW (height, width), each from 1 to {LARGEST}."
         raise PolicyError(f"image_size={text} is not a number of pixels", remedy=remedy)
@@ -299,22 +304,17 @@ def _replace_image_size(dialect: Dialect, text: str) -> Dialect:
 def _replace_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
     defaults = dialect.wants.cameras
     if len(cameras) != len(defaults):
-        problem = (
-            f"cameras={','.join(cameras)} does not fit the dialect {dialect.name!r}, "
-            f"which shows {len(defaults)} camera(s)"
-        )
-        raise PolicyError(
-            problem,
-            remedy=f"Name as many cameras as in cameras={','.join(defaults)}. The name `{NONE}` omits an image.",
-        )
+        mismatch = f"does not fit the dialect {dialect.name!r}, which shows {len(defaults)} camera(s)"
+        remedy = f"Name as many cameras as in cameras={','.join(defaults)}. The name `{NONE}` omits an image."
+        raise PolicyError(f"cameras={','.join(cameras)} {mismatch}", remedy=remedy)
     replacements = dict(zip(defaults, cameras, strict=True))
-    fields = tuple(
-        structs.replace(entry, camera=replacements[entry.camera]) if entry.camera else entry
-        for entry in dialect.fields
-        if replacements.get(entry.camera or "") != NONE
-    )
-    wants = replace(dialect.wants, cameras=tuple(entry for entry in cameras if entry != NONE))
-    return replace(dialect, fields=fields, wants=wants)
+    fields = []
+    for entry in dialect.fields:
+        camera = replacements[entry.camera] if entry.camera else None  # None: the entry is not an image
+        if camera != NONE:
+            fields.append(structs.replace(entry, camera=camera))
+    wants = replace(dialect.wants, cameras=tuple(camera for camera in cameras if camera != NONE))
+    return replace(dialect, fields=tuple(fields), wants=wants)
 
 
 def dialect_values(dialect: Dialect) -> Mapping[str, object]:
