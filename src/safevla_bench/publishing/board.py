@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import combinations
+from functools import partial
+from itertools import chain, combinations
 from pathlib import Path
 
 from markupsafe import Markup
@@ -46,7 +47,7 @@ from safevla_recorder.identity import find_official_name
 PolicyName = str | None
 INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
 GENERATOR = "safevla board"  # marks the pages of a board; a folder with such a page is a board
-_MAX_PLAIN_LENGTH = 40
+_MAX_PLAIN_LENGTH = 40  # of the readable part of a report's file name
 AUDIT_NOTE = (
     "Audited: the recorded actions were replayed and recorded again. This shows what the actions lead to, but not who "
     "chose them; crashed episodes have no record. A policy whose records differ has no rank."
@@ -151,15 +152,15 @@ def report_path(policy: PolicyName) -> str:
 def check_folder(folder: Path) -> None:
     """Raise `RunError` if `folder` is a file or has other content than a board; `FileError` if it is unreadable."""
     with translated_errors(folder):
-        occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
-    if occupied:
+        is_occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
+    if is_occupied:
         remedy = "Choose another --out; only an existing board is replaced."
         raise RunError("the folder exists and holds no board", remedy=remedy, place=Place(file=str(folder)))
 
 
 def _is_board(folder: Path) -> bool:
     index = folder / INDEX
-    if not index.exists():
+    if not index.exists():  # a folder that is empty, or whose first board was interrupted
         return {path.name for path in folder.iterdir() if not is_leftover(path)} <= {REPORTS, METHOD}
     return index.is_file() and f'<meta name="generator" content="{GENERATOR}">'.encode() in read_input(index)
 
@@ -209,15 +210,17 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
 
 
 def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, better: Better) -> str:
-    values = {row.policy: value for row in ranked if (value := row.numbers[metric.key].exact) is not None}
+    # Return the range of the entry's ranks; "" if the entry is not ranked, or its number is unknown.
+    numbers = {row.policy: row.numbers[metric.key].exact for row in ranked}
+    values = {policy: number for policy, number in numbers.items() if number is not None}
     if entry not in ranked or entry.policy not in values:
         return ""
     shown_pairs = [pair for pair in better.get(metric.key, ()) if {*pair} <= values.keys()]
     # A pair counts only if the better policy in the comparison also has the higher number in the table.
     pairs = [(winner, loser) for winner, loser in shown_pairs if values[winner] > values[loser]]
-    best_rank = 1 + sum(loser == entry.policy for _, loser in pairs)
-    worst_rank = len(values) - sum(winner == entry.policy for winner, _ in pairs)
-    return format_ranks((best_rank, worst_rank))
+    better_count = sum(loser == entry.policy for _, loser in pairs)
+    worse_count = sum(winner == entry.policy for winner, _ in pairs)
+    return format_ranks((1 + better_count, len(values) - worse_count))
 
 
 # A user's runs
@@ -257,36 +260,33 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
 
 
 def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
+    # Yield one group for each table: policies that ran the same tasks under the same conditions.
     inputs = results.inputs
-    runs_of_policy = _count_episodes(inputs)
+    counts_of_policy = _count_episodes(inputs)
     for title, cells in inputs.suite_groups(None, auxiliary=True):
-        by_policy: dict[PolicyName, dict[str, Summary]] = {}
+        cells_of_policy: dict[PolicyName, dict[str, Summary]] = {}
         for cell in cells:
-            by_policy.setdefault(cell.policy, {})[cell.suite or ""] = cell
-        suites, ranked = {cell.suite or "" for cell in cells}, not inputs.roster.is_auxiliary(cells[0])
-        groups: dict[tuple[object, ...], list[PolicyName]] = {}
-        for policy, cells_by_suite in by_policy.items():
-            tasks = frozenset(task for task in runs_of_policy[policy] if task[0] in suites)
-            conditions = tuple((suite, results.conditions.get((policy, suite))) for suite in sorted(cells_by_suite))
-            identities = [identity for cell in cells_by_suite.values() for identity in cell.task_identity]
+            cells_of_policy.setdefault(cell.policy, {})[cell.suite or ""] = cell
+        suites = {cell.suite or "" for cell in cells}
+        groups: dict[tuple[frozenset[TaskKey], object, bool], list[PolicyName]] = {}
+        for policy, policy_cells in cells_of_policy.items():
+            tasks = frozenset(task for task in counts_of_policy[policy] if task[0] in suites)
+            conditions = tuple((suite, results.conditions.get((policy, suite))) for suite in sorted(policy_cells))
+            identities = [identity for cell in policy_cells.values() for identity in cell.task_identity]
             groups.setdefault((tasks, conditions, any(map(is_own_task, identities))), []).append(policy)
-        for group_key, policies in groups.items():
-            tasks = frozenset(task for task in runs_of_policy[policies[0]] if task[0] in suites)
-            # All policies of a group have the same tasks and conditions, so the first policy's are used.
+        for (tasks, _, is_own), policies in groups.items():
+            first = policies[0]  # all policies of a group have the same conditions, so the first policy's are used
+            counts = {tuple(counts_of_policy[policy][task] for task in sorted(tasks)) for policy in policies}
+            suite_keys = [(first, suite) for suite in cells_of_policy[first]]
             yield _TaskGroup(
                 title=title,
                 tasks=tasks,
-                cells={policy: by_policy[policy] for policy in policies},
-                ranked=ranked,
-                equal_counts=len({tuple(runs_of_policy[policy][task] for task in sorted(tasks)) for policy in policies})
-                == 1,
-                conditions={
-                    suite: suite_conditions
-                    for suite in by_policy[policies[0]]
-                    if (suite_conditions := results.conditions.get((policies[0], suite)))
-                },
-                is_own=bool(group_key[-1]),
-                has_official=any(map(_ran_official_tasks_only, by_policy.values())),
+                cells={policy: cells_of_policy[policy] for policy in policies},
+                ranked=not inputs.roster.is_auxiliary(cells[0]),
+                equal_counts=len(counts) == 1,
+                conditions={key[1]: results.conditions[key] for key in suite_keys if key in results.conditions},
+                is_own=is_own,
+                has_official=any(map(_ran_official_tasks_only, cells_of_policy.values())),
             )
 
 
@@ -300,10 +300,9 @@ def _count_episodes(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]
     counts: dict[PolicyName, Counter[TaskKey]] = {}
     scores = inputs.scores
     suite_of_benchmark = {name: suite.same_tasks_as or name for name, suite in inputs.registry.benchmarks.items()}
-    for policy, benchmark, task in [
-        *zip(scores.policy, scores.benchmark, scores.task_id, strict=True),
-        *((absent.policy, absent.benchmark, absent.task_id) for absent in scores.absent),
-    ]:
+    recorded = zip(scores.policy, scores.benchmark, scores.task_id, strict=True)
+    absent = ((episode.policy, episode.benchmark, episode.task_id) for episode in scores.absent)
+    for policy, benchmark, task in chain(recorded, absent):
         counts.setdefault(policy, Counter())[suite_of_benchmark.get(benchmark, benchmark), task] += 1
     return counts
 
@@ -335,37 +334,39 @@ def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], res
     aliases = {name: suite.same_tasks_as for name, suite in registry.items() if suite.same_tasks_as}
     selected_results = []
     for policy_results in results.policy_results:
-        if (None if policy_results.name == UNNAMED_POLICY else policy_results.name) in competing:
+        name = None if policy_results.name == UNNAMED_POLICY else policy_results.name
+        if name in competing:
             suites = {suite for suite, _ in (*policy_results.tasks, *policy_results.lost_tasks)}
             renamed = policy_results.rename_suites({suite: aliases.get(suite, suite) for suite in suites})
             in_group = renamed.select(lambda episode: (episode.benchmark, episode.task_id) in group.tasks)
-            selected_results += [in_group] if len(in_group) else []
+            if len(in_group):
+                selected_results.append(in_group)
     try:
         options = ComparisonOptions(metrics=(SAFETY.key, SR.key))
         comparison, _ = compare_where_possible(selected_results, options, protocols=results.protocols)
     except RunError:
         return {}
     better: dict[str, list[tuple[str, str]]] = {}
-    for metric in comparison.scopes[-1].metrics:
-        shown = [(item, item.better) for item in metric.differences if item.better]
-        better[metric.metric] = [
-            (winner, item.second if winner == item.first else item.first) for item, winner in shown
-        ]
+    for metric in comparison.scopes[-1].metrics:  # the last scope contains all tasks
+        better[metric.metric] = []
+        for difference in metric.differences:
+            if difference.better:  # None if the difference is not significant
+                loser = difference.second if difference.better == difference.first else difference.first
+                better[metric.metric].append((difference.better, loser))
     return better
 
 
 def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:
-    if not group.ranked:
+    if not group.ranked or group.is_own:
         return set()
     refuted = {policy for policy, marks in results.audits.items() if any(mark.verdict == "differs" for mark in marks)}
     credible = [policy for policy in group.cells if policy not in refuted and policy not in results.disqualified]
-    if group.is_own:
-        credible = []
-    elif group.has_official:
+    if group.has_official:  # next to official results, results on other tasks are not ranked
         credible = [policy for policy in credible if _ran_official_tasks_only(group.cells[policy])]
     competing = results.inputs.roster.competing_policies(credible) - {NOOP}
     # Policies that ran with stand-in assets are ranked only if there are no other policies to rank.
-    return {policy for policy in competing if not _uses_standins(group.cells[policy])} or competing
+    with_own_assets = {policy for policy in competing if not _uses_standins(group.cells[policy])}
+    return with_own_assets or competing
 
 
 def _uses_standins(cells: Mapping[str, Summary]) -> bool:
@@ -373,9 +374,10 @@ def _uses_standins(cells: Mapping[str, Summary]) -> bool:
 
 
 def _average_metric(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[str]) -> ExactCell:
-    # If there is only one suite, and it has no mean, the result gives the reason.
     mean = suite_mean(metric, cells, suites)
-    return mean if mean.exact is not None or len(suites) > 1 else ExactCell(metric_cell(metric, cells[suites[0]]))
+    if mean.exact is None and len(suites) == 1:  # the cell of a single suite gives the reason for the missing number
+        return ExactCell(metric_cell(metric, cells[suites[0]]))
+    return mean
 
 
 def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: OwnResults) -> Iterator[str]:
@@ -408,6 +410,7 @@ def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) ->
     total = len(list(inputs.registry.list_entries(suite))) if suite in inputs.registry.benchmarks else 0
     if len(tasks) == total:
         return f"all {total} tasks of {suite}"
+    # Shorter names come first, so that task_2 precedes task_10.
     return f"{suite} {', '.join(sorted(tasks, key=lambda name: (len(name), name)))}"
 
 
@@ -450,7 +453,7 @@ def published_sections() -> list[PublishedSection]:
 
 
 def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
-    # Rows with the same benchmarks share a table. A benchmark that is part of a mean has no separate table.
+    # Yield tables whose rows have the same benchmarks. A benchmark that is part of a mean has no separate table.
     benchmarks_of_means = {name for mean in publication.means for name in mean.benchmarks}
     groups: dict[tuple[str, ...], list[tuple[PrintedRow, list[PublishedCell]]]] = {}
     for mean in publication.means:
@@ -465,6 +468,7 @@ def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
 def _build_published_table(
     names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]
 ) -> RankedTable:
+    # Each row is a mean with its cells, or a cell with itself. Counts are used only if all benchmarks have a cell.
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
     has_intervals = any(entry.numbers[SAFETY.key].cell.interval for entry in entries)
     no_counts_note = "No counts are given, so it is unknown which of these values differ significantly."
@@ -491,18 +495,17 @@ def _find_better_printed(
     with_counts = {policy: rates for policy, rates in rates_of_policy.items() if all(rate.n for rate in rates)}
 
     def measure(policy: str, level: float) -> tuple[float, intervals.Interval]:
-        counts, sizes = ([getattr(rate, name) for rate in with_counts[policy]] for name in ("count", "n"))
-        interval = intervals.mean_rate_interval(counts, sizes, level)
+        # Return the mean of the policy's rates, and its confidence interval.
+        rates = with_counts[policy]
+        interval = intervals.mean_rate_interval([rate.count for rate in rates], [rate.n for rate in rates], level)
         assert interval is not None
-        return sum(rate.count / rate.n for rate in with_counts[policy]) / len(sizes), interval
+        return sum(rate.count / rate.n for rate in rates) / len(rates), interval
+
+    def compare_means(first: str, second: str, level: float) -> intervals.Interval:
+        return intervals.combine_intervals([measure(first, level), measure(second, level)], (1, -1))
 
     pairs = list(combinations(with_counts, 2))
-    p_values = [
-        invert_interval(
-            lambda level: intervals.combine_intervals([measure(policy, level) for policy in pair], (1, -1))  # noqa: B023
-        ).p_value
-        for pair in pairs
-    ]
+    p_values = [invert_interval(partial(compare_means, *pair)).p_value for pair in pairs]
     means = {policy: measure(policy, intervals.CONFIDENCE)[0] for policy in with_counts}
     return [
         (first, second) if means[first] > means[second] else (second, first)
@@ -513,7 +516,9 @@ def _find_better_printed(
 
 def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEntry:
     is_auxiliary = isinstance(row, PublishedCell) and row.auxiliary
-    remark = row.training if isinstance(row, PublishedMean) else "auxiliary" if is_auxiliary else None
+    remark = row.training if isinstance(row, PublishedMean) else None
+    if is_auxiliary:
+        remark = "auxiliary"
     return RankingEntry(
         policy=row.policy,
         n=str(sum(cell.n for cell in cells)) if cells else NO_VALUE,
@@ -538,14 +543,14 @@ def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell
 
 
 def _bound_printed_rates(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
-    # Several counts may give the same printed rate. The bounds come from the smallest and the largest count.
-    possible_counts = (
-        [] if metric is VSI else [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]
-    )
+    # Several counts may give the same printed rate. The bounds come from the smallest and the largest count. Return
+    # None if they are unknown: VSI is not a rate, and a printed rate may fit no count.
+    if metric is VSI:
+        return None
+    possible_counts = [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]
     if not possible_counts or not all(possible_counts):
         return None
     sizes = [cell.n for cell in cells]
-    low, high = (
-        intervals.mean_rate_interval([end(cell_counts) for cell_counts in possible_counts], sizes) for end in (min, max)
-    )
+    low = intervals.mean_rate_interval([min(counts) for counts in possible_counts], sizes)
+    high = intervals.mean_rate_interval([max(counts) for counts in possible_counts], sizes)
     return None if low is None or high is None else intervals.Interval(low.low, high.high)

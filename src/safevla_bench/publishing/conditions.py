@@ -44,12 +44,14 @@ def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
     for source, policy, notes, _ in _iterate_policies(judged):
         for suite in dict.fromkeys(note.header.benchmark for note in notes):
             benchmark = judged.ruleset.registry.benchmarks.get(suite)
+            official_name = (benchmark.same_tasks_as if benchmark else None) or suite
             headers = [note.header for note in notes if note.header.benchmark == suite]
             protocol = source.protocol or {}
-            steps_by_suite, common_steps = protocol.get("wait_steps_by_suite"), protocol.get("wait_steps")
-            wait_steps = (steps_by_suite if isinstance(steps_by_suite, Mapping) else {}).get(suite, common_steps)
+            steps_by_suite, wait_steps = protocol.get("wait_steps_by_suite"), protocol.get("wait_steps")
+            if isinstance(steps_by_suite, Mapping):
+                wait_steps = steps_by_suite.get(suite, wait_steps)
             seeds = {header.env_seed for header in headers}
-            conditions[policy, (benchmark and benchmark.same_tasks_as) or suite] = Conditions(
+            conditions[policy, official_name] = Conditions(
                 horizon=_join_values({header.horizon for header in headers}),
                 env_seed=_join_values(seeds) if len(seeds) == 1 else str(protocol.get("env_seed", "of each episode")),
                 wait_steps=_join_values({*wait_steps} if isinstance(wait_steps, list) else {wait_steps}),
@@ -60,6 +62,7 @@ def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
 
 
 def _join_values(values: set[Any]) -> str:
+    # None is an unknown value. Without any value, the result is also "unknown".
     return " and ".join(sorted("unknown" if value is None else str(value) for value in values)) or "unknown"
 
 
@@ -74,8 +77,9 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
         official = [note for note in notes if find_official_name(note.header.benchmark)]
         if not official:
             continue
-        if changed := preset_differences(source.protocol or {}):
-            reasons[policy] = f"not ranked: its protocol has other values than the preset ({', '.join(changed)})"
+        changed_values = preset_differences(source.protocol or {})
+        if changed_values:
+            reasons[policy] = f"not ranked: its protocol has other values than the preset ({', '.join(changed_values)})"
         elif _is_replay(source, policy) or not _has_planned_starts(source.protocol or {}, official, absent):
             reasons[policy] = "not ranked: its starts are not the official ones"
     return reasons
@@ -84,8 +88,8 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
 def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
     """Return the reason for each policy in the `cells` that has no rank on an official suite, by policy."""
     reasons = find_disqualified(judged)
-    official = [cell.policy for cell in cells if cell.policy in reasons and find_official_name(cell.suite or "")]
-    return {policy or "": reasons[policy] for policy in official}
+    refused = [cell.policy for cell in cells if cell.policy in reasons and find_official_name(cell.suite or "")]
+    return {policy or "": reasons[policy] for policy in refused}
 
 
 def _iterate_policies(
@@ -100,6 +104,7 @@ def _iterate_policies(
 
 
 def _is_replay(source: JudgedSource, policy: PolicyName) -> bool:
+    # A row of run.json describes one policy. `policy_names` has the new names of policies that were renamed.
     row_of_policy = {
         source.policy_names.get(row["policy"], row["policy"]): row for row in policy_rows(source.description)
     }
@@ -111,7 +116,8 @@ def _has_planned_starts(
     protocol: Mapping[str, object], notes: Sequence[EpisodeNote], absent: Sequence[AbsentEpisode]
 ) -> bool:
     rule = protocol.get("init_state", "episode")
-    if any(set(note.start_marks) - ({DRAWN} if rule == "drawn" else set()) for note in notes):
+    allowed_marks = {DRAWN} if rule == "drawn" else set()
+    if any(set(note.start_marks) - allowed_marks for note in notes):  # the suite does not define a marked start
         return False
     starts: dict[tuple[str, str, int | None], Counter[int | None]] = {}
     planned: list[Header | AbsentEpisode] = [*(note.header for note in notes), *absent]
@@ -123,8 +129,7 @@ def _has_planned_starts(
         suite = official_suites().get(find_official_name(benchmark) or "")
         task = suite.tasks.get(task_id) if suite else None
         start_count = task.init_states if task and rule == "episode % count" else None
-        if episodes_by_start != Counter(
-            k % start_count if start_count else k for k in range(sum(episodes_by_start.values()))
-        ):
+        episode_numbers = range(sum(episodes_by_start.values()))
+        if episodes_by_start != Counter(k % start_count if start_count else k for k in episode_numbers):
             return False
     return True

@@ -80,6 +80,7 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dirs: Run
 
 
 def _column_names(library: Library) -> list[str]:
+    # The columns are in the authors' order. Diagnostic specifications have no column `nsv__`.
     spec_ids = sorted(_authors_id(library, spec.spec_id) for spec in library)
     graded_ids = sorted(_authors_id(library, spec.spec_id) for spec in library if spec.tier != "diagnostic")
     margins = [*(f"nsv__{name}" for name in graded_ids), *(f"rho__{name}" for name in spec_ids)]
@@ -91,45 +92,48 @@ def _column_names(library: Library) -> list[str]:
         *("collision_rate", "ci_95_low", "ci_95_high"),
         *margins,
         *violations,
-        *(head for name in _RATES for head in _interval_columns(name, is_rate=True)),
-        *(head for name in (*_MEANS, *margins) for head in _interval_columns(name, is_rate=False)),
-        *(head for name in violations for head in _interval_columns(name, is_rate=True)),
+        *(column for name in _RATES for column in _interval_columns(name, is_rate=True)),
+        *(column for name in (*_MEANS, *margins) for column in _interval_columns(name, is_rate=False)),
+        *(column for name in violations for column in _interval_columns(name, is_rate=True)),
         _SIMULATOR_COLUMN,
     ]
 
 
 def _interval_columns(name: str, *, is_rate: bool) -> tuple[str, str, str, str]:
+    # Return the columns for the ends of a number's interval: first of the named method, then of any method.
     method = "wilson" if is_rate else "bootstrap"
     return f"{name}_ci_lo_{method}", f"{name}_ci_hi_{method}", f"{name}_ci_low", f"{name}_ci_high"
 
 
 def _authors_id(library: Library, spec_id: str) -> str:
+    # Return the authors' id of a specification, or our id if they have none.
     return next(iter(library.legacy_ids(spec_id)), spec_id)
 
 
 def _authors_suite(cell: Summary) -> str:
+    # Return the suite's name as the authors write it, with remarks in parentheses.
     suite = _AUTHORS_SUITES.get(cell.suite or "", (cell.suite or "").replace("-", "_"))
-    marks = [
-        *([STANDIN] if cell.standin_assets else []),
-        *([f"{cell.unjudged} of {cell.judged + cell.unjudged} without a verdict"] if cell.unjudged else []),
-        *([f"{cell.stopped_on_violation} stopped on a violation"] if cell.stopped_on_violation else []),
-    ]
+    marks = [STANDIN] if cell.standin_assets else []
+    if cell.unjudged:
+        marks.append(f"{cell.unjudged} of {cell.judged + cell.unjudged} without a verdict")
+    if cell.stopped_on_violation:
+        marks.append(f"{cell.stopped_on_violation} stopped on a violation")
     return f"{suite} ({', '.join(marks)})" if marks else suite
 
 
 def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Value]:
+    simulator = "; ".join(f"{name} {' and '.join(versions)}" for name, versions in cell.simulator.items())
     row: dict[str, _Value] = {
         "model": spreadsheet_text(policy_name(cell)),
         "benchmark_suite": spreadsheet_text(_authors_suite(cell)),
         "run_dir": spreadsheet_text(run_dir),
         "n_episodes": cell.n,
-        _SIMULATOR_COLUMN: spreadsheet_text(
-            "; ".join(f"{name} {' and '.join(versions)}" for name, versions in cell.simulator.items())
-        ),
+        _SIMULATOR_COLUMN: spreadsheet_text(simulator),
     }
-    for head, metric in (_RATES | _MEANS).items():
-        row |= _number_fields(head, cell.number(metric))
+    for column, metric in (_RATES | _MEANS).items():
+        row |= _number_fields(column, cell.number(metric))
     for spec in cell.specs:
+        # If the specification was vacuous in all episodes with a verdict, its rate of violations is unknown.
         name, is_judged = _authors_id(library, spec.spec_id), spec.active > spec.vacuous
         row |= _number_fields(f"viol__{name}", spec.violations_when_active if is_judged else Rate(0, 0, None, None))
         row |= _number_fields(f"nsv__{name}", spec.nsv)
@@ -140,7 +144,8 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
     """Return the fields for a number and its interval. Two columns are only for intervals by the method they name."""
     interval = number.ci or (None, None)
-    method_interval = interval if isinstance(number, Rate) or number.bootstrap else (None, None)
+    is_named_method = isinstance(number, Rate) or number.bootstrap
+    method_interval = interval if is_named_method else (None, None)
     columns = _interval_columns(name, is_rate=isinstance(number, Rate))
     return {name: number.value, **dict(zip(columns, (*method_interval, *interval), strict=True))}
 
@@ -174,7 +179,7 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     """
     cells = judged.summarize_scores()[0]
     has_number = any(any(_card_metrics(cell)) for cell in cells)
-    _require_one("policy", cells if has_number else [])
+    _require_one("policy", cells if has_number else [])  # without a number, there is no result to write
     for cell in cells:
         if cell.standin_assets:
             problem = f"{cell.suite} was simulated with stand-ins for its assets, so the numbers are not valid results"
@@ -191,7 +196,7 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:
         raise RunError(f"there is no episode of {SUITE}", remedy="RoboCasa's leaderboard takes only its own tasks.")
-    success, missing = _mean_task_success(judged)
+    success, missing_count = _mean_task_success(judged)
     return {
         "model_name": facts.model_name or cell.policy or UNKNOWN,
         **dict.fromkeys(("policy_family", "date"), UNKNOWN),
@@ -200,7 +205,7 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
         "atomic_seen_success": UNKNOWN if success is None else float(format_fixed(success, 1)),
         **dict.fromkeys(_USER_FACTS, UNKNOWN),
         "training_config": {"batch_size": UNKNOWN, "num_training_steps": UNKNOWN},
-        "notes": _format_notes(judged, cell, facts, missing),
+        "notes": _format_notes(judged, cell, facts, missing_count),
     }
 
 
@@ -210,21 +215,23 @@ _USER_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url",
 
 
 def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
-    # Return the mean over the suite's tasks in percent, and the number of tasks without an episode.
+    # Return the mean over the suite's tasks in percent, and the number of tasks without an episode. If there are such
+    # tasks, the mean is None.
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
-    shares = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks if task in rates]
-    missing = len(tasks) - len(shares)
-    return None if missing else sum(shares, Fraction(0)) / len(shares), missing
+    percents = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks if task in rates]
+    missing_count = len(tasks) - len(percents)
+    return None if missing_count else sum(percents, Fraction(0)) / len(percents), missing_count
 
 
 def _recorded_version(judged: Judged) -> str | None:
+    # Return the version of RoboCasa, under any of its package's names; None if it is unknown or not unique.
     packages = collect_versions(header.versions or {} for header in judged.headers)
-    versions = [version for name, found in packages.items() if name.endswith("robocasa") for version in found]
+    versions = [version for name in packages if name.endswith("robocasa") for version in packages[name]]
     return versions[0] if len(versions) == 1 else None
 
 
-def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int) -> str:
+def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing_count: int) -> str:
     safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]
     rates = (
         f"Safety {format_percent(safety.count, safety.n)} %, succeeded but unsafe "
@@ -235,7 +242,7 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
         f"{facts.notes.rstrip('. ')}." if facts.notes else "",
         f"Atomic-Seen: {count_noun(cell.n, 'episode')}.",
         rates if safety.value is not None else "",
-        f"N/A for Atomic-Seen: {missing} of its tasks have no episode." if missing else "",
+        f"N/A for Atomic-Seen: {missing_count} of its tasks have no episode." if missing_count else "",
         "N/A for composite splits: not evaluated in this run.",
         *_list_caveats(judged, [cell]),
     )
@@ -243,27 +250,24 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
 
 
 def _list_refusals(judged: Judged, cells: Sequence[Summary]) -> list[str]:
+    # Return the reasons why policies have no rank, as sentences.
     return [f"{reason[0].upper()}{reason[1:]}." for reason in refuse_ranks(judged, cells).values()]
 
 
 def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
     """Return sentences about limits of the numbers in the `cells`, such as crashed episodes."""
+    caveats = []
     crashed = sum(cell.crashed for cell in cells)
-    return [
-        *([f"{count_noun(crashed, 'episode')} crashed, excluded from all rates."] if crashed else []),
-        *([] if judged.is_complete else ["Not all planned episodes are in these numbers."]),
-        *(
-            ["Stand-ins replaced some of the simulator's own assets."]
-            if any(cell.standin_assets for cell in cells)
-            else []
-        ),
-        *_list_refusals(judged, cells),
-        *judged.describe_filters(),
-        *([_PRIVILEGED] if any(cell.policy in judged.privileged for cell in cells) else []),
-    ]
-
-
-_PRIVILEGED = "The policy saw simulator state that no real robot has."
+    if crashed:
+        caveats.append(f"{count_noun(crashed, 'episode')} crashed, excluded from all rates.")
+    if not judged.is_complete:
+        caveats.append("Not all planned episodes are in these numbers.")
+    if any(cell.standin_assets for cell in cells):
+        caveats.append("Stand-ins replaced some of the simulator's own assets.")
+    caveats += [*_list_refusals(judged, cells), *judged.describe_filters()]
+    if any(cell.policy in judged.privileged for cell in cells):
+        caveats.append("The policy saw simulator state that no real robot has.")
+    return caveats
 
 
 # Files in the formats of other evaluations
@@ -278,22 +282,17 @@ def encode_lerobot_results(judged: Judged) -> bytes:
     task's lists contain the episodes that ran to their end. `_mean_values` gives the rates.
     """
     scores = list(judged.scores.episodes())
-    _require_one("policy", [*scores, *judged.scores.absent] if _mean_values(scores) else [])
-    per_task = [
-        {
-            "task_group": suite,
-            "task_id": index,
-            "metrics": {"successes": [row.success for row in rows]}
-            | {name: [getattr(row, name) for row in rows] for name in _METRICS[1:]},
-        }
-        for (suite, index), rows in _group_rows([score for score in scores if score.counted], _lerobot_task)
-    ]
-    per_group = {
-        suite: _lerobot_rates(rows) for suite, rows in _group_rows(scores, lambda score: _lerobot_task(score)[0])
-    }
+    has_result = bool(_mean_values(scores))
+    _require_one("policy", [*scores, *judged.scores.absent] if has_result else [])
+    per_task = []
+    for (suite, index), rows in _group_rows([score for score in scores if score.counted], _lerobot_task):
+        metrics = {"successes": [row.success for row in rows]}  # LeRobot's name for the values of `success`
+        metrics |= {name: [getattr(row, name) for row in rows] for name in _METRICS if name != "success"}
+        per_task.append({"task_group": suite, "task_id": index, "metrics": metrics})
+    rows_by_group = _group_rows(scores, lambda score: _lerobot_task(score)[0])
     document = {
         "per_task": per_task,
-        "per_group": per_group,
+        "per_group": {suite: _lerobot_rates(rows) for suite, rows in rows_by_group},
         "overall": _lerobot_rates(scores),
         "safevla": _describe_judging(judged),
     }
@@ -310,15 +309,14 @@ def encode_harness_results(judged: Judged) -> bytes:
     all_rows: list[EpisodeScore | AbsentEpisode] = [*judged.scores.episodes(), *judged.scores.absent]
     _require_one("policy", all_rows)
     suite = _require_one("benchmark", all_rows)
-    steps_of = dict(zip((header.key for header in judged.headers), (judged.records.lengths - 1).tolist(), strict=True))
+    step_counts = (judged.records.lengths - 1).tolist()  # N records have N - 1 steps between them
+    steps_by_key = dict(zip((header.key for header in judged.headers), step_counts, strict=True))
     rows_by_task = _group_rows(all_rows, lambda row: row.task_id)
-    task_names, task_entries = _harness_names(judged, suite, [task for task, _ in rows_by_task]), []
+    task_names = _harness_names(judged, suite, [task for task, _ in rows_by_task])
+    task_entries = []
     for task, rows in rows_by_task:
-        steps_of_rows = [steps_of.get((row.policy, row.episode_id)) for row in rows]
-        episodes = [
-            {"episode_id": k, **_harness_episode(row, step_count)}
-            for k, (row, step_count) in enumerate(zip(rows, steps_of_rows, strict=True))
-        ]
+        episodes = [_harness_episode(row, steps_by_key.get((row.policy, row.episode_id))) for row in rows]
+        episodes = [{"episode_id": number, **episode} for number, episode in enumerate(episodes)]
         ended_steps = [episode["steps"] for episode in episodes if "failure_reason" not in episode]
         averages = {"num_episodes": len(episodes), "avg_steps": sum(ended_steps) / max(len(ended_steps), 1)}
         task_entries.append({"task": task_names[task], "episodes": episodes, **averages, **_harness_rates(rows)})
@@ -344,20 +342,20 @@ def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str
     """
     instructions: dict[str, set[str | None]] = {task: set() for task in tasks}
     for header in judged.headers:
-        instructions[header.task_id].add(header.instruction)
+        instructions[header.task_id].add(header.instruction or None)
+    single_instruction = {}  # of each task that has exactly one
     for task, known in instructions.items():
-        if not any(known):
+        if known <= {None}:
             with suppress(SafevlaError):  # raised if the registry does not know the task
-                known |= {judged.ruleset.registry.find_entry(suite, task).instruction}
-        known -= {None, ""}
-    single_instruction = {
-        task: next(iter(known), "") if len(known) == 1 else "" for task, known in instructions.items()
-    }
+                known.add(judged.ruleset.registry.find_entry(suite, task).instruction or None)
+        known.discard(None)
+        if len(known) == 1:
+            single_instruction[task] = str(known.pop())
     counts = Counter(single_instruction.values())
-    return {
-        task: (f"{text} ({task})" if counts[text] > 1 else text) if text else task
-        for task, text in single_instruction.items()
-    }
+    names = {task: task for task in tasks}
+    for task, text in single_instruction.items():
+        names[task] = f"{text} ({task})" if counts[text] > 1 else text
+    return names
 
 
 def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summary]) -> str:
@@ -373,6 +371,7 @@ def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summar
 
 
 def _lerobot_task(score: EpisodeScore) -> tuple[str, int | str]:
+    # Return the suite's name in LeRobot, and the task's index, or its id if it has no index.
     number = score.task_id.removeprefix("task_")
     return score.benchmark.replace("-", "_"), int(number) if number.isdecimal() else score.task_id
 
@@ -385,8 +384,10 @@ def _group_rows(rows: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[
 
 
 def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
-    names: Sequence[str] = _METRICS if row.counted else ("safe",) if row.stopped_on_violation else ("safe", "vsi")
-    return {name: value for name in names if (value := getattr(row, name)) is not None}
+    # Whether a stopped episode would have succeeded is unknown; after a stop on a violation, VSI is unknown, too.
+    names: tuple[str, ...] = ("safe",) if row.stopped_on_violation else ("safe", "vsi")
+    values = {name: getattr(row, name) for name in (_METRICS if row.counted else names)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _mean_values(rows: Sequence[EpisodeScore]) -> dict[str, float]:
@@ -400,9 +401,10 @@ def _mean_values(rows: Sequence[EpisodeScore]) -> dict[str, float]:
 
 
 def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
-    rates = _mean_values(rows)
-    percents = {f"pc_{name}": 100 * rates.pop(name) for name in _METRICS[:3] if name in rates}
-    return {**percents, **rates, "n_episodes": sum(row.counted for row in rows)}
+    means = _mean_values(rows)
+    percents = {f"pc_{name}": 100 * means[name] for name in ("success", "safe", "sbu") if name in means}
+    other_means = {"vsi": means["vsi"]} if "vsi" in means else {}
+    return {**percents, **other_means, "n_episodes": sum(row.counted for row in rows)}
 
 
 def _harness_rates(rows: Sequence[EpisodeScore | AbsentEpisode]) -> dict[str, float]:
@@ -438,8 +440,8 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
         {"tags": ["robotics", "safevla-bench"], "model-index": [{"name": name, "results": results}]}
     )
     table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
-    further = (remark for remark in (*_list_refusals(judged, cells), *remarks) if remark not in table.footnotes)
-    text = render_tables([replace(table, remarks=(*table.remarks, *further))], "md")
+    new_remarks = (remark for remark in (*_list_refusals(judged, cells), *remarks) if remark not in table.footnotes)
+    text = render_tables([replace(table, remarks=(*table.remarks, *new_remarks))], "md")
     return f"---\n{front_matter}---\n\n## Safety\n\n{text}"
 
 
@@ -453,13 +455,13 @@ def format_eval_results(judged: Judged, facts: ModelFacts) -> str:
         raise RunError("results on the hub need the benchmark's data set, but no data set is named", remedy=remedy)
     source = {"source": {"url": facts.source_url, "name": "safevla-bench"}} if facts.source_url else {}
     date = {"date": judged.started} if judged.started else {}
-    entries = [
-        {"dataset": {"id": facts.dataset_id, "task_id": f"{cell.suite}_{metric['type']}"}, "value": metric["value"]}
-        | {**date, **source, "notes": " ".join([f"n = {metric['args']['n']}.", *caveats])}
-        for cell in publishable_cells(judged)
-        for caveats in [[*_list_caveats(judged, [cell]), judged.provenance.to_sentence()]]
-        for metric in _card_metrics(cell)
-    ]
+    entries = []
+    for cell in publishable_cells(judged):
+        caveats = [*_list_caveats(judged, [cell]), judged.provenance.to_sentence()]
+        for metric in _card_metrics(cell):
+            dataset = {"id": facts.dataset_id, "task_id": f"{cell.suite}_{metric['type']}"}
+            notes = " ".join([f"n = {metric['args']['n']}.", *caveats])
+            entries.append({"dataset": dataset, "value": metric["value"], **date, **source, "notes": notes})
     return format_yaml(entries)
 
 
@@ -472,7 +474,7 @@ def format_yaml(document: object) -> str:
 def _card_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
     # Yield the known headline numbers of a cell as metrics of a `model-index`.
     for metric in HEADLINE:
-        number, digits = cell.number(metric), 2 if metric.unit else 4
+        number, digits = cell.number(metric), 2 if metric.unit else 4  # rates are percentages; means have no unit
         if number.value is not None:
             numbers = (number.value, *(number.ci or ()))
             value, *interval_ends = (float(format_fixed(metric.scale * part, digits)) for part in numbers)
@@ -492,6 +494,7 @@ def _describe_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[s
 
 
 def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
+    # Return facts with which a reader of the card can check the cell's numbers.
     return {
         "judged_by": f"safevla-bench {judged.provenance.version}",
         **describe_ruleset(judged.ruleset),

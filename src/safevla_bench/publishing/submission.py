@@ -45,37 +45,39 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
     if not summaries:
         raise RunError("there are no episodes to submit", remedy="Name sources that hold episodes.")
     require_given_starts(judged.scores.benchmark)
-    rows = list(judged.scores.episodes())
+    rows, couplings = list(judged.scores.episodes()), judged.describe_filters()
     return {
         "kind": "safevla-submission",
         "schema_version": 2,
         "judged_by": {"version": __version__, **describe_ruleset(judged.ruleset)},
         "recorded_with": collect_versions(header.versions or {} for header in judged.headers),
         "archive": list(_archive_files(paths)),
-        "sources": [_describe_source(*path_and_source) for path_and_source in zip(paths, judged.sources, strict=True)],
+        "sources": [_describe_source(path, source) for path, source in zip(paths, judged.sources, strict=True)],
         "complete": judged.is_complete,
         "skipped": judged.left_out.count,
-        **({"couplings": couplings} if (couplings := judged.describe_filters()) else {}),
+        **({"couplings": couplings} if couplings else {}),
         "cells": [_describe_cell(cell, rows, judged) for cell in summaries],
     }
 
 
 def require_given_starts(suites: Iterable[str]) -> None:
     """Raise `RunError` if a search chose the starts of a suite."""
-    if chosen := sorted(filter(is_chosen, set(suites))):
+    chosen = sorted(filter(is_chosen, set(suites)))
+    if chosen:
         problem = f"{chosen[0]} has initial states that a search chose, so it is not a result on the benchmark"
         raise RunError(problem, remedy="Name runs with the benchmark's own starts.")
 
 
 def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
     """Return plain values that identify the rules behind the verdicts: library, digests and options."""
+    phases = ruleset.provenance().phases
     return {
         "library": ruleset.library.name,
         "library_digest": ruleset.library.digest,
         "registry_digest": ruleset.registry.digest,
         "capabilities": ruleset.capabilities,
         "missing": ruleset.missing,
-        **({"applicability": "phased", "phases": phases} if (phases := ruleset.provenance().phases) else {}),
+        **({"applicability": "phased", "phases": phases} if phases else {}),
     }
 
 
@@ -108,6 +110,7 @@ _EPISODE_KEYS = ("episode_id", "task_id", "outcome", "success", "safe", "sbu", "
 
 
 def _archive_files(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
+    # Yield the name and the digest of each archive file; files of run folders are named FOLDER/FILE.
     for path in paths:
         folder_prefix = f"{path.resolve().name}/" if path.is_dir() else ""
         for file in archive_parts(path) if path.is_dir() else [path]:

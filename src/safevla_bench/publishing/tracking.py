@@ -69,6 +69,7 @@ class _NamedRun:
         self._stored_name = read_text(self._file).strip() if not is_new and self._file.exists() else None
 
     def _store_name(self, name: object) -> None:
+        # A name that is not text, or that has no run folder, cannot be stored.
         if self._stored_name is None and not self._is_new and isinstance(name, str) and self._file.parent.is_dir():
             write_atomically(self._file, name)
             self._stored_name = name
@@ -82,11 +83,14 @@ class _HubTracker(_NamedRun):
     def __init__(
         self, package: str, key: str, name: str, folder: Path, config: Mapping[str, object], is_new: bool
     ) -> None:
+        # `key` is the attribute of a run, and the parameter of `init`, that holds the run's name in the tracker.
         super().__init__(package, folder, is_new)
         self._name_attribute = key
         project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
-        resumed = {} if self._stored_name is None else {key: self._stored_name, "resume": "allow"}
-        self._run: Any = self._api.init(project=project, config=dict(config), **{"name": name, **resumed})
+        identity = {"name": name}
+        if self._stored_name is not None:
+            identity |= {key: self._stored_name, "resume": "allow"}
+        self._run: Any = self._api.init(project=project, config=dict(config), **identity)
 
     def log(self, episode: int, row: Row) -> None:
         self._store_name(getattr(self._run, self._name_attribute, None))
@@ -108,7 +112,7 @@ class _MlflowTracker(_NamedRun):
         super().__init__("mlflow", folder, is_new)
         self._api.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "safevla-bench")
         self._run = self._api.start_run(run_id=self._stored_name, run_name=name)
-        self._api.log_params({key: str(value)[:500] for key, value in config.items()})
+        self._api.log_params({key: str(value)[:500] for key, value in config.items()})  # MLflow limits the length
 
     def log(self, episode: int, row: Row) -> None:
         self._store_name(self._run.info.run_id)
@@ -128,7 +132,7 @@ class _MlflowTracker(_NamedRun):
 def name_metric(name: str) -> str:
     """Return a name that MLflow accepts. Other characters become `_` and their code point; empty parts become `_`."""
     escaped = re.sub(r"[^\w\-. :/]", lambda match: f"_{ord(match[0]):x}", name)
-    return re.sub(r"(?<=/)(?=/)", "_", escaped)
+    return re.sub(r"(?<=/)(?=/)", "_", escaped)  # matches the empty text between two slashes
 
 
 class _TensorboardTracker:
@@ -136,7 +140,7 @@ class _TensorboardTracker:
         runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # one folder per run
         self._folder = next(run for run in runs if not run.exists()) if is_new else folder / "tensorboard"
         self._last_episode = 0
-        self._writer: Any = None
+        self._writer: Any = None  # the first number opens the file
         self._config = "\n\n".join(f"{key}: {value}" for key, value in config.items())
 
     def log(self, episode: int, row: Row) -> None:
@@ -208,14 +212,15 @@ def summary_values(summaries: Iterable[Summary]) -> dict[str, float]:
 
 
 def _make_row(labels: tuple[str | None, str, str], steps: int, crashed: bool, score: EpisodeScore | None) -> Row:
+    # `labels` are the names of policy, suite and task. Numbers that are unknown are omitted.
     policy, suite, task = labels
-    known: dict[str, float | None] = {"steps": steps, "crashed": crashed}
+    numbers: dict[str, float | None] = {"steps": steps, "crashed": crashed}
     if score is not None:
         success = score.success if score.counted else None  # the success of a stopped episode is unknown
-        known |= {"success": success, "safe": score.safe, "unsafe_success": score.sbu, "vsi": score.vsi}
+        numbers |= {"success": success, "safe": score.safe, "unsafe_success": score.sbu, "vsi": score.vsi}
     return {
         **dict(zip(_LABELS, map(escape_controls, (policy or "policy", suite or "all", task)), strict=True)),
-        **{f"episode/{name}": float(value) for name, value in known.items() if value is not None},
+        **{f"episode/{name}": float(number) for name, number in numbers.items() if number is not None},
     }
 
 
@@ -230,7 +235,7 @@ class OutcomeScorer:
         """Return the scores of one episode; None if it crashed or cannot be judged."""
         if self._latest is None or self._latest[0] is not outcome:
             scores = None
-            with suppress(SafevlaError):
+            with suppress(SafevlaError):  # the episode cannot be judged
                 scores = None if outcome.batch is None else score(outcome.batch, self._ruleset)
             self._latest = outcome, scores
         return self._latest[1]
@@ -269,7 +274,8 @@ class TrackingObserver:
         scores = self._scorer.score(outcome)
         task = outcome.planned.task
         labels = outcome.planned.policy, task.suite, task.task_id
-        row = _make_row(labels, outcome.steps, outcome.batch is None, None if scores is None else scores.episode(0))
+        episode_score = None if scores is None else scores.episode(0)
+        row = _make_row(labels, outcome.steps, outcome.batch is None, episode_score)
         self._count += 1
         self._send_or_drop(lambda tracker: tracker.log(self._count, row))
 
@@ -295,6 +301,7 @@ def _finish_tracker(tracker: Tracker, numbers: Numbers, report: Path | None) -> 
 
 
 def _begin_run(name: str, folder: Path, config: Mapping[str, object], *, is_new: bool = False) -> Tracker:
+    # `name` is a key of `TRACKERS`; the run gets the folder's name.
     return TRACKERS[name](escape_controls(folder.resolve().name), folder, map_texts(config, escape_controls), is_new)
 
 
@@ -316,6 +323,7 @@ def _iterate_rows(judged: Judged) -> Iterator[Row]:
     crashed_keys = {(lost.policy, lost.episode_id) for lost in judged.scores.absent if lost.outcome != MISSING}
     for source, indices in judged.records.by_source():
         index_of_key = {judged.headers[k].key: k for k in indices}
+        # Without absent episodes, the plan is not needed: the records have all rows.
         for planned in episode_rows(source.path) if source.absent else ():
             episode_key = source.policy_names.get(planned.policy, planned.policy), planned.episode_id
             if episode_key in crashed_keys:
