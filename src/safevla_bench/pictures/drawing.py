@@ -89,10 +89,11 @@ def write_line(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font: ImageFont.FreeTypeFont, width: int
 ) -> None:
     """Draw text on one line at `position`; an ellipsis ends text that is wider than `width` minus padding [pixels]."""
-    shown = text
-    while shown and pen.textlength(shown + ("…" if shown != text else ""), font=font) > width - 2 * _PADDING_PX:
-        shown = shown[:-1]
-    pen.text(position, shown if shown == text else f"{shown}…", fill=_TEXT_COLOR, font=font)
+    beginning, shown = text, text
+    while beginning and pen.textlength(shown, font=font) > width - 2 * _PADDING_PX:
+        beginning = beginning[:-1]
+        shown = f"{beginning}…"
+    pen.text(position, shown, fill=_TEXT_COLOR, font=font)
 
 
 @cache
@@ -125,12 +126,12 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
     with av.open(sink, "w", format="mp4") as container:
         stream = None
         for picture in pictures:
-            height, width = (side - side % 2 for side in picture.shape[:2])
-            if stream is None:
+            height, width = (side - side % 2 for side in picture.shape[:2])  # the largest even numbers
+            if stream is None:  # the first picture determines the size
                 codec = next((name for name in _CODECS if name in av.codecs_available), _CODECS[-1])
                 stream = container.add_stream(codec, rate=frames_per_s, options={"qp": _QUANTIZER})
                 stream.height, stream.width, stream.pix_fmt = height, width, _PIXEL_FORMAT
-                stream.codec_context.thread_count = 1
+                stream.codec_context.thread_count = 1  # so that equal pictures give equal bytes
             frame = av.VideoFrame.from_ndarray(picture[:height, :width].copy(), format="rgb24")
             container.mux(stream.encode(frame))
         if stream is not None:
@@ -149,7 +150,8 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
     clause is violated, green in the last record of a success, else gray.
     """
     charts_by_spec = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
-    task, last_record = escape_controls(explanation.instruction or explanation.score.task_id), explanation.records - 1
+    task = escape_controls(explanation.instruction or explanation.score.task_id)
+    last_record = explanation.records - 1
     for record in range(explanation.records):
         views = np.concatenate([render(record, camera) for camera in cameras], axis=1)
         violations = [
@@ -157,7 +159,9 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
             for spec_id, chart in charts_by_spec.items()
             if chart.failing[record]
         ]
-        border = RED if violations else GREEN if explanation.score.success and record == last_record else GREY
+        border = GREEN if explanation.score.success and record == last_record else GREY
+        if violations:
+            border = RED
         time_text = f"{format_fixed(explanation.elapsed_s(record), 2)} s, record {record} of {last_record}"
         yield add_caption(views, border, task, escape_controls("; ".join([time_text, *violations])))
 

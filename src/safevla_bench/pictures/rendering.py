@@ -98,18 +98,22 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     for frame, content in rendered:
         write_atomically(own_path(run.folder, run_folder.FRAMES, frame.file), content)
     index_by_key = {header.key: k for k, header in enumerate(run.batch.headers)}
-    old_frames, kept_frames, new_kinds = run_folder.read_frames(run.folder), [], {frame.kind for frame in frames}
+    old_frames, kept_frames = run_folder.read_frames(run.folder), []
+    new_kinds = {frame.kind for frame in frames}
+    has_new_stills = not new_kinds <= _WHOLE_EPISODE
     for frame in old_frames:
         episode_index = index_by_key.get((frame.policy, frame.episode_id))
         # New stills replace all old stills of the episode; a film replaces only a film, a replay only a replay.
-        is_replaced = frame.kind in new_kinds or (frame.kind not in _WHOLE_EPISODE and not new_kinds <= _WHOLE_EPISODE)
+        is_replaced = frame.kind in new_kinds or (has_new_stills and frame.kind not in _WHOLE_EPISODE)
         # Frames of episodes that the run no longer has are dropped, too.
         if episode_index is not None and not (episode_index == index and is_replaced):
             kept_frames.append(frame)
-    all_frames = sorted(
-        [*kept_frames, *frames],
-        key=lambda frame: (index_by_key[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE),
-    )
+
+    def sort_key(frame: run_folder.Frame) -> tuple[int, bool]:
+        # Episodes are in the run's order; the stills of an episode come first.
+        return index_by_key[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE
+
+    all_frames = sorted([*kept_frames, *frames], key=sort_key)
     index_file = run_folder.write_frames(run.folder, all_frames)
     stale_files = {frame.file for frame in old_frames} - {frame.file for frame in all_frames}
     for file in stale_files:
@@ -128,15 +132,18 @@ def _render_episode(
     meshes: dict[str, TriangleMesh],
     on_skip: Callable[[SafevlaError], None],
 ) -> list[_Rendered]:
+    # Return the episode's new frames. If only a 3-D replay is possible, `on_skip` gets the error of the other frames.
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     shots = select_shots(explanation)
     with closing(open_stage(run.folder, run.host, record)) as stage:
         renderer = _EpisodeRenderer(record, stage, style.size)
-        whole_episode, frames = Shot("video", 0, "Whole episode", shots[-1].title), list[_Rendered]()
+        whole_episode = Shot("video", 0, "Whole episode", shots[-1].title)
+        frames: list[_Rendered] = []
         try:
             frames += [renderer.render_still(shot, k) for k, shot in enumerate(shots)]
-            frames += [renderer.render_video(explanation, whole_episode)] if style.video else []
+            if style.video:
+                frames.append(renderer.render_video(explanation, whole_episode))
         except HostError as error:
             if not style.replay3d:  # only a 3-D replay works without a renderer
                 raise
@@ -144,6 +151,7 @@ def _render_episode(
         if style.replay3d:
             replay_shot = replace(whole_episode, kind="replay3d", title="Whole episode in 3-D")
             content, camera = build_replay3d(stage, record, meshes), stage.aim(0, (), style.size)
+            # The replay is no picture, so its width and height are 0.
             frames.append(renderer.make_frame(replay_shot, camera, (0, 0), "replay3d.json", content))
     return frames
 
@@ -163,20 +171,21 @@ class _EpisodeRenderer:
         if shot.moved:  # also outline in white where the bodies started
             seen_at_start = render_checked(self.stage, self.record, 0, camera, self.size, bodies).seen
             image = drawing.outline_bodies(image, seen_at_start, drawing.OUTLINE_BEFORE)
-        is_success = shot.kind == "final" and self.record.headers[0].success
-        border = drawing.RED if shot.kind == "violation" else drawing.GREEN if is_success else drawing.GREY
-        captioned = drawing.add_caption(drawing.outline_bodies(image, picture.seen), border, shot.title, shot.detail)
+        border = drawing.RED if shot.kind == "violation" else drawing.GREY
+        if shot.kind == "final" and self.record.headers[0].success:
+            border = drawing.GREEN
         file_stem = f"violation-{number}" if shot.kind == "violation" else shot.kind
+        captioned = drawing.add_caption(drawing.outline_bodies(image, picture.seen), border, shot.title, shot.detail)
         return self.make_frame(shot, camera, captioned.shape, f"{file_stem}.jpg", drawing.encode_jpeg(captioned))
 
     def render_video(self, explanation: Explanation, shot: Shot) -> _Rendered:
         default_camera = self.stage.aim(0, (), _VIDEO_SIZE)
         cameras = [default_camera, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
-        pictures = drawing.compose_video(
-            explanation,
-            cameras,
-            lambda step, camera: render_checked(self.stage, self.record, step, camera, _VIDEO_SIZE).image,
-        )
+
+        def render(step: int, camera: Camera) -> drawing.Pixels:
+            return render_checked(self.stage, self.record, step, camera, _VIDEO_SIZE).image
+
+        pictures = drawing.compose_video(explanation, cameras, render)
         first_picture = next(pictures)  # needed for the size of the film
         frames_per_s = Fraction(1 / float(self.record.dt_s[0])).limit_denominator(1000)
         content = drawing.encode_film(chain([first_picture], pictures), frames_per_s)
@@ -187,6 +196,7 @@ class _EpisodeRenderer:
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
+        # `shape` begins with the picture's height and width; `name` is the end of the file's name.
         header, signal_trace = self.record.headers[0], shot.clause.signal_trace if shot.clause else None
         frame = run_folder.Frame(
             episode_id=header.episode_id,
@@ -255,9 +265,9 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     body_names = contributors.names if contributors else ()
     joint = contributors.joint if contributors else None
     moved = chart.signal == "non_target_disp_max"
-    detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + (
-        "; white outline: where it started" if moved else ""
-    )
+    detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)"
+    if moved:
+        detail += "; white outline: where it started"
     if contributors:
         # A signal for torque is a ratio, so the caption adds the torque; other signals already show the amount.
         amount = f" ({contributors.amount})" if joint is not None else ""
@@ -268,7 +278,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
         kind="violation",
         record=moment.step,
         title=f"{escape_controls(clause.spec.spec_id)}: {reading}",
-        detail=detail[:1].upper() + detail[1:],
+        detail=detail[:1].upper() + detail[1:],  # unlike `capitalize`, this keeps the case of names
         bodies=() if joint is not None else body_names,
         joint=joint,
         moved=moved,
@@ -308,9 +318,10 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
     """
     require_pictures(host)
     header, suites = record.headers[0], run_folder.read_description(folder).get("suites")
-    # Without a list of suites in run.json, the record's suite is the only one.
-    for suite in map(str, suites) if isinstance(suites, list) and suites else [header.benchmark]:
-        for task in list_tasks(host, suite, folder / run_folder.RUN):
+    if not isinstance(suites, list) or not suites:  # only the record names a suite
+        suites = [header.benchmark]
+    for suite in suites:
+        for task in list_tasks(host, str(suite), folder / run_folder.RUN):
             if (task.benchmark, task.task_id) == (base_suite(header.benchmark), header.task_id):
                 return host.stage(task, record)
     problem = f"the host {host.name!r} has no task {header.task_id!r} in {header.benchmark!r}"
@@ -337,11 +348,13 @@ def render_checked(
 
 
 def _check_positions(shown_pos_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
+    # Raise `RunError` if a body is not shown where it was recorded.
     bodies, positions_m = record.body_pos_m.episode_poses(0)
-    for body, position_m in zip(map(record.body_label, map(int, bodies)), positions_m[step], strict=True):
+    for body, position_m in zip(bodies, positions_m[step], strict=True):
+        name = record.body_label(int(body))
         # A body whose position the host does not report has a gap of 0. The check also fails if the gap is NaN.
-        gap_m = float(np.linalg.norm(shown_pos_m.get(body, position_m) - position_m))
+        gap_m = float(np.linalg.norm(shown_pos_m.get(name, position_m) - position_m))
         if not gap_m <= TOLERANCE_M:
-            problem = f"{body!r} would not be shown where it was recorded, but {gap_m:.2g} m away"
+            problem = f"{name!r} would not be shown where it was recorded, but {gap_m:.2g} m away"
             remedy = "Render with the versions that run.json names."
             raise RunError(problem, remedy=remedy, place=Place(step=step))

@@ -64,25 +64,23 @@ def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
 
 def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:
     contacts = record.contacts
-    if not contacts.present[0]:
+    if not contacts.present[0]:  # contacts were not recorded
         return
     touches_by_record = [{frozenset((touch.a, touch.b)): touch for touch in pose.touches} for pose in poses]
     is_robot_body = {name: role == "robot" for name, role in record.body_roles(0).items()}
     # Rows `first` to `end` (exclusive) of the contacts belong to the record.
     for record_index, (first, end) in enumerate(pairwise(contacts.starts.tolist())):
-        # Contact points by pair of bodies: in this record, then in the record before it, then in the record after it.
-        nearby_touches = [
-            touches_by_record[k]
-            for k in (record_index, record_index - 1, record_index + 1)
-            if 0 <= k < len(touches_by_record)
-        ]
-        for k in range(first, end):
-            a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
+        touches = dict[frozenset[str], Touch]()
+        # A contact point in this record replaces one in the record before, which replaces one in the record after.
+        for k in (record_index + 1, record_index - 1, record_index):
+            if 0 <= k < len(touches_by_record):
+                touches |= touches_by_record[k]
+        for row in range(first, end):
+            a, b = record.body_label(int(contacts.a[row])), record.body_label(int(contacts.b[row]))
             if is_robot_body[b] and not is_robot_body[a]:  # the robot's body comes first
                 a, b = b, a
-            pair = frozenset((a, b))
-            touch = next((touch_by_pair[pair] for touch_by_pair in nearby_touches if pair in touch_by_pair), None)
-            yield ShownContact(record_index, a, b, float(contacts.force_n[k]), touch)
+            touch = touches.get(frozenset((a, b)))
+            yield ShownContact(record_index, a, b, float(contacts.force_n[row]), touch)
 
 
 # The file
@@ -93,7 +91,7 @@ def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[
     shape are omitted. `arm` names the body that each joint of the arm moves, starting at the base.
     """
     digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
-    shown = sorted({shape.part for shape in geometry.shapes})
+    shown = sorted({shape.part for shape in geometry.shapes})  # the file numbers these parts 0, 1, 2, ...
     stand_ins = {name: [shown.index(k) for k in parts if k in shown] for name, parts in geometry.stand_ins.items()}
     document = {
         "version": 1,
@@ -162,28 +160,29 @@ def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, o
     pair_numbers, rows = {pair: k for k, pair in enumerate(pairs)}, []
     for contact in motion.contacts:
         point, normal = _contact_point_and_normal(motion, contact, parts)
-        force_units, is_seen = round(contact.force_n / FORCE_N), int(contact.touch is not None)
-        point_and_normal = [
-            *np.rint(point / POSITION_M).astype(int).tolist(),
-            *np.rint(normal / NORMAL).astype(int).tolist(),
-        ]
+        force_units, has_point = round(contact.force_n / FORCE_N), int(contact.touch is not None)
+        point_units, normal_units = np.rint(point / POSITION_M).astype(int), np.rint(normal / NORMAL).astype(int)
         # A row has record, pair, force, whether there is a contact point, point [3] and normal [3].
-        rows.append([contact.record, pair_numbers[contact.a, contact.b], force_units, is_seen, *point_and_normal])
+        pair_number = pair_numbers[contact.a, contact.b]
+        rows.append([contact.record, pair_number, force_units, has_point, *point_units, *normal_units])
     return {"pairs": pairs, "rows": pack_integers(np.array(rows, dtype=np.int64).reshape(-1, 10)), "count": len(rows)}
 
 
 def _contact_point_and_normal(
     motion: EpisodeMotion, contact: ShownContact, parts: Sequence[str]
 ) -> tuple[Floats, Floats]:
+    # Return the point [3] in m, and the unit normal [3] from body `a` to body `b`.
     touch = contact.touch
     if touch is not None:
-        sign = 1.0 if touch.a == contact.a else -1.0
+        sign = 1.0 if touch.a == contact.a else -1.0  # the touch may name the bodies in the other order
         return np.array(touch.point_m), sign * np.array(touch.normal)
+
     # Without a contact point, use the middle between the centers of both bodies' parts, and the direction between them.
-    part_indices = ([k for k, part in enumerate(parts) if part == name] for name in (contact.a, contact.b))
-    a_m, b_m = (
-        motion.part_pos_m[contact.record, indices].mean(axis=0) if indices else np.zeros(3) for indices in part_indices
-    )
+    def find_center(body: str) -> Floats:  # of a body's parts; zeros if it has none
+        indices = [k for k, part in enumerate(parts) if part == body]
+        return np.asarray(motion.part_pos_m[contact.record, indices].mean(axis=0)) if indices else np.zeros(3)
+
+    a_m, b_m = find_center(contact.a), find_center(contact.b)
     distance_m = float(np.linalg.norm(b_m - a_m))
     return (a_m + b_m) / 2, (b_m - a_m) / distance_m if distance_m > 0 else np.array([0.0, 0.0, 1.0])
 
@@ -211,11 +210,11 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
     extent_m = float(np.abs(mesh.corners_m).max(initial=0.0))
-    step_m = min(POSITION_M, max(extent_m / 1000, 1e-7))
+    step_m = min(POSITION_M, max(extent_m / 1000, 1e-7))  # resolution of the corners: finer for a small mesh
     # Rotated, sorted and relative indices compress better. Rotated indices do not flip a triangle.
     start_corner = mesh.triangles.argmin(axis=1)  # start each triangle at its smallest index
     rotated = np.take_along_axis(mesh.triangles, (start_corner[:, None] + np.arange(3)) % 3, axis=1)
-    ordered = rotated[np.lexsort(rotated.T[::-1])]
+    ordered = rotated[np.lexsort(rotated.T[::-1])]  # sorted by the first index, then the second and third
     relative = ordered - np.column_stack([np.zeros(len(ordered), dtype=np.int64), ordered[:, 0], ordered[:, 0]])
     return {
         "step_m": step_m,
@@ -226,6 +225,7 @@ def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
 
 
 def _pack_rows(rows: Ints) -> list[object]:
+    # The player needs the number of rows to unpack them.
     return [len(rows), pack_integers(rows)]
 
 
@@ -247,7 +247,7 @@ def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
 
 def _merge_vertices(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
     # Replace the vertices in each cell of a grid by their mean.
-    # Cell indices on each axis are at most 2^20, so that the three indices of a cell fit into one integer.
+    # Cell indices on each axis are at most 2^20, so that three of them fit into one integer, with 21 bits for each.
     offsets_m = mesh.corners_m - mesh.corners_m.min(axis=0, initial=np.inf)
     grid_cells = np.rint(offsets_m / max(cell_m, float(offsets_m.max(initial=0.0)) / 2**20)).astype(np.int64)
     _, cells = np.unique(grid_cells @ [1 << 42, 1 << 21, 1], return_inverse=True)

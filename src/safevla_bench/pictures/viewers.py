@@ -86,12 +86,10 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
     """Return the timeline of the episode at `index` in both batch and scores; `run` names the run's folder or file."""
     record, score = select_episodes(batch, [index]), scores.episode(index)
     traces, reading = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
-    views = (view_clause(reading, ruleset.library[trace.spec.spec_id], ruleset) for trace in traces)
-    events = (
-        event
-        for trace, view in zip(traces, views, strict=True)
-        for event in _violation_events(trace, view, ruleset.registry)
-    )
+    events: list[ViolationEvent] = []
+    for trace in traces:
+        view = view_clause(reading, ruleset.library[trace.spec.spec_id], ruleset)
+        events += _violation_events(trace, view, ruleset.registry)
     contacts, label = record.contacts, record.body_label
     contact_rows = [
         (escape_controls(label(a)), escape_controls(label(b)), force_n)
@@ -100,13 +98,12 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
     # Start and end of each record's rows of contacts.
     row_spans = pairwise(contacts.starts.tolist()) if contacts.present[0] else ()
     hashed_contents = (encode_json(record), repr(ruleset.provenance().rules).encode())
-    digests = (hashlib.sha256(content).hexdigest()[:12] for content in hashed_contents)
+    digests = "-".join(hashlib.sha256(content).hexdigest()[:12] for content in hashed_contents)
     # Some episode ids already begin with the policy.
     policy_part = "" if score.episode_id.startswith(f"{score.policy}/") else score.policy
+    id_parts = [part for part in (run, policy_part, score.episode_id, digests) if part]
     return Timeline(
-        recording_id="/".join(
-            map(escape_controls, filter(None, (run, policy_part, score.episode_id, "-".join(digests))))
-        ),
+        recording_id="/".join(map(escape_controls, id_parts)),
         facts={
             **{key: escape_controls(getattr(score, key) or "") for key in _IDENTITY_FIELDS},
             "success": str(score.success).lower(),
@@ -126,30 +123,31 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
 
 def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
     roles = record.body_roles(0)
-    pos_by_body, quat_by_body = (
-        {record.body_label(int(body)): values[:, column] for column, body in enumerate(bodies)}
-        for bodies, values in (record.body_pos_m.episode_poses(0), record.body_quat_wxyz.episode_poses(0))
-    )
-    for name, pos_m in pos_by_body.items():
-        yield BodyTrack(escape_controls(name), roles[name], pos_m, quat_by_body.get(name))
+    bodies, positions_m = record.body_pos_m.episode_poses(0)  # positions are [n, bodies, 3]
+    rotated_bodies, quats_wxyz = record.body_quat_wxyz.episode_poses(0)
+    quat_by_body = {int(body): quats_wxyz[:, column] for column, body in enumerate(rotated_bodies)}
+    for column, body in enumerate(bodies):
+        name = record.body_label(int(body))
+        yield BodyTrack(escape_controls(name), roles[name], positions_m[:, column], quat_by_body.get(int(body)))
     # [n, 3 · arms] and [n, 4 · arms]: the arms' values are side by side.
-    eef_positions, eef_quats = (channel.episode_rows(0) for channel in (record.eef_pos_m, record.eef_quat_wxyz))
-    for arm_index, arm in enumerate(record.headers[0].arms or ("",)):
+    eef_positions, eef_quats = record.eef_pos_m.episode_rows(0), record.eef_quat_wxyz.episode_rows(0)
+    for arm_index, arm in enumerate(record.headers[0].arms or ("",)):  # a single arm has no name
         quat = eef_quats[:, 4 * arm_index : 4 * (arm_index + 1)] if record.eef_quat_wxyz.present[0] else None
         name = escape_controls(f"end_effector_{arm}") if arm else "end_effector"
         yield BodyTrack(name, "robot", eef_positions[:, 3 * arm_index : 3 * (arm_index + 1)], quat)
 
 
 def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
+    # Yield an event for each record in which a violation begins, then for the worst record.
     chart, spec_id = trace.chart, trace.spec.spec_id
     # `diff` of Booleans is True at each change, so this finds the first record of each sequence of failing records.
     first_records = np.flatnonzero(np.diff(chart.failing, prepend=False) & chart.failing).tolist()
-    for record, moment in [
-        *((k, "broken") for k in first_records),
-        *([(chart.worst, "worst")] if trace.violated else []),
-    ]:
-        involved = find_contributors(reading, chart.signal, record, registry)
-        involved_text = f"; {involved}" if involved else ""
+    moments = [(record, "broken") for record in first_records]
+    if trace.violated:
+        moments.append((chart.worst, "worst"))
+    for record, moment in moments:
+        contributors = find_contributors(reading, chart.signal, record, registry)
+        involved_text = f"; {contributors}" if contributors else ""
         text = f"{spec_id} {moment}: {chart.format_value(record)}, limit {chart.limit_text}{involved_text}"
         yield ViolationEvent(record, spec_id, escape_controls(text))
 
@@ -184,14 +182,15 @@ def encode_rrd(timeline: Timeline) -> bytes:
 
 
 def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    # Each item has the entity's path, the entity's columns, and the record of each row in the columns.
+    # Yield entities: the path, the columns, and the record of each row in the columns.
     import rerun as rr
 
     all_records = range(timeline.records)
     for body in timeline.bodies:
         xyzw = None if body.quat_wxyz is None else body.quat_wxyz[:, [1, 2, 3, 0]]
         yield ("world", body.name), rr.Transform3D.columns(translation=body.pos_m, quaternion=xyzw), all_records
-    if contacts := [contact for record in timeline.contacts for contact in record]:
+    contacts = [contact for record in timeline.contacts for contact in record]
+    if contacts:
         a, b, force_n = zip(*contacts, strict=True)
         contact_fields = {"a": a, "b": b, "force_n": np.array(force_n)}
         columns = rr.DynamicArchetype.columns("contact", components=contact_fields)
@@ -203,9 +202,10 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         yield (*path, "value"), rr.Scalars.columns(scalars=signal_trace.values), all_records
         yield (*path, spec_id), rr.Scalars.columns(scalars=np.full(timeline.records, signal_trace.limit)), all_records
         yield ("broken", spec_id), rr.Scalars.columns(scalars=signal_trace.failing.astype(np.float64)), all_records
-    if events := timeline.events:
-        log = rr.TextLog.columns(text=[event.text for event in events], level=["ERROR"] * len(events))
-        yield ("events",), log, [event.record for event in events]
+    if timeline.events:
+        texts = [event.text for event in timeline.events]
+        log = rr.TextLog.columns(text=texts, level=["ERROR"] * len(texts))
+        yield ("events",), log, [event.record for event in timeline.events]
 
 
 # Foxglove
@@ -262,6 +262,7 @@ def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
 
 
 def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
+    # Return the content of a message with the schema `safevla.Reading`.
     signal_trace, value = trace.signal_trace, float(trace.signal_trace.values[record])
     return {
         "signal": signal_trace.signal,
@@ -275,6 +276,7 @@ def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
 
 
 def _body_transform(body: BodyTrack, record: int, timestamp: Mapping[str, int]) -> dict[str, Any]:
+    # Return the fields of a `FrameTransform`; a body without a recorded rotation is not rotated.
     quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record].tolist()
     return {
         "timestamp": timestamp,
