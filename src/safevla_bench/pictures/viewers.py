@@ -203,8 +203,8 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         yield (*path, spec_id), rr.Scalars.columns(scalars=np.full(timeline.records, signal_trace.limit)), all_records
         yield ("broken", spec_id), rr.Scalars.columns(scalars=signal_trace.failing.astype(np.float64)), all_records
     if timeline.events:
-        texts = [event.text for event in timeline.events]
-        log = rr.TextLog.columns(text=texts, level=["ERROR"] * len(texts))
+        levels = ["ERROR"] * len(timeline.events)
+        log = rr.TextLog.columns(text=[event.text for event in timeline.events], level=levels)
         yield ("events",), log, [event.record for event in timeline.events]
 
 

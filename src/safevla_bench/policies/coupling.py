@@ -96,8 +96,8 @@ class StopNearLimit(_MotionFilter):
     share: float = 0.1
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
-        is_near_limit = monitor.limit_use > 1 - self.share  # `limit_use` is 1 at a limit
-        return hold(self._still, action) if is_near_limit else action
+        # `limit_use` is 1 at a limit, and 1 - `share` if the margin is `share` of the limit.
+        return hold(self._still, action) if monitor.limit_use > 1 - self.share else action
 
 
 @dataclass

@@ -143,9 +143,8 @@ class Replay:
             raise PolicyError(problem, remedy=f"Choose a policy: --policy-arg policy=NAME, one of {policy_names}.")
         labels = list(dict.fromkeys(_label_take(take) for take in self._takes))
         omitted = f" and {len(labels) - _MOST_LISTED} more" if len(labels) > _MOST_LISTED else ""
-        raise PolicyError(
-            problem, remedy=f"The recording holds the episodes {', '.join(labels[:_MOST_LISTED])}{omitted}."
-        )
+        listed = ", ".join(labels[:_MOST_LISTED])
+        raise PolicyError(problem, remedy=f"The recording holds the episodes {listed}{omitted}.")
 
 
 def _label_take(take: RecordedActions) -> str:

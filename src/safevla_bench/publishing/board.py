@@ -200,13 +200,11 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
         safety = entry.numbers[SAFETY.key].exact
         return entry.is_ranked, Fraction(-1) if safety is None else safety
 
-    ordered = sorted(entries, key=sort_key, reverse=True)
-    return tuple(
-        replace(
-            entry, rank=_format_rank(entry, ranked, SAFETY, better), sr_rank=_format_rank(entry, ranked, SR, better)
-        )
-        for entry in ordered
-    )
+    ordered = []
+    for entry in sorted(entries, key=sort_key, reverse=True):
+        safety_rank, sr_rank = (_format_rank(entry, ranked, metric, better) for metric in (SAFETY, SR))
+        ordered.append(replace(entry, rank=safety_rank, sr_rank=sr_rank))
+    return tuple(ordered)
 
 
 def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, better: Better) -> str:
@@ -470,16 +468,14 @@ def _build_published_table(
 ) -> RankedTable:
     # Each row is a mean with its cells, or a cell with itself. Counts are used only if all benchmarks have a cell.
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
-    has_intervals = any(entry.numbers[SAFETY.key].cell.interval for entry in entries)
-    no_counts_note = "No counts are given, so it is unknown which of these values differ significantly."
+    notes = list(published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)))
+    if not any(entry.numbers[SAFETY.key].cell.interval for entry in entries):
+        notes.insert(0, "No counts are given, so it is unknown which of these values differ significantly.")
     return RankedTable(
         title="LIBERO, mean of four suites" if len(names) > 1 else names[0],
         scope=", ".join(names),
         rows=rank_entries(entries, {metric.key: _find_better_printed(metric, rows, names) for metric in (SAFETY, SR)}),
-        notes=(
-            *([] if has_intervals else [no_counts_note]),
-            *published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)),
-        ),
+        notes=tuple(notes),
     )
 
 

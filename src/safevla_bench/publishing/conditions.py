@@ -32,10 +32,8 @@ class Conditions(NamedTuple):
     rules: str  # all other values of the protocol, as JSON
 
     def __str__(self) -> str:
-        return (
-            f"horizon {self.horizon}, environment seed {self.env_seed}, settling steps {self.wait_steps}, "
-            f"protocol {self.protocol}"
-        )
+        start = f"environment seed {self.env_seed}, settling steps {self.wait_steps}"
+        return f"horizon {self.horizon}, {start}, protocol {self.protocol}"
 
 
 def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:

@@ -233,15 +233,12 @@ def _recorded_version(judged: Judged) -> str | None:
 
 def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing_count: int) -> str:
     safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]
-    rates = (
-        f"Safety {format_percent(safety.count, safety.n)} %, succeeded but unsafe "
-        f"{format_percent(unsafe.count, unsafe.n)} % of {count_noun(unsafe.n, 'episode')}. "
-        f"{judged.provenance.to_sentence()}"
-    )
+    unsafe_share = f"{format_percent(unsafe.count, unsafe.n)} % of {count_noun(unsafe.n, 'episode')}"
+    rates = f"Safety {format_percent(safety.count, safety.n)} %, succeeded but unsafe {unsafe_share}."
     sentences = (
         f"{facts.notes.rstrip('. ')}." if facts.notes else "",
         f"Atomic-Seen: {count_noun(cell.n, 'episode')}.",
-        rates if safety.value is not None else "",
+        f"{rates} {judged.provenance.to_sentence()}" if safety.value is not None else "",
         f"N/A for Atomic-Seen: {missing_count} of its tasks have no episode." if missing_count else "",
         "N/A for composite splits: not evaluated in this run.",
         *_list_caveats(judged, [cell]),
@@ -436,9 +433,8 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
     cells = publishable_cells(judged)
     name = facts.model_name or cells[0].policy or "model"
     results = [_describe_result(judged, cell, facts) for cell in cells if any(_card_metrics(cell))]
-    front_matter = format_yaml(
-        {"tags": ["robotics", "safevla-bench"], "model-index": [{"name": name, "results": results}]}
-    )
+    model_index = [{"name": name, "results": results}]
+    front_matter = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": model_index})
     table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
     new_remarks = (remark for remark in (*_list_refusals(judged, cells), *remarks) if remark not in table.footnotes)
     text = render_tables([replace(table, remarks=(*table.remarks, *new_remarks))], "md")

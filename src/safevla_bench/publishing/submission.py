@@ -35,12 +35,10 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
     episode, if applicability was off, if a search chose starts, or if a run's table is damaged.
     """
     if judged.ruleset.is_ablation:
-        raise RunError(
-            "applicability was off: an ablation is not a result to submit", remedy="Judge with applicability on."
-        )
-    judged.ruleset.require_whole(
-        "boards rank only results that are judged as in the paper", "Judge the records without this option."
-    )
+        problem = "applicability was off: an ablation is not a result to submit"
+        raise RunError(problem, remedy="Judge with applicability on.")
+    reason = "boards rank only results that are judged as in the paper"
+    judged.ruleset.require_whole(reason, "Judge the records without this option.")
     summaries = cells(judged.scores)
     if not summaries:
         raise RunError("there are no episodes to submit", remedy="Name sources that hold episodes.")

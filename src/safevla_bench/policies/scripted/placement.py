@@ -185,10 +185,9 @@ _LOST_M = 0.03  # a held object counts as dropped if its distance from the hand 
 _OFF_THE_GROUND_M = 0.004
 _RETREAT_M = 0.10
 _PAUSE_STEPS = 10
-_APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS, _CARRY_STEPS, _LOWER_STEPS, _RETREAT_STEPS = (
-    80, 30, 20, 30, 100, 40, 20
-)  # fmt: skip
-"""The maximum number of steps of each kind of move. A blocked move ends after this number."""
+# The maximum number of steps of each kind of move. A blocked move ends after this number.
+_APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS = 80, 30, 20, 30
+_CARRY_STEPS, _LOWER_STEPS, _RETREAT_STEPS = 100, 40, 20
 
 
 def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Action, Observation, int]:

@@ -213,8 +213,7 @@ _VLA_EVAL = ArrayForm("__ndarray__")
 
 
 def _encode_vla_eval_png(value: Array | np.generic) -> object:
-    is_image = isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3
-    if not is_image:
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3:  # not an image
         return _VLA_EVAL.encode(value)
     buffer = io.BytesIO()
     PillowImage.fromarray(value).save(buffer, format="PNG")

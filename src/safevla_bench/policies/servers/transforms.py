@@ -338,13 +338,10 @@ def read_euler(rows: Floats) -> Floats:
     gripper). Equals `transforms3d.euler.euler2axangle`; the axis is multiplied by the angle, which is from 0 to 2π.
     """
     cosines, sines = np.cos(rows[:, 3:6] / 2), np.sin(rows[:, 3:6] / 2)
-    x_axis, y_axis, z_axis = np.eye(3)
-    axis_angles = []
+    axes, axis_angles = np.eye(3), []
     for cosine, sine in zip(cosines, sines, strict=True):
-        # the quaternion wxyz of the rotation about each axis
-        about_x = np.array([cosine[0], *(sine[0] * x_axis)])
-        about_y = np.array([cosine[1], *(sine[1] * y_axis)])
-        about_z = np.array([cosine[2], *(sine[2] * z_axis)])
+        # the quaternions wxyz of the rotations about x, y and z
+        about_x, about_y, about_z = (np.array([cosine[k], *(sine[k] * axes[k])]) for k in range(3))
         quat = _multiply_quaternions(_multiply_quaternions(about_z, about_y), about_x)
         axis_angles.append(to_axis_angle(quat / np.linalg.norm(quat)))
     return np.column_stack([rows[:, :3], axis_angles, rows[:, 6:]])
