@@ -138,13 +138,13 @@ class Replay:
         if len(matches) == 1:
             return matches[0]
         problem = f"{len(matches) or 'no'} recorded episodes match {task.benchmark} {task.task_id}, number {number}"
-        if matches:
-            policy_names = ", ".join(dict.fromkeys(str(take.policy) for take in matches))
-            raise PolicyError(problem, remedy=f"Choose a policy: --policy-arg policy=NAME, one of {policy_names}.")
         labels = list(dict.fromkeys(_label_take(take) for take in self._takes))
         omitted = f" and {len(labels) - _MOST_LISTED} more" if len(labels) > _MOST_LISTED else ""
-        listed = ", ".join(labels[:_MOST_LISTED])
-        raise PolicyError(problem, remedy=f"The recording holds the episodes {listed}{omitted}.")
+        remedy = f"The recording holds the episodes {', '.join(labels[:_MOST_LISTED])}{omitted}."
+        if matches:
+            policy_names = ", ".join(dict.fromkeys(str(take.policy) for take in matches))
+            remedy = f"Choose a policy: --policy-arg policy=NAME, one of {policy_names}."
+        raise PolicyError(problem, remedy=remedy)
 
 
 def _label_take(take: RecordedActions) -> str:
