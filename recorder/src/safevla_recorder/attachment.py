@@ -29,8 +29,8 @@ from safevla_recorder.version import __version__
 
 _log = get_logger(__name__)
 Layer = TypeVar("Layer")
+# Attributes in which wrappers, such as LeRobot's or gymnasium's, store the wrapped environment.
 _INNER_ATTRIBUTES = ("_env", "env", "unwrapped")
-"""Attributes in which wrappers, such as LeRobot's or gymnasium's, store the wrapped environment."""
 _MAX_LAYERS = 16
 
 
@@ -187,11 +187,13 @@ def openblas_kernel() -> str | None:
     for library_path in [*numpy_folder.parent.glob("numpy.libs/*openblas*"), *numpy_folder.glob(".dylibs/*openblas*")]:
         with suppress(OSError):
             library = ctypes.CDLL(str(library_path))  # returns the library that NumPy has already loaded
+            # The names of the library's functions have different prefixes and suffixes in different NumPy wheels.
             for prefix, suffix in product(("", "scipy_"), ("", "64_")):
                 get_core_name = getattr(library, f"{prefix}openblas_get_corename{suffix}", None)
                 if get_core_name is not None:
                     get_core_name.restype = ctypes.c_char_p
-                    return (get_core_name() or b"").decode("ascii", "replace") or None
+                    core_name: bytes | None = get_core_name()
+                    return core_name.decode("ascii", "replace") if core_name else None
     return None
 
 
@@ -220,6 +222,7 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
     to_visit = [env]
     while to_visit and len(seen) < _MAX_LAYERS:
         layer = to_visit.pop(0)
+        # Compare by identity, because an environment may define `==` in its own way.
         if layer is None or any(layer is earlier for earlier in seen):
             continue
         seen.append(layer)
@@ -228,28 +231,28 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
         to_visit += [value for value in getattr(layer, "__dict__", {}).values() if isinstance(value, kind)]
 
 
-def _read_attribute(layer: object, name: str, absent: object = None) -> object:
+def _read_attribute(layer: object, name: str, default: object = None) -> object:
     try:
-        return getattr(layer, name, absent)
+        return getattr(layer, name, default)
     except Exception:  # a property may raise any exception
-        return absent
+        return default
 
 
 def is_unmade(env: object) -> bool:
     """Return whether `env` is a wrapper whose first reset will make the inner environment."""
-    absent = object()
+    if _read_attribute(env, "reset") is None:
+        return False
+    absent = object()  # distinguishes a missing attribute from an attribute with the value None
+    layers = _env_layers(env, type(None))  # only layers in `_INNER_ATTRIBUTES`, because None is never a layer
     # Before a wrapper makes its inner environment, the wrapper's attribute for this environment is None.
-    inner_values = (
-        _read_attribute(layer, name, absent) for layer in _env_layers(env, type(None)) for name in _INNER_ATTRIBUTES
-    )
-    return _read_attribute(env, "reset") is not None and any(value is None for value in inner_values)
+    return any(_read_attribute(layer, name, absent) is None for layer in layers for name in _INNER_ATTRIBUTES)
 
 
 @contextmanager
 def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
     """Call `on_made` with each instance of the classes `kinds`, or of a subclass, that is made in the `with` block."""
-    # `hook_call` passes two arguments: the result of `__init__` (None) and the new instance.
-    hooks = [hook_call(kind, "__init__", after=lambda _, made, *__, **___: on_made(made)) for kind in kinds]
+    # `hook_call` passes the result of `__init__` (None), the new instance, and the other arguments of `__init__`.
+    hooks = [hook_call(kind, "__init__", after=lambda _, instance, *__, **___: on_made(instance)) for kind in kinds]
     try:
         yield
     finally:
@@ -271,7 +274,7 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
             cutter.on_error(error)
             raise
         with cutter.guard():
-            info = result[-1]
+            info = result[-1]  # robosuite's dict of further facts about the step
             cutter.after_step(is_success(result), info.get("cost") if isinstance(info, dict) else None)
         return result
 
@@ -340,13 +343,13 @@ class EpisodeCutter:
         self._pending_seed: int | None = None  # seed that the next reset will use
         self._env_seed: int | None = None  # seed used by the last reset
         self._last_seed: int | None = None  # the most recent seed
-        self._resets_since_seed = 0  # number of resets since the last seed was given
+        self._resets_since_seed = 0  # number of resets since `on_seed` was called
         self._init_state_index: int | None = None
         self._current_action: Action | None = None
         self._warned_reasons: set[str] = set()
         self.lost = 0
         self.is_closed = False
-        self.owner: object = None
+        self.owner: object = None  # an object that must not be deleted before this cutter
 
     @property
     def is_running(self) -> bool:
@@ -359,7 +362,8 @@ class EpisodeCutter:
         try:
             yield
         except Exception as error:  # recording may fail in many ways, such as on a full disk
-            running, self._running, self._awaits_reset = self._running, None, True
+            running, self._running = self._running, None
+            self._awaits_reset = True
             self.lost += 1
             reason = str(error) if isinstance(error, SafevlaError) else f"{type(error).__name__}: {error}"
             if running is not None:
@@ -404,14 +408,18 @@ class EpisodeCutter:
     @_run_guarded
     def on_reset(self) -> None:
         """After a reset, count settling steps from 0. The reset used the stored seed, and set no initial state."""
-        self._awaits_reset, self._settling_steps, self._init_state_index, self._env.unstable_steps = False, 0, None, 0
+        self._awaits_reset = False
+        self._settling_steps = self._env.unstable_steps = 0
+        self._init_state_index = None
         self._env_seed, self._pending_seed = self._pending_seed, None
         self._resets_since_seed += 1
 
     @_run_guarded
     def on_state_set(self, init_state_index: int | None) -> None:
         """Count settling steps from 0 after an initial state was set. Store its index (None = unknown)."""
-        self._awaits_reset, self._settling_steps, self._init_state_index = False, 0, init_state_index
+        self._awaits_reset = False
+        self._settling_steps = 0
+        self._init_state_index = init_state_index
         self._env.unstable_steps = self._env.count_unstable_steps()
 
     @_run_guarded
@@ -462,7 +470,7 @@ class EpisodeCutter:
             self._end_as_crashed(str(error))
             return
         running.steps += 1
-        running.costs.append(copy.copy(cost))
+        running.costs.append(copy.copy(cost))  # copy: the simulator may modify the cost in place
         if success:
             self._end_episode("success")
         elif running.steps == self._rules.horizon:
@@ -493,20 +501,23 @@ class EpisodeCutter:
 
     def _begin_episode(self, action: Action) -> None:
         if self._env.is_still(action):
-            problem = "the first step after %d settling steps does not move the arm, but is recorded as a policy step"
-            remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
-            _log.warning(f"%s: {problem};  {remedy}", self._env.task.task_id, self._rules.wait_steps)
+            message = (
+                "%s: the first step after %d settling steps does not move the arm, but is recorded as a policy step;"
+                "  if your loop settles for longer, pass record(..., wait_steps=N)"
+            )
+            _log.warning(message, self._env.task.task_id, self._rules.wait_steps)
         try:
             recorder, detach = self._env.start_recorder()
         except SafevlaError as error:
             self._awaits_reset = True
             self._keep_crashed_row(self._begin_row(), 0, str(error))
             return
-        # True if the seed and initial state do not determine the fixtures' poses.
-        is_start_open = self._env_seed is None or self._init_state_index is None or self._env.has_soft_resets
-        fixtures = self._env.fixture_poses() if is_start_open else {}
-        earlier_seed = {}  # `earlier_resets` does not count this episode's own reset
+        # Record the fixtures' poses unless the seed and the initial state determine them.
+        can_fixtures_vary = self._env_seed is None or self._init_state_index is None or self._env.has_soft_resets
+        fixtures = self._env.fixture_poses() if can_fixtures_vary else {}
+        earlier_seed = {}
         if self._env_seed is None and self._last_seed is not None and self._resets_since_seed:
+            # The number `earlier_resets` does not include this episode's own reset.
             earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets_since_seed - 1}
         self._running = _RunningEpisode(self._begin_row(), recorder, detach, fixtures, earlier_seed)
         self._env_seed = None  # the next episode has a seed only after another reset with a seed
@@ -539,16 +550,19 @@ class EpisodeCutter:
         self._keep(replace(running.row, outcome=outcome, steps=running.steps, reason=reason), content)
 
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> EpisodeArrays:
-        row, success, recorder = running.row, outcome == "success", running.recorder
+        row, is_success = running.row, outcome == "success"
+        env_header = self._env.build_header(
+            running.recorder, success=is_success, env_seed=row.env_seed, index=row.init_state_index
+        )
         header = {
-            **self._env.build_header(recorder, success=success, env_seed=row.env_seed, index=row.init_state_index),
+            **env_header,
             "episode_id": row.episode_id,
             "policy": row.policy,
             "seed": row.seed,
             "horizon": row.horizon,
             "outcome": outcome,
         }
-        recording = episode.add_costs(recorder.build_recording(header), running.costs)
+        recording = episode.add_costs(running.recorder.build_recording(header), running.costs)
         episode.check_recorded_numbers(recording)
         loop_fields = {
             episode.FIXTURES: running.fixtures,
@@ -556,9 +570,8 @@ class EpisodeCutter:
             "privileged": self._rules.privileged,
             episode.SIMULATION: self._env.read_simulation(),
         }
-        # Empty fields are left out.
-        host_fields = {**self._env.header_fields(), **{name: value for name, value in loop_fields.items() if value}}
-        for name, value in host_fields.items():
+        known_loop_fields = {name: value for name, value in loop_fields.items() if value}  # leave out empty fields
+        for name, value in {**self._env.header_fields(), **known_loop_fields}.items():
             recording = replace(recording, extra=episode.add_header_field(recording.extra, name, value))
         return recording
 
@@ -567,13 +580,16 @@ class EpisodeCutter:
         self._keep_crashed_row(running.row, running.steps, reason)
 
     def _keep_crashed_row(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        is_traceback = "Traceback (most recent call last)" in reason  # any other reason is a message of this package
-        log_reason = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
+        log_reason = reason
+        if "Traceback (most recent call last)" in reason:  # any other reason is a message of this package
+            exception_line, remedy = find_exception(reason)
+            log_reason = f"{exception_line}\n  {remedy}" if remedy else exception_line
         _log.warning("%s crashed: %s", row.episode_id, log_reason)
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)
 
     def _pop_running_episode(self) -> _RunningEpisode:
         assert self._running is not None
-        running, self._running, self._awaits_reset = self._running, None, True
+        running, self._running = self._running, None
+        self._awaits_reset = True
         running.detach()
         return running

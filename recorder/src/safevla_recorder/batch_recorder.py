@@ -76,9 +76,8 @@ class BatchRecorder:
         self._substeps = 0
         self._accumulated: dict[str, Array] = {}  # peaks, sums and last values of the current control step
         # Number of substeps without contact that make a pair's contacts count: in total, and still missing, [N, K].
-        self._substeps_needed, self._substeps_left = (
-            self._arrays.make_zeros((self.num_envs, self._pairs.count)) for _ in range(2)
-        )
+        self._substeps_needed = self._arrays.make_zeros((self.num_envs, self._pairs.count))
+        self._substeps_left = self._arrays.make_zeros((self.num_envs, self._pairs.count))
 
     def begin(
         self,
@@ -117,18 +116,19 @@ class BatchRecorder:
             return
         self._is_running[worlds] = False
         if not self._is_running.any():
+            # These readings decide on which device all records are stored.
             sample_groups = (*poses.values(), (net_force_n, torques_nm, state), eef or (), *parts)
             self._restart([values for group in sample_groups for values in group])
         elif self._substeps:
             remedy = "Call begin after step and before the next substep."
             raise HostError("some worlds begin while others are in the middle of a control step", remedy=remedy)
-        readings, arrays = self._collect_readings(Reading(poses, eef, state, parts, subgoals)), self._arrays
+        arrays = self._arrays
+        readings = self._collect_readings(Reading(poses, eef, state, parts, subgoals))
         norms = self._read_norms(net_force_n)
         if norms is not None:
             needed_if_apart, needed_if_touching = map(arrays.share, self._pairs.needed_substeps)
-            self._substeps_needed[worlds] = self._substeps_left[worlds] = arrays.xp.where(
-                norms > 0, needed_if_touching, needed_if_apart
-            )[worlds]
+            needed = arrays.xp.where(norms > 0, needed_if_touching, needed_if_apart)
+            self._substeps_needed[worlds] = self._substeps_left[worlds] = needed[worlds]
             counted_norms = norms * (self._substeps_needed == 0)
             readings.update({PEAK: counted_norms, SUM: counted_norms, NOW: norms})
         if torques_nm is not None:
@@ -157,9 +157,9 @@ class BatchRecorder:
             is_still_resting = (norms > 0) & (self._substeps_left > 0)
             self._substeps_left = xp.where(is_still_resting, self._substeps_needed, (self._substeps_left - 1).clip(0))
             counted_norms = norms * (self._substeps_left == 0)  # see `ContactFilter`
-            accumulated.update(
-                {PEAK: xp.maximum(accumulated[PEAK], counted_norms), SUM: accumulated[SUM] + counted_norms, NOW: norms}
-            )
+            accumulated[PEAK] = xp.maximum(accumulated[PEAK], counted_norms)
+            accumulated[SUM] = accumulated[SUM] + counted_norms
+            accumulated[NOW] = norms
         self._substeps += 1
         self._is_running = running
 
@@ -203,22 +203,22 @@ class BatchRecorder:
         return [self._copy_episode(world) for world in worlds]
 
     def _copy_episode(self, world: int) -> EndedEpisode:
-        # A row of the table `_READINGS` contains all readings, one after the other. Split the rows into readings.
         tables = self._timeline.copy_rows(world, int(self._first_row[world]))
+        # A row of the table `_READINGS` contains all readings, one after the other. Split the rows into readings.
         boundaries = np.cumsum(list(self._reading_sizes.values()))[:-1]
-        readings = dict(zip(self._reading_sizes, np.split(tables.pop(_READINGS), boundaries, axis=1)))
-        return EndedEpisode(
-            world, self._scene, self._pairs, {**readings, **tables}, self._has_quat, self._subgoal_names
-        )
+        tables.update(zip(self._reading_sizes, np.split(tables.pop(_READINGS), boundaries, axis=1)))
+        return EndedEpisode(world, self._scene, self._pairs, tables, self._has_quat, self._subgoal_names)
 
     def _require_running(self) -> Bools:
+        # Return whether each world is in an episode, [N]. Raise an error if no world is.
         if not self._is_running.any():
             raise HostError("no world has begun", remedy="Call begin after settling, and after an error in substep.")
         return self._is_running
 
     def _clear_accumulated(self) -> None:
-        zeros, sizes = self._arrays.make_zeros, self._reading_sizes
-        self._accumulated = {name: zeros((self.num_envs, sizes[name])) for name in _SUBSTEP_READINGS if name in sizes}
+        # Begin a new control step, without any substeps.
+        sizes = {name: self._reading_sizes[name] for name in _SUBSTEP_READINGS if name in self._reading_sizes}
+        self._accumulated = {name: self._arrays.make_zeros((self.num_envs, size)) for name, size in sizes.items()}
         self._substeps = 0
 
     def _read_norms(self, net_force_n: Array | None) -> Array:
@@ -231,6 +231,7 @@ class BatchRecorder:
         return None if net_force_n is None else self._arrays.read_norms(net_force_n, pair_count)
 
     def _collect_readings(self, reading: Reading) -> dict[str, Array]:
+        # Return the readings by name, each [N, size]. Readings that were not passed are left out.
         poses, eef, state, parts, subgoals = reading
         self._scene.require_parts(len(parts))
         has_quat = {name: quat is not None for name, (_, quat) in poses.items()}
@@ -238,7 +239,7 @@ class BatchRecorder:
         if unknown:
             raise HostError(f"{unknown[0]} has a pose but no role", remedy="Name its role in the scene's `roles`.")
         goals = dict(subgoals or {})
-        if self._reading_sizes:
+        if self._reading_sizes:  # record 0 has been read, and determines what later records need
             check_families(has_quat, self._has_quat)
             # `check_families` compares names and values. Only the names matter here, so all values are 1.
             check_families(dict.fromkeys(goals, 1), dict.fromkeys(self._subgoal_names, 1))
@@ -246,11 +247,8 @@ class BatchRecorder:
         self._has_quat = self._has_quat or has_quat
         read, xp = self._arrays.read, self._arrays.xp
         body_positions = [read(f"the position of {name}", poses[name][0], 3) for name in self._has_quat]
-        body_quats = [
-            read(f"the orientation of {name}", poses[name][1], 4)
-            for name, is_given in self._has_quat.items()
-            if is_given
-        ]
+        oriented_bodies = [name for name, is_given in self._has_quat.items() if is_given]
+        body_quats = [read(f"the orientation of {name}", poses[name][1], 4) for name in oriented_bodies]
         part_positions = [read(f"the position of part {k}", position, 3) for k, (position, _) in enumerate(parts)]
         part_quats = [read(f"the orientation of part {k}", quat, 4) for k, (_, quat) in enumerate(parts)]
         goal_columns = [read(f"the sub-goal {name}", goals[name]) for name in self._subgoal_names]
@@ -275,7 +273,7 @@ class BatchRecorder:
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
             raise HostError("nothing is recorded", remedy="Pass net forces, poses, torques or the state.")
-        self._reading_sizes = self._reading_sizes or sizes
+        self._reading_sizes = self._reading_sizes or sizes  # record 0 determines names, order and sizes
         check_families(sizes, self._reading_sizes)
         return self._arrays.xp.concatenate([rows[name] for name in self._reading_sizes], 1)
 
@@ -358,12 +356,13 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
 
 
 def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[int, tuple[Bools, Bools]]:
-    # `finger_group` [2, K] is 1 or 2 for shapes of the first or second finger group, else 0.
-    other_body = geoms.place[np.where(finger_group[0] > 0, shapes[1], shapes[0])]
+    # Return the field `grips` of `BodyPairs`. `finger_group` [2, K] is each shape's finger group; 0 = no finger.
+    # Of a pair with a finger, `touched_body` is the other body; of other pairs, it is not used.
+    touched_body = geoms.place[np.where(finger_group[0] > 0, shapes[1], shapes[0])]
     roles, pair_group = tuple(geoms.roles.values()), finger_group.sum(axis=0)
     masks_of_body = {
-        int(body): ((other_body == body) & (pair_group == 1), (other_body == body) & (pair_group == 2))
-        for body in other_body
+        int(body): ((touched_body == body) & (pair_group == 1), (touched_body == body) & (pair_group == 2))
+        for body in touched_body
     }
     return {body: masks for body, masks in masks_of_body.items() if roles[body] != "robot" and all(map(np.any, masks))}
 
@@ -376,12 +375,12 @@ def _find_contact_rules(
     all_touch, none_touch = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     probed_geoms = replace(geoms, apart_substeps=1)
     filter_if_apart, filter_if_touching = (ContactFilter(probed_geoms, first) for first in (none_touch, all_touch))
-    counts_at_once = np.stack([filter_if_apart.mark_counted(all_touch), filter_if_touching.mark_counted(all_touch)])
-    filter_if_touching.mark_counted(none_touch)  # a substep without contact releases the resting pairs
-    needed_if_touching = np.where(filter_if_touching.mark_counted(all_touch), geoms.apart_substeps, np.inf)
-    needed_substeps = np.where(
-        counts_at_once, 0, np.stack([np.full_like(needed_if_touching, np.inf), needed_if_touching])
-    )
+    # Pairs that are apart in record 0 count either at once or never.
+    needed_if_apart = np.where(filter_if_apart.mark_counted(all_touch), 0, np.inf)
+    counts_at_once = filter_if_touching.mark_counted(all_touch)
+    filter_if_touching.mark_counted(none_touch)  # with `apart_substeps` 1, this substep releases the resting pairs
+    needed_to_release = np.where(filter_if_touching.mark_counted(all_touch), geoms.apart_substeps, np.inf)
+    needed_substeps = np.stack([needed_if_apart, np.where(counts_at_once, 0, needed_to_release)])
     return needed_substeps, frozenset(filter_if_apart.dropped), frozenset(filter_if_touching.dropped)
 
 
@@ -400,19 +399,17 @@ class EndedEpisode:
         """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""
         if NOW not in self._rows:
             return ()
-        touching = self._rows[NOW][0] > 0
-        touching_first = set(zip(*self._pairs.bodies[:, touching].tolist()))
-        names = tuple(self._pairs.geoms.roles)
-        return tuple(
-            (names[a], names[b]) for a, b in sorted(self._pairs.mechanical | (self._pairs.resting & touching_first))
-        )
+        is_touching = self._rows[NOW][0] > 0  # in record 0
+        touching_pairs = set(zip(*self._pairs.bodies[:, is_touching].tolist()))
+        names, dropped = tuple(self._pairs.geoms.roles), self._pairs.mechanical | (self._pairs.resting & touching_pairs)
+        return tuple((names[a], names[b]) for a, b in sorted(dropped))
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the episode with this header (fields: `HEADER_FIELDS`). Its `extra` lists the declared pairs."""
         pairs, rows, geoms = self._pairs, dict(self._rows), self._pairs.geoms
         peak, total, force = (rows.pop(name, None) for name in (PEAK, SUM, NOW))
-        # No action leads to record 0, so the first row of the table of actions is left out.
-        action, names = rows.pop("action", np.empty((1, 0)))[1:], tuple(pairs.geoms.roles)
+        action = rows.pop("action", np.empty((1, 0)))[1:]  # no action leads to record 0, so leave its row out
+        names = tuple(geoms.roles)
         records = len(next(iter(self._rows.values())))
         contacts = gripped = None
         extra: Mapping[str, object] = {}
@@ -427,7 +424,8 @@ class EndedEpisode:
             geometry = Geometry(self._scene.parts, self._scene.hand, part_positions[0], part_quats[0])
             geoms = replace(geoms, geometry=geometry.text)
             motion = geometry.measure_motion(part_positions, part_quats)
-            rows.update({} if motion is None else {LINK_MOTION: motion})
+            if motion is not None:
+                rows[LINK_MOTION] = motion
         goal_fields = subgoal_fields(self._subgoal_names, rows[SUBGOALS], extra) if self._subgoal_names else {}
         channels = {
             "extra": extra,
@@ -454,7 +452,9 @@ class BatchArrays:
         tensor = next((sample for sample in samples if is_on_device(sample)), None)
         self._worlds = worlds
         self.xp: Any = np if tensor is None else sys.modules["torch"]
-        self._options = {"dtype": self.xp.float64, **({} if tensor is None else {"device": tensor.device})}
+        self._options = {"dtype": self.xp.float64}
+        if tensor is not None:
+            self._options["device"] = tensor.device
 
     def make_zeros(self, sizes: Sequence[int]) -> Array:
         """Return an array of zeros with these sizes."""
@@ -462,7 +462,7 @@ class BatchArrays:
 
     def share(self, values: Array) -> Array:
         """Return `values` as a float64 array or tensor of this object's kind; share their memory if possible."""
-        if hasattr(values, "detach"):
+        if hasattr(values, "detach"):  # a torch tensor
             values = copy_to_host(values) if self.xp is np else values.detach()
         return self.xp.asarray(values, **self._options)
 
@@ -470,16 +470,16 @@ class BatchArrays:
         """Return `values` as an array [N, *sizes], or with `or_vectors` also [N, *sizes, 3]. The size None matches
         every size. Raises `HostError` for other shapes, and for values that are not real numbers.
         """
-        array: Array = None
+        array: Array = None  # None = the values are not real numbers
         with suppress(TypeError, ValueError, RuntimeError):
             is_complex = values.is_complex() if hasattr(values, "is_complex") else np.iscomplexobj(values)
             array = None if is_complex else self.share(values)
-        shape, wanted_shape = () if array is None else tuple(array.shape), (self._worlds, *sizes)
-        # Ignore the last axis of vectors, which contains the three components.
-        shape_of_items = shape[:-1] if or_vectors and len(shape) > len(wanted_shape) and shape[-1] == 3 else shape
-        if len(shape_of_items) != len(wanted_shape) or any(
-            size not in (None, given) for size, given in zip(wanted_shape, shape_of_items)
-        ):
+        shape = () if array is None else tuple(array.shape)
+        wanted_shape = (self._worlds, *sizes)
+        are_vectors = or_vectors and len(shape) > len(wanted_shape) and shape[-1] == 3
+        shape_of_items = shape[:-1] if are_vectors else shape  # without the axis of a vector's three components
+        is_size_wrong = [wanted not in (None, size) for wanted, size in zip(wanted_shape, shape_of_items)]
+        if len(shape_of_items) != len(wanted_shape) or any(is_size_wrong):
             problem = "not an array of real numbers" if array is None else f"the shape is {list(shape)}"
             sizes_text = ", ".join("any" if size is None else str(size) for size in wanted_shape)
             vectors = f" or [{sizes_text}, 3]" if or_vectors else ""
@@ -509,8 +509,9 @@ class ReadingTables:
 
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:
         self._arrays, self._worlds = arrays, worlds
-        self._blocks: list[dict[str, Array]] = [{}]
-        self._reused_blocks = self.last = 0  # rows are counted from 0
+        self._blocks: list[dict[str, Array]] = [{}]  # each has tables by name, for `_BLOCK` successive rows
+        self._reused_blocks = 0  # number of older blocks that are no longer in `_blocks`
+        self.last = 0
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
         """Write values into the newest row: [W, F] for the W worlds in `worlds`, or [N, F] if it is None."""
@@ -525,19 +526,19 @@ class ReadingTables:
     def advance(self, oldest: int) -> None:
         """Begin a new row. Reuse the memory of a block of rows if all its rows are older than row `oldest`."""
         self.last += 1
-        if self.last % _BLOCK == 0:
-            is_reusable = oldest // _BLOCK > self._reused_blocks
-            self._blocks.append(self._blocks.pop(0) if is_reusable else {})
-            self._reused_blocks += is_reusable
+        if self.last % _BLOCK:  # the newest block has room for this row
+            return
+        if oldest // _BLOCK > self._reused_blocks:
+            self._blocks.append(self._blocks.pop(0))
+            self._reused_blocks += 1
+        else:
+            self._blocks.append({})
 
     def copy_rows(self, world: int, first: int) -> dict[str, Floats]:
         """Return a world's rows from `first` on as tables [R, F] in host memory."""
-        blocks = self._blocks[first // _BLOCK - self._reused_blocks :]
-        # The number of rows from the first row of the first block to the newest row.
-        end = self.last + 1 - first // _BLOCK * _BLOCK
-        row_slices = [slice(first % _BLOCK if k == 0 else 0, end - k * _BLOCK) for k in range(len(blocks))]
-
-        pieces = {
-            name: [block[name][row_slice, world] for block, row_slice in zip(blocks, row_slices)] for name in blocks[-1]
-        }
-        return {name: copy_to_host(self._arrays.xp.concatenate(tables)) for name, tables in pieces.items()}
+        first_block, offset = divmod(first, _BLOCK)
+        blocks = self._blocks[first_block - self._reused_blocks :]
+        end = offset + self.last + 1 - first  # `offset` and `end` are counted from the first row of `blocks`
+        pieces = {name: [block[name][:, world] for block in blocks] for name in blocks[-1]}
+        tables = {name: self._arrays.xp.concatenate(tables) for name, tables in pieces.items()}
+        return {name: copy_to_host(table[offset:end]) for name, table in tables.items()}

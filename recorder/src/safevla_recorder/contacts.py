@@ -61,12 +61,13 @@ class GeomMap:
         """The header's fields about the scene's geometry and, if there are several arms, about the arms."""
         if not self.arms:
             return {"geometry": self.geometry}
-        joints, arm_of_body = (
-            tuple(self.arm_joints) or None,
-            {body: arm for arm, arm_bodies in self.arms.items() for body in arm_bodies},
-        )
-        arm_fields = {"arms": tuple(self.arms), "arm_joints": joints, "arm_bodies": arm_of_body}
-        return {"schema_version": ARMS_VERSION, "geometry": self.geometry, **arm_fields}
+        return {
+            "schema_version": ARMS_VERSION,
+            "geometry": self.geometry,
+            "arms": tuple(self.arms),
+            "arm_joints": tuple(self.arm_joints) or None,
+            "arm_bodies": {body: arm for arm, bodies in self.arms.items() for body in bodies},
+        }
 
     @cached_property
     def sides(self) -> Ints:
@@ -136,7 +137,7 @@ def contact_peaks(
     """
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     body_count = int(place.max()) + 1
-    # Contacts with the same record and body pair form a group. The groups are sorted by their keys.
+    # Contacts with the same record and body pair form a group. Its key sorts by record, lower body and higher body.
     group_key = (owner[contacts.substep[which]] * body_count + np.minimum(a, b)) * body_count + np.maximum(a, b)
     group_keys, group_of_contact = np.unique(group_key.astype(np.int64), return_inverse=True)
     force = contacts.force_norms(which)
@@ -144,7 +145,7 @@ def contact_peaks(
     np.maximum.at(peak_force, group_of_contact, force)
     seconds_per_substep = np.float64(np.nan if substep_s is None else substep_s)
     impulse: Floats = np.bincount(group_of_contact, weights=force, minlength=len(group_keys)) * seconds_per_substep
-    net_peak = net_sum = np.full(len(group_keys), np.nan)
+    net_peak = net_sum = np.full(len(group_keys), np.nan)  # unknown without vectors
     vectors = contacts.force_vectors(which)
     if vectors is not None:
         # Use the force on the body with the higher index, so that the vectors of a pair can be added.
@@ -164,9 +165,8 @@ def contact_peaks(
 def _sum_net_forces(vectors: Floats, group_of_contact: Ints, substep: Ints, group_count: int) -> tuple[Floats, Floats]:
     """Return two arrays [groups]: the maximum and the sum, over substeps, of the norm of each group's net force."""
     # An instant is one substep of one group.
-    instant_keys, instant_of_contact = np.unique(
-        group_of_contact * (int(substep[-1]) + 1 if len(substep) else 1) + substep, return_inverse=True
-    )
+    substep_count = int(substep[-1]) + 1 if len(substep) else 1
+    instant_keys, instant_of_contact = np.unique(group_of_contact * substep_count + substep, return_inverse=True)
     component_sums = [
         np.bincount(instant_of_contact, weights=vectors[:, k], minlength=len(instant_keys)) for k in range(3)
     ]
@@ -203,32 +203,31 @@ def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) ->
 
 
 def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, fingers: Ints) -> NDArray[np.int64]:
-    # The result has one entry per substep in `instants`; contacts in other substeps are ignored.
+    # The result has one row per substep in `instants`; contacts in other substeps are ignored.
     held = np.full(len(instants), NOTHING, dtype=np.int64)
-    place = geoms.place
     row_of_substep = np.full(contacts.substeps, NOTHING)
     row_of_substep[instants] = np.arange(len(instants))
     chosen = np.flatnonzero(row_of_substep[contacts.substep] != NOTHING)
-    group1, group2 = fingers[contacts.geom1[chosen]], fingers[contacts.geom2[chosen]]
-    body = place[np.where(group1 > 0, contacts.geom2[chosen], contacts.geom1[chosen])]
-    is_finger_contact = (group1 + group2 > 0) & ~geoms.robot[body]
+    geom1, geom2 = contacts.geom1[chosen], contacts.geom2[chosen]
+    finger_group = fingers[geom1] + fingers[geom2]  # only one geom has a group, unless two fingers touch each other
+    touched_body = geoms.place[np.where(fingers[geom1] > 0, geom2, geom1)]
+    is_finger_contact = (finger_group > 0) & ~geoms.robot[touched_body]
     row_of_contact = row_of_substep[contacts.substep[chosen]]
-    for row in np.intersect1d(
-        row_of_contact[is_finger_contact & (group1 + group2 == 1)],
-        row_of_contact[is_finger_contact & (group1 + group2 == 2)],
-    ):
+    rows_by_group = [row_of_contact[is_finger_contact & (finger_group == group)] for group in (1, 2)]
+    for row in np.intersect1d(*rows_by_group):  # only rows in which both finger groups touch something
         in_row = np.flatnonzero(is_finger_contact & (row_of_contact == row))
-        held[row] = _strongest_body(contacts, chosen[in_row], group1[in_row] + group2[in_row], body[in_row])
+        held[row] = _strongest_body(contacts, chosen[in_row], finger_group[in_row], touched_body[in_row])
     return held
 
 
-def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
-    """Return the body that both finger groups (`side` 1 and 2) touch with the largest force; −1 = no such body."""
-    candidates = np.intersect1d(body[side == 1], body[side == 2])
+def _strongest_body(contacts: SubstepContacts, which: Ints, finger_group: Ints, body: Ints) -> int:
+    """Return the body that both finger groups, 1 and 2, touch with the largest force; −1 = no such body."""
+    candidates = np.intersect1d(body[finger_group == 1], body[finger_group == 2])
     if len(candidates) < 2:
         return int(candidates[0]) if len(candidates) else NOTHING
     force = contacts.force_norms(which)
-    return int(candidates[np.argmax([force[body == candidate].max() for candidate in candidates])])
+    largest_forces = [force[body == candidate].max() for candidate in candidates]
+    return int(candidates[np.argmax(largest_forces)])
 
 
 def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> Bools:
@@ -244,8 +243,8 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
     assert vectors is not None
     supported = np.zeros((len(instants), len(geoms.weights)), dtype=np.bool_)
     for column, (body, weight) in enumerate(geoms.weights.items()):
-        # The dot product of the force on the body and the force that balances the body's weight.
-        support = ((b == body) * 1.0 - (a == body)) * (vectors @ weight)
+        sign = (b == body) * 1.0 - (a == body)  # the vectors are forces on b, so forces on a are the opposite
+        support = sign * (vectors @ weight)  # `weight` is the force that balances the body's weight
         supported[:, column] = np.bincount(row, support, len(instants)) >= 0.5 * (weight @ weight)
     return supported
 
@@ -278,15 +277,17 @@ class ContactFilter:
             is_pair = (place[:, None] == link) & (place == other)
             fate[is_pair | is_pair.T] = _NEVER
         self._fate = fate.reshape(-1)
+        is_without_robot = ~(robot[a] | robot[b])
         may_count = fate[first.geom1, first.geom2] != _NEVER
-        self._resting_entries = self._mark_resting(first, ~(robot[a] | robot[b]) & may_count)
-        self.dropped = _list_dropped_pairs(geoms, a, b, is_between_links | ~(robot[a] | robot[b]))
+        self._resting_entries = self._mark_resting(first, is_without_robot & may_count)
+        self.dropped = _list_dropped_pairs(geoms, a, b, is_between_links | is_without_robot)
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
         """Number the S resting geom pairs from 1 to S in `_fate`. Return the indices of their entries, [2, S]."""
-        g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
-        low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geom_count + np.maximum(g1, g2)), self._geom_count)
-        resting = np.stack([low * self._geom_count + high, high * self._geom_count + low])
+        geom1, geom2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
+        pair_keys = np.unique(np.minimum(geom1, geom2) * self._geom_count + np.maximum(geom1, geom2))
+        low, high = np.divmod(pair_keys, self._geom_count)
+        resting = np.stack([pair_keys, high * self._geom_count + low])  # `_fate` has an entry for each order of a pair
         self._substeps_apart = np.zeros(len(low), dtype=np.int64)  # for how many substeps each pair has been apart
         self._fate[resting] = np.arange(1, resting.shape[1] + 1)
         return resting
@@ -303,31 +304,31 @@ class ContactFilter:
         is_touching = np.zeros((contacts.substeps, resting_count + 2), dtype=np.bool_)
         is_touching[contacts.substep, fate] = True  # a fate of −1 is the index of the last column
         resting_touch = is_touching[:, 1:-1]
-        if resting_touch.all():
+        if resting_touch.all():  # no pair was apart, so none is released
             self._substeps_apart[:] = 0
             counts_always: Bools = fate == 0
             return counts_always
         substep = np.arange(contacts.substeps)[:, None]
-        substeps_apart = substep - np.maximum.accumulate(np.where(resting_touch, substep, -1 - self._substeps_apart))
-        is_released: Bools = np.any(substeps_apart >= self._apart_substeps, axis=0)
+        # The latest substep with contact; a contact before these substeps has a negative index.
+        last_touch = np.maximum.accumulate(np.where(resting_touch, substep, -1 - self._substeps_apart))
+        substeps_apart = substep - last_touch
+        is_long_apart = substeps_apart >= self._apart_substeps
+        is_released: Bools = np.any(is_long_apart, axis=0)
         # The substep that releases each resting pair; the pair's contacts count from the next substep on.
-        release_substep = np.where(
-            is_released, (substeps_apart >= self._apart_substeps).argmax(axis=0), contacts.substeps
-        )
+        release_substep = np.where(is_released, is_long_apart.argmax(axis=0), contacts.substeps)
         # Contacts count after this substep, by fate: 0 = always, k = after the release of pair k, −1 (last) = never.
         counted_after = np.concatenate([[-1], release_substep, [contacts.substeps]])
         counted: Bools = contacts.substep > counted_after[fate]
         self._substeps_apart = substeps_apart[-1]
         self._fate[self._resting_entries[:, is_released]] = 0
-        self._resting_entries, self._substeps_apart = (
-            self._resting_entries[:, ~is_released],
-            self._substeps_apart[~is_released],
-        )
+        self._resting_entries = self._resting_entries[:, ~is_released]
+        self._substeps_apart = self._substeps_apart[~is_released]
         self._fate[self._resting_entries] = np.arange(1, self._resting_entries.shape[1] + 1)
         return counted
 
 
 def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
+    # Return the sorted pairs of bodies, lower first: listed contacts of a and b, finger groups, and parts of a fixture.
     place, fingers, fixtures = geoms.place, geoms.sides, geoms.fixtures
     pairs = {(int(x), int(y)) for x, y in zip(a[is_listed], b[is_listed])}
     # Finger groups 1 and 2 belong to the first gripper, groups 3 and 4 to the second, and so on.

@@ -84,6 +84,7 @@ class ContactList:
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the columns by their names in `CONTACT_COLUMNS`."""
+        # The column `step` is the field `record`; all other names are equal.
         return {name: getattr(self, "record" if name == "step" else name) for name in channels.CONTACT_COLUMNS}
 
 
@@ -162,23 +163,23 @@ def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArray
 
     `NO_COST` replaces a missing, negative or non-finite cost. Raises `RecordError` unless `costs` has n - 1 entries.
     """
-    steps = [_list_valid_costs(cost) for cost in costs]
-    if len(steps) != recording.records - 1:
-        problem = f"{len(steps)} costs were given for {recording.records - 1} steps"
+    costs_of_steps = [_select_valid_costs(cost) for cost in costs]
+    if len(costs_of_steps) != recording.records - 1:
+        problem = f"{len(costs_of_steps)} costs were given for {recording.records - 1} steps"
         raise RecordError(problem, remedy="Give one cost per step; None if a step has no cost.")
-    names = sorted({name for step in steps for name in step})
+    names = sorted({name for cost_of in costs_of_steps for name in cost_of})
     if not names:
         return recording
-    rows = np.array([[step.get(name, NO_COST) for name in names] for step in steps])
+    rows = np.array([[cost_of.get(name, NO_COST) for name in names] for cost_of in costs_of_steps])
     extra = add_header_field(recording.extra, channels.LABELS, names)
     return replace(recording, further={**recording.further, channels.LABEL_COST: rows}, extra=extra)
 
 
-def _list_valid_costs(cost: object) -> dict[str, float]:
-    # Costs by name; a value is left out unless it is a single number from 0 to `LARGEST`.
-    named = cost if isinstance(cost, Mapping) else {"cost": cost}
+def _select_valid_costs(cost: object) -> dict[str, float]:
+    # Return costs by name; a value is left out unless it is a single number from 0 to `LARGEST`.
+    cost_of = cost if isinstance(cost, Mapping) else {"cost": cost}
     number_types = (int, float, np.generic, np.ndarray)
-    arrays = {str(name): np.asarray(value) for name, value in named.items() if isinstance(value, number_types)}
+    arrays = {str(name): np.asarray(value) for name, value in cost_of.items() if isinstance(value, number_types)}
     scalars = {name: value for name, value in arrays.items() if value.size == 1 and value.dtype.kind in "biuf"}
     return {name: float(value.item()) for name, value in scalars.items() if 0 <= value.item() <= channels.LARGEST}
 
@@ -211,7 +212,9 @@ def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]
         for name in channels.FORCES:
             force = getattr(contacts, name)
             is_valid = np.isfinite(force) & (force >= 0) & (force <= channels.LARGEST)
-            if not (is_valid.all() if name in {*recorded, "force_n"} else np.isnan(force).all()):
+            if name not in {*recorded, "force_n"}:
+                is_valid = np.isnan(force)
+            if not is_valid.all():
                 yield "a force is negative, not finite or implausibly large", f"contacts.{name}"
         for name in ("impulse_ns", channels.NET_IMPULSE):
             impulse = getattr(contacts, name)
@@ -258,17 +261,17 @@ def encode_episode(recording: EpisodeArrays) -> bytes:
 def _collect_arrays(recording: EpisodeArrays) -> dict[str, NDArray[Any]]:
     # Return the file's arrays by name.
     values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in channels.NUMERIC}
-    if recording.records == 1:
-        values.update((spec.name, None) for spec in channels.NUMERIC if spec.is_per_action)
-    values.update(
-        (spec.bodies, getattr(recording, spec.bodies)) for spec in channels.POSES if values[spec.name] is not None
-    )
-    if (contacts := recording.contacts) is not None:
-        left_out = {channels.NET_FORCE} - set(channels.recorded_forces(recording.header.get("forces")))
-        left_out |= {channels.NET_IMPULSE} if np.isnan(contacts.net_impulse_ns).all() else set()
-        values.update(
-            (f"contacts.{name}", column) for name, column in contacts.columns().items() if name not in left_out
-        )
+    if recording.records == 1:  # there are no actions
+        values.update({spec.name: None for spec in channels.NUMERIC if spec.is_per_action})
+    recorded_poses = [spec for spec in channels.POSES if values[spec.name] is not None]
+    values.update({spec.bodies: getattr(recording, spec.bodies) for spec in recorded_poses})
+    if recording.contacts is not None:
+        columns = recording.contacts.columns()
+        if channels.NET_FORCE not in channels.recorded_forces(recording.header.get("forces")):
+            del columns[channels.NET_FORCE]
+        if np.isnan(columns[channels.NET_IMPULSE]).all():
+            del columns[channels.NET_IMPULSE]
+        values.update({f"contacts.{name}": column for name, column in columns.items()})
     values["extra"] = _encode_json(recording.extra) if recording.extra else None
     arrays = {name: np.asarray(value) for name, value in values.items() if value is not None}
     version = ARMS_VERSION if recording.header.get("arms") else SCHEMA_VERSION

@@ -13,8 +13,7 @@ import signal
 import traceback
 import unicodedata
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from typing import TypeVar
 
 _LONGEST_LINE = 2000  # maximum length of a line in a message; names from foreign files can be long
@@ -73,11 +72,8 @@ class SafevlaError(Exception):
 
     def __str__(self) -> str:
         """Return `place: problem`, and the remedy on an indented line. A missing place or remedy is left out."""
-        place, half_length = str(self.place), _LONGEST_LINE // 2
-        lines = self.problem.split("\n")  # the middle of long lines is left out
-        problem = "\n".join(
-            line if len(line) <= 2 * half_length else f"{line[:half_length]}…{line[-half_length:]}" for line in lines
-        )
+        problem = "\n".join(map(_cut_long_line, self.problem.split("\n")))
+        place = str(self.place)
         message = f"{place}: {problem}" if place else problem
         return indent_further(f"{message}\n  {self.remedy}" if self.remedy else message, self._margin)
 
@@ -85,6 +81,11 @@ class SafevlaError(Exception):
         """Fill in the missing fields of the error's place from `outer`; return the error."""
         self.place = self.place.fill_from(outer)
         return self
+
+
+def _cut_long_line(line: str) -> str:
+    half = _LONGEST_LINE // 2
+    return line if len(line) <= 2 * half else f"{line[:half]}…{line[-half:]}"
 
 
 class RecordError(SafevlaError):
@@ -101,9 +102,9 @@ class FileError(SafevlaError):
     @classmethod
     def from_os_error(cls: type[_WriteError], error: OSError, place: Place) -> _WriteError:
         """Return an error that says why the operating system could not write to `place`."""
-        is_disk_full, problem = error.errno in _FULL_DISK, error.strerror or str(error)
-        other_place = "Choose a place that exists and can be written to"
-        remedy = "Make room there, or choose another place" if is_disk_full else other_place
+        problem, remedy = error.strerror or str(error), "Choose a place that exists and can be written to"
+        if error.errno in _FULL_DISK:
+            remedy = "Make room there, or choose another place"
         if error.errno == errno.EEXIST:
             problem, remedy = "a file with this name exists already", "Choose another place"
         return cls(problem, remedy=f"{remedy}; existing files are unchanged.", place=place)
@@ -142,26 +143,32 @@ def find_exception(text: str) -> tuple[str, str]:
     """
     lines = [_GROUP_MARGIN.sub("", line) for line in text.splitlines()]
     header_numbers = [number for number, line in enumerate(lines) if line.lstrip().startswith(_HEADER)]
-    raised_numbers = [
-        number for number in header_numbers if not (number and lines[number - 1].lstrip().startswith(_IGNORED))
-    ]
-    # Read only the last traceback, if there is any.
-    for header in (raised_numbers or header_numbers)[-1:]:
-        is_deeper = partial(_is_indented_deeper, _count_leading_blanks(lines[header]))
-        lines_below = dropwhile(is_deeper, filter(str.strip, lines[header + 1 :]))
-        exception_line = next(lines_below, "").strip()
-        if own_error := _OWN_ERROR.match(exception_line):
-            remedy = takewhile(is_deeper, lines_below)
+    # Python writes the line "Exception ignored" before the traceback of an exception that it ignores.
+    ignored_numbers = {number + 1 for number, line in enumerate(lines) if line.lstrip().startswith(_IGNORED)}
+    raised_numbers = [number for number in header_numbers if number not in ignored_numbers]
+    if header_numbers:
+        header = (raised_numbers or header_numbers)[-1]
+        margin = _count_leading_blanks(lines[header])
+        lines_below = iter([line for line in lines[header + 1 :] if line.strip()])
+        # The frames of a traceback are indented more than its header and the line that names the exception.
+        exception_line = next((line.strip() for line in lines_below if _count_leading_blanks(line) <= margin), "")
+        own_error = _OWN_ERROR.match(exception_line)
+        if own_error is not None:
+            remedy = takewhile(lambda line: _count_leading_blanks(line) > margin, lines_below)
             return exception_line[own_error.end() :], " ".join(map(str.strip, remedy))
         if exception_line:
             return exception_line, ""
-    lines_by_pattern = ([line for line in lines if pattern.match(line)] for pattern in _EXCEPTION_LINES)
-    return next((matching[-1].strip() for matching in lines_by_pattern if matching), ""), ""
+    for pattern in _EXCEPTION_LINES:
+        matching_lines = [line for line in lines if pattern.match(line)]
+        if matching_lines:
+            return matching_lines[-1].strip(), ""
+    return "", ""
 
 
 def is_from_signal(error: BaseException) -> bool:
     """Return whether a signal handler raised the error. If so, the interrupted code is not the cause."""
     handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
+    # A handler is a function, or an object whose class defines `__call__`.
     handler_codes = {
         getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None) for handler in handlers
     }
@@ -170,10 +177,6 @@ def is_from_signal(error: BaseException) -> bool:
 
 def _count_leading_blanks(line: str) -> int:
     return len(line) - len(line.lstrip())
-
-
-def _is_indented_deeper(margin: int, line: str) -> bool:
-    return _count_leading_blanks(line) > margin
 
 
 # Secrets
@@ -201,12 +204,13 @@ def redact_secrets(text: str) -> str:
 
 
 def _redact_address(match: re.Match[str]) -> str:
-    address = re.sub(r"(?<=[?#;]).+", HIDDEN, match[0], count=1)
+    address = re.sub(r"(?<=[?#;]).+", HIDDEN, match[0], count=1)  # hide everything after the first ?, # or ;
     # An address may contain other addresses, such as the target of a redirection.
     return "://".join(map(_redact_user, address.split("://")))
 
 
 def _redact_user(after_scheme: str) -> str:
+    # Hide the user name and password, which end with the last @ before the path.
     at_sign = _AUTHORITY.match(after_scheme)[0].rfind("@")  # type: ignore[index]
     if at_sign < 0 and _PASSWORD.match(after_scheme):
         at_sign = after_scheme.rfind("@")  # the password contains an unescaped slash

@@ -50,7 +50,10 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
     """
     if worker is None and parent_process() is None:
         return out, None
-    names = map(str, count()) if worker is None else chain([worker], (f"{worker}-{number}" for number in count(2)))
+    if worker is None:
+        names: Iterator[str] = map(str, count())
+    else:
+        names = chain([worker], (f"{worker}-{number}" for number in count(2)))
     for name in names:
         worker_folder = out / f"worker_{name}"
         if worker_folder.resolve() in _open_folders or _claim_worker_folder(worker_folder):
@@ -61,7 +64,7 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
 def _claim_worker_folder(path: Path) -> bool:
     """Make or take over a folder; return False if another process uses it. Raises `RunError` if another run does."""
     _make_folder(path.parent)
-    with suppress(FileExistsError):
+    with suppress(FileExistsError):  # an existing folder is handled below
         path.mkdir()
         _claims[path] = lock_folder(path)
         call_at_exit(release_claims)
@@ -74,7 +77,7 @@ def _claim_worker_folder(path: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         is_ours = False
     if not is_ours:
-        require_free_folder(path, is_of_killed_writer)
+        require_free_folder(path, is_of_killed_writer)  # raises an error, because the folder contains run.json
     try:
         lock = lock_folder(path)
     except errors.RunError:
@@ -86,7 +89,8 @@ def _claim_worker_folder(path: Path) -> bool:
     call_at_exit(release_claims)
     _open_folders[path.resolve()] = folder = RunFolder(path, {})
     folder.reopen(stored_run["host"])
-    folder._block_count += not stored_run["complete"]  # an incomplete run stays incomplete
+    if not stored_run["complete"]:  # an incomplete run stays incomplete: count a block that never becomes complete
+        folder._block_count += 1
     return True
 
 
@@ -113,7 +117,8 @@ def _session_name() -> str:
     parent = parent_process()
     process_id = os.getpid() if parent is None else parent.pid
     with suppress(OSError, IndexError):  # process ids are reused, so add the process's start time (on Linux)
-        return f"{process_id}-{Path(f'/proc/{process_id}/stat').read_text().rpartition(')')[2].split()[19]}"
+        fields_after_name = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+        return f"{process_id}-{fields_after_name[19]}"
     return str(process_id)
 
 
@@ -178,7 +183,8 @@ class RunFolder:
         `FileError` if the folder or run.json cannot be written.
         """
         own_package = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
-        policies = {**{row["policy"]: row["privileged"] for row in self._description["policies"]}, policy: privileged}
+        policies = {row["policy"]: row["privileged"] for row in self._description["policies"]}
+        policies[policy] = privileged
         self._description.update(
             host=host,
             versions={own_package: __version__, **versions},
@@ -195,7 +201,7 @@ class RunFolder:
 
     def reopen(self, host: str | None) -> None:
         """Continue an existing folder. Raises `RunError` if it is damaged, or if its host or protocol differs."""
-        place = errors.Place(file=str(self.path / RUN))
+        place = errors.Place(file=str(self.path / RUN))  # the file that an error names
         try:
             self._written_description = (self.path / RUN).read_bytes()
             stored = json.loads(self._written_description)
@@ -260,7 +266,8 @@ class RunFolder:
         """
         if os.getpid() != self._process_id:
             return
-        self._complete_blocks += complete
+        if complete:
+            self._complete_blocks += 1
         self._open_blocks -= 1
         if not is_last or self._open_blocks:
             return
@@ -269,11 +276,8 @@ class RunFolder:
             self._write_description()
             outcomes = ", ".join(f"{episodes} {outcome}" for outcome, episodes in self._outcomes.most_common())
             rules_option = " --rules as-judged" if (self.path / _RULES_FILE).exists() else ""
-            rules_hint = (
-                ""
-                if rules_option or self._description["host"]
-                else "Tasks of your own need --rules FILE: docs/howto/tasks.md. "
-            )
+            needs_rules = not rules_option and not self._description["host"]
+            rules_hint = "Tasks of your own need --rules FILE: docs/howto/tasks.md. " if needs_rules else ""
             with suppress(OSError, ValueError):  # stderr may be closed
                 print(
                     f"Records: {shown_path} ({outcomes}). {rules_hint}Next: safevla score {shown_path}{rules_option}",
@@ -329,7 +333,7 @@ def remove_unused(path: Path, *, is_new: bool) -> None:
     for file in (path / RUN, path / LOCK, *(path / RAW).glob("[0-9]*.npz")):
         with suppress(OSError):
             file.unlink()
-    for folder in (path / RAW, path)[: 1 + is_new]:  # an old folder stays; only its subfolder is removed
+    for folder in [path / RAW, path] if is_new else [path / RAW]:
         with suppress(OSError):
             folder.rmdir()
 
@@ -342,6 +346,7 @@ def _shorten_path(path: Path) -> str:
 
 
 def _make_folder(path: Path, subfolder: str = "") -> None:
+    # Make `path`, its parents and the `subfolder`, unless they exist. An error names `path`.
     try:
         (path / subfolder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -349,6 +354,7 @@ def _make_folder(path: Path, subfolder: str = "") -> None:
 
 
 def _write_file(path: Path, content: bytes) -> None:
+    # Write another file first, and then rename it, so that `path` is never incomplete.
     partial_file = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
         with suppress(OSError):
@@ -366,11 +372,13 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _encode_json(document: Mapping[str, object], indent: int | None = None) -> bytes:
+    # Return JSON in UTF-8 in which invisible characters are escaped.
     text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
     return "".join(c if c == "\n" or errors.is_visible(c) else _escape_character(c) for c in text).encode() + b"\n"
 
 
 def _escape_character(character: str) -> str:
+    # Return JSON's escape sequence. For a lone surrogate, the JSON text contains the sequence from `escape_surrogates`.
     return json.dumps(errors.escape_surrogates(character))[1:-1]
 
 
@@ -531,7 +539,8 @@ class RunWriter:
         fields, number = self._complete_header(header, _REQUIRED_FOR_RECORD)
         run_fields = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
         recording = recorder.build_recording({**fields, **run_fields})
-        recording = episode.add_costs(recording, costs) if costs else recording
+        if costs:
+            recording = episode.add_costs(recording, costs)
         target, outcome = fields["target_object"], fields["outcome"]
         if target is not None and recording.roles.get(str(target)) != "target":
             problem = f"{target!r} does not have the role target"
@@ -578,31 +587,26 @@ class RunWriter:
         self, fields: Mapping[str, Any], episode_number: int, steps: int, reason: str | None, content: bytes | None
     ) -> str:
         header_fields = ("episode_id", "benchmark", "task_id", "outcome", *episode.INTEGERS)
-        row = {name: fields.get(name) for name in header_fields}
-        further = {
-            "policy": self._policy,
-            "policy_seed": None,
-            "episode": episode_number,
-            "steps": steps,
-            "reason": reason,
-        }
-        self._folder.write_episode(episode.EpisodeRow(**row, **further), content)  # type: ignore[arg-type]
+        values: dict[str, Any] = {name: fields.get(name) for name in header_fields}
+        values.update(policy=self._policy, policy_seed=None, episode=episode_number, steps=steps, reason=reason)
+        self._folder.write_episode(episode.EpisodeRow(**values), content)
         return str(fields["episode_id"])
 
 
 def _convert_field(name: str, value: object) -> Any:
-    # Return the value as a plain Python value. Raise an error if the field needs another type.
+    # Return the value as a plain Python value. Raise an error if the field needs another type or another value.
     if name not in _ALLOWED_FIELDS:
         raise _field_error(name, "an episode has no field of this name", f"Fields: {', '.join(_ALLOWED_FIELDS)}.")
     plain: Any = value.tolist() if hasattr(value, "tolist") else value
     if name == "dt" and type(plain) is int:
         plain = float(plain)
     field_type = _FIELD_TYPES.get(name)
-    is_valid = plain is None or field_type is None or (type(plain) is field_type and plain != "")
-    if not is_valid or (name == "dt" and plain is not None and not plain > 0):
-        raise _field_error(
-            name, f"the value is {plain!r}", f"Give a value of type {_FIELD_TYPES[name].__name__}; dt must be > 0."
-        )
+    if plain is None or field_type is None:
+        return plain
+    # Compare types exactly, because a bool is also an int.
+    if type(plain) is not field_type or plain == "" or (name == "dt" and not plain > 0):  # type: ignore[operator]
+        remedy = f"Give a value of type {field_type.__name__}; dt must be > 0."
+        raise _field_error(name, f"the value is {plain!r}", remedy)
     return plain
 
 

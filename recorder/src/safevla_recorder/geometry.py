@@ -49,12 +49,12 @@ class Geometry:
         self._motion_columns = [
             6 * k + axis for k, part in enumerate(self._moving_parts) for axis in parts[part].motion
         ]
-        # The index −1 means the world: `_relative_poses` appends the world's frame as the last row.
+        # The index −1 means the world: `_relative_poses` appends the world's frame as the last row. A tracked part has
+        # no parent, so the world is used.
         self._parents = [max(part.parent, WORLD) for part in parts]
         self._start_poses = self._relative_poses(position[None], quaternion[None])
-        self.text = (
-            self._describe(parts, hand) if np.isfinite(np.concatenate(self._start_poses, axis=2)).all() else None
-        )
+        is_finite = np.isfinite(np.concatenate(self._start_poses, axis=2)).all()
+        self.text = self._describe(parts, hand) if is_finite else None
         """The scene's description; None if a pose is not finite."""
 
     def _relative_poses(self, position: Floats, quaternion: Floats) -> tuple[Floats, Floats]:
@@ -63,9 +63,8 @@ class Geometry:
         parent_position = np.concatenate([position, np.zeros((records, 1, 3))], axis=1)[:, self._parents]
         world_quaternion = np.broadcast_to([[[1.0, 0.0, 0.0, 0.0]]], (records, 1, 4))
         parent_quaternion = np.concatenate([quaternion, world_quaternion], axis=1)[:, self._parents]
-        return turn_back(parent_quaternion, position - parent_position), multiply(
-            parent_quaternion * _INVERSE, quaternion
-        )
+        relative_position = turn_back(parent_quaternion, position - parent_position)
+        return relative_position, multiply(parent_quaternion * _INVERSE, quaternion)
 
     def measure_motion(self, position: Floats, quaternion: Floats) -> Floats | None:
         """Return `link_motion` [n, M] from world poses [n, P, 3] and [n, P, 4]; None if M is 0 or `text` is None."""
@@ -85,11 +84,11 @@ class Geometry:
         # Rounding gives all episodes of a scene the same text. Adding 0.0 turns −0.0 into 0.0.
         shapes: dict[str, list[list[float]]] = {}
         part_rows = []
-        for k, part in enumerate(parts):
-            pose = [*self._start_poses[0][0, k].tolist(), *self._start_poses[1][0, k].tolist()]
+        poses = np.concatenate(self._start_poses, axis=2)[0].tolist()
+        for part, pose in zip(parts, poses):
             row = {"body": part.body, "parent": part.parent, "motion": list(part.motion)}
             row["pose"] = [] if part.parent == TRACKED else [round(number, 8) + 0.0 for number in pose]
-            boxes = merge_boxes(np.ascontiguousarray(part.boxes).tobytes()).tolist()
+            boxes = merge_boxes(np.ascontiguousarray(part.boxes).tobytes()).tolist()  # the cache needs bytes
             shape_rows = [[round(number, 6) + 0.0 for number in shape] for shape in boxes + part.planes.tolist()]
             if shape_rows:
                 row["shape"] = hashlib.sha256(json.dumps(shape_rows).encode()).hexdigest()[:16]
@@ -151,10 +150,11 @@ def merge_boxes(content: bytes) -> Floats:
         excess, low, high = _measure_joins(boxes)
         # Add the distance by which earlier merged boxes extend beyond the original boxes.
         excess += np.maximum(excess_so_far[:, None], excess_so_far)
+        # Pair each box at most once per round, beginning with the pair that has the smallest excess.
         pairs: list[tuple[int, int]] = []
         paired: set[int] = set()
-        for flat in np.argsort(excess, axis=None, kind="stable"):
-            i, j = divmod(int(flat), len(boxes))
+        for flat_index in np.argsort(excess, axis=None, kind="stable"):
+            i, j = divmod(int(flat_index), len(boxes))
             if excess[i, j] >= MERGED_M:
                 break
             if not {i, j} & paired:

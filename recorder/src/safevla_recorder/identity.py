@@ -75,6 +75,7 @@ def hash_class(kind: type) -> str:
     """Return the hash of a class's qualified name and source, without decorators and code of base classes. Cached."""
     text = Path(str(inspect.getsourcefile(kind))).read_text(encoding="utf-8")
     node: Any = ast.parse(text)
+    # A qualified name has the names of all classes around the class, and then its own name.
     for name in kind.__qualname__.split("."):
         node = next(child for child in node.body if isinstance(child, ast.ClassDef) and child.name == name)
     source = text.splitlines()[node.lineno - 1 : node.end_lineno]
@@ -95,9 +96,11 @@ def read_source(package: str, folder: str) -> dict[str, str]:
     """
     root = Path(str(sys.modules[package].__file__)).parent / folder
     sources = hash_files((path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*.py"))
-    distributions = list(find_distributions(package).items())
-    origin = {"distribution": distributions[0][0], "version": distributions[0][1]} if len(distributions) == 1 else {}
-    return {**origin, "sources_sha256": sources}
+    versions = find_distributions(package)
+    if len(versions) != 1:
+        return {"sources_sha256": sources}
+    [(distribution, version)] = versions.items()
+    return {"distribution": distribution, "version": version, "sources_sha256": sources}
 
 
 UNKNOWN = "unknown"
@@ -113,14 +116,17 @@ def describe_code(package: str = "") -> str:
     A version does not identify code: two commits may share it. Normal and editable installations have equal hashes.
     """
     try:
-        names = sorted({*(name for name in _OWN_PACKAGES if name in sys.modules), *filter(None, [package])})
-        return ", ".join(f"{name} {hash_files(_code_files(name))[:16]}" for name in names)
+        names = {name for name in _OWN_PACKAGES if name in sys.modules}
+        if package:
+            names.add(package)
+        return ", ".join(f"{name} {hash_files(_code_files(name))[:16]}" for name in sorted(names))
     except Exception as error:  # recording must not fail; a package in an archive has no files to read
         _log.warning("The recorder's code cannot be read, so the run will not identify the code: %s", error)
         return UNKNOWN
 
 
 def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
+    # Yield the relative path and the content of each file of a package.
     file = Path(str(sys.modules[package].__file__))
     if file.name != "__init__.py":  # a single-file module without a folder
         yield file.name, file.read_bytes()
@@ -134,8 +140,10 @@ def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
 def is_other_code(first: str, second: str) -> bool:
     """Return whether two texts of `describe_code` contain the same package with different hashes."""
     # Map each package to its hash. The text `unknown` gives an empty name, which is ignored.
-    digests = [dict(entry.rpartition(" ")[::2] for entry in text.split(", ")) for text in (first, second)]
-    return any(digests[1].get(name, digest) != digest for name, digest in digests[0].items() if name)
+    first_digests, second_digests = (
+        {entry.rpartition(" ")[0]: entry.rpartition(" ")[2] for entry in text.split(", ")} for text in (first, second)
+    )
+    return any(second_digests.get(name, digest) != digest for name, digest in first_digests.items() if name)
 
 
 @lru_cache(maxsize=None)
@@ -144,13 +152,10 @@ def find_distributions(package: str) -> dict[str, str]:
     file = Path(str(sys.modules[package].__file__)).resolve()
     relative = f"{package.replace('.', '/')}/{file.name}"
     installed = list(importlib.metadata.distributions())
-    providers = [
-        distribution for distribution in installed if _is_true_without_error(_lists_file, distribution, relative, file)
-    ]
-    providers = providers or [
-        distribution for distribution in installed if _is_true_without_error(_is_editable, distribution, file)
-    ]
-    return {str(distribution.metadata["Name"]): str(distribution.version) for distribution in providers}
+    providers = [dist for dist in installed if _is_true_without_error(_lists_file, dist, relative, file)]
+    if not providers:
+        providers = [dist for dist in installed if _is_true_without_error(_is_editable, dist, file)]
+    return {str(dist.metadata["Name"]): str(dist.version) for dist in providers}
 
 
 def _is_true_without_error(check: Callable[..., bool], *arguments: object) -> bool:
@@ -161,13 +166,15 @@ def _is_true_without_error(check: Callable[..., bool], *arguments: object) -> bo
 
 
 def _lists_file(distribution: importlib.metadata.Distribution, relative: str, file: Path) -> bool:
-    listed = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
-    return relative in listed and Path(str(distribution.locate_file(relative))).resolve() == file
+    # Return whether the distribution has installed `file`, whose path in the distribution is `relative`.
+    file_list = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
+    return relative in file_list and Path(str(distribution.locate_file(relative))).resolve() == file
 
 
 def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> bool:
+    # Return whether the distribution is an editable installation of the project that contains `file`.
     direct_url = json.loads(distribution.read_text("direct_url.json") or "{}")
-    project_folder = Path(str(direct_url.get("url", "")).partition("file://")[2] or "/nowhere")
+    project_folder = Path(str(direct_url.get("url", "")).partition("file://")[2] or "/nowhere")  # contains no file
     is_inside = project_folder in file.parents and "site-packages" not in file.relative_to(project_folder).parts
     return is_inside and bool(direct_url.get("dir_info", {}).get("editable"))
 
@@ -219,13 +226,15 @@ def find_official_name(name: str) -> str | None:
     plain = unicodedata.normalize("NFKD", name).casefold()
     # In the pattern, "." matches one unknown letter, and ".?" at most one other unknown character.
     pattern = "".join(map(_pattern_of_character, plain))
-    if len(pattern.replace(".?", "")) > max(map(len, official_suites())):
+    if len(pattern.replace(".?", "")) > max(map(len, official_suites())):  # longer than all names
         return None
-    pattern = re.sub(r"(\.\?)+", lambda match: f".{{0,{len(match[0]) // 2}}}", pattern)  # keeps the matching fast
+    # A match of n successive ".?" takes long. The pattern ".{0,n}" means the same, and is fast.
+    pattern = re.sub(r"(\.\?)+", lambda match: f".{{0,{len(match[0]) // 2}}}", pattern)
     return next((suite for suite in official_suites() if re.fullmatch(pattern, re.sub(r"\W", "", suite))), None)
 
 
 def _pattern_of_character(char: str) -> str:
+    # Return the part of `find_official_name`'s pattern for one character; "" if the character is ignored.
     if char.isascii() or unicodedata.east_asian_width(char) in "WF":
         return char if char.isalnum() else ""
     return "." if char.isalpha() else ".?"

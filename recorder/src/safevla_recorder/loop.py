@@ -50,12 +50,14 @@ class RecordingSession:
         # The result of `begin` for the current simulator; None before the first simulator and after the end.
         self._recording: tuple[EpisodeCutter, RunFolder, Undo] | None = None
         self._simulator, self._process_id = _find_simulator(env), os.getpid()
-        is_late = self._simulator is None and attachment.is_unmade(env)
-        if not is_late:
+        is_made_by_reset = self._simulator is None and attachment.is_unmade(env)
+        if not is_made_by_reset:
             self._attach(env)
+        # A weak reference, because the handler must not keep a deleted environment alive until the process ends.
         self._hooks.append(call_at_exit(partial(_call_if_alive, WeakMethod(self._close_at_exit))))
         _watch_exit_code()
-        if is_late or (self._simulator is not None and self._simulator is not env):
+        is_wrapped = self._simulator is not None and self._simulator is not env
+        if is_made_by_reset or is_wrapped:  # a reset of the wrapper may make a simulator
             with suppress(AttributeError, TypeError):  # the environment has no `reset`, or its attributes cannot be set
                 self._hooks.append(wrap_method(env, "reset", self._watch_reset))
 
@@ -82,6 +84,7 @@ class RecordingSession:
         return result
 
     def _begin_with(self, simulator: object) -> None:
+        # Record a simulator that a reset has made, unless the recorded one is still open.
         if self._recording is not None and not self._recording[0].is_closed:
             return
         self._simulator = simulator
@@ -123,13 +126,15 @@ class RecordingSession:
         if os.getpid() != self._process_id:  # this is a forked copy of the process
             return
         is_running = self._recording is not None and self._recording[0].is_running
-        self.close_quietly("the process ended" if is_running or _is_process_failing() else "")
+        is_interrupted = is_running or _is_process_failing()
+        self.close_quietly("the process ended" if is_interrupted else "")
 
     def _end(self, reason: str = "", *, is_last: bool = True) -> None:
         # End the recording of the current simulator; `is_last` is false if another simulator follows.
         if self._recording is None:
             return
-        (cutter, folder, undo), self._recording = self._recording, None
+        cutter, folder, undo = self._recording
+        self._recording = None
         if reason:
             cutter.stop(reason)
         else:
@@ -157,6 +162,7 @@ def _watch_exit_code() -> None:
 
 
 def _note_exit_code() -> None:
+    # Append this process's exit code to `_exit_codes`.
     frame = sys._getframe()
     # Go up the call stack to multiprocessing's `BaseProcess._bootstrap`; a local variable there has the exit code.
     while frame.f_back is not None:
@@ -166,15 +172,18 @@ def _note_exit_code() -> None:
 
 
 def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
-    method = reference()  # a strong reference would keep a deleted environment alive
+    method = reference()
     if method is not None:
         method()
 
 
 def _find_simulator(env: object) -> object | None:
     # Return the outermost environment in `env` of a known type; None if there is none.
-    layers: list[object] = [attachment.find_layer(env, kind) for kind in known_kinds()]
-    return next((layer for layer in layers if layer is not None), None)
+    for kind in known_kinds():
+        layer: object | None = attachment.find_layer(env, kind)
+        if layer is not None:
+            return layer
+    return None
 
 
 def record(
@@ -241,12 +250,11 @@ def record(
     require_policy_name(policy)
     for option, step_count, minimum in (("wait_steps", wait_steps, 0), ("horizon", horizon, 1)):
         if step_count is not None and not (step_count >= minimum and int(step_count) == step_count):
-            raise RunError(
-                f"{option}={step_count!r}", remedy=f"Give None, or a whole number of steps of at least {minimum}."
-            )
+            remedy = f"Give None, or a whole number of steps of at least {minimum}."
+            raise RunError(f"{option}={step_count!r}", remedy=remedy)
     rules = attachment.LoopRules(
         policy=policy,
-        wait_steps=-1 if wait_steps is None else int(wait_steps),
+        wait_steps=-1 if wait_steps is None else int(wait_steps),  # `begin` replaces -1 by the simulator's usual number
         horizon=None if horizon is None else int(horizon),
         seed=None if seed is None else int(seed),
         privileged=privileged,
@@ -262,7 +270,7 @@ def record(
         if init_states is not None:
             recordable.set_init_states(init_states)
         warn_once(recordable.host, recordable.versions)
-        env_rules = rules if wait_steps is not None else replace(rules, wait_steps=recordable.wait_steps)
+        env_rules = replace(rules, wait_steps=recordable.wait_steps) if wait_steps is None else rules
         folder = open_folder(folder_path, recordable, env_rules, facts_of_the_day())
         take_number = partial(folder.take_number, policy, recordable.task)
         cutter = EpisodeCutter(recordable, env_rules, take_number, folder.write_episode)
@@ -306,7 +314,8 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
     """
     recordable: RecordableEnv | None = find_libero(env) or find_robocasa(env, goal)
     failures: list[str] = []
-    for owner, entry in () if recordable else list_attachments():  # `owner` is the name of a distribution
+    attachments = [] if recordable else list_attachments()
+    for owner, entry in attachments:  # `owner` is the name of a distribution
         try:
             result = entry.load()(env)
             if not isinstance(result, (RecordableEnv, type(None))):

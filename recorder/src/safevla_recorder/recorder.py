@@ -17,6 +17,7 @@ not passed to `begin` are not recorded: missing values are never zeros. For a ro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Collection, Hashable, Iterable, Mapping, NamedTuple, Protocol, Sequence, Tuple
@@ -67,7 +68,8 @@ def assemble_recording(
     supported: Bools | None = None,
 ) -> EpisodeArrays:
     """Return an episode. `channels` has all of its other fields. Grips are None if there are no finger groups."""
-    gripped = gripped if geoms.fingers is not None else None
+    if geoms.fingers is None:
+        gripped = None
     forces = None if contacts is None else geoms.forces
     return EpisodeArrays(
         header={"forces": forces, "torque_source": geoms.torque_source, **geoms.header, **header},
@@ -283,8 +285,9 @@ class SceneMap:
         if without_role:
             raise HostError(f"{without_role[0]} has no role", remedy=f"Give its role in `roles`: {', '.join(ROLES)}.")
         self._index_of_shape.update({shape: index for index, shape in enumerate(self.shapes)})
-        for shape in (shape for group in self.fingers or () for shape in group):
-            self.place_of(shape)
+        for group in self.fingers or ():
+            for shape in group:
+                self.place_of(shape)  # raises an error for an unknown shape
 
     def place_of(self, shape: Shape) -> int:
         """Return the index of a shape in `shapes`. Raises `HostError` for an unknown shape."""
@@ -323,6 +326,9 @@ class Arm:
     bodies: Collection[str]
     fingers: tuple[Sequence[Shape], Sequence[Shape]] | None = None
     """Shapes of the gripper's two finger groups; None = this arm has no gripper and never holds a body."""
+
+
+_NAME_ARMS = "Name the arms: EpisodeRecorder(scene, arms=...)."
 
 
 class EpisodeRecorder(EpisodeLog):
@@ -388,11 +394,13 @@ class EpisodeRecorder(EpisodeLog):
         self._has_contacts = contacts is not None
         if contacts is not None:
             self._contacts.add_substep(contacts)
-        self._joint_counts, reading = {}, Reading(poses, self._join_poses(eef), state, parts, subgoals)
+        reading = Reading(poses, self._join_poses(eef), state, parts, subgoals)
+        self._joint_counts = {}  # this record determines the counts, in `_join_torques`
         torques = self._join_torques(torques_nm)
         self._bodies, self._first_families = tuple(poses), _describe_families(reading, torques)
         self._subgoal_names = tuple(subgoals or ())
-        first = self._make_row(reading, torques, None if torques is None else np.abs(torques))
+        torque_peak = None if torques is None else np.abs(torques)
+        first = self._make_row(reading, torques, torque_peak)
         geoms = self._map_geoms()
         self._geometry = None
         if self.scene.parts:
@@ -401,6 +409,7 @@ class EpisodeRecorder(EpisodeLog):
         self._begin_log(geoms, self._contacts if self._has_contacts else None, first)
 
     def _check_arms(self) -> None:
+        # Raise an error unless there are several arms, and each arm has its own bodies and fingers.
         remedy = "Put each robot body and each finger into only one arm, and pass no `fingers` in the scene."
         arm_bodies = [body for arm in self._arms.values() for body in arm.bodies]
         misassigned = sorted(
@@ -413,10 +422,11 @@ class EpisodeRecorder(EpisodeLog):
         if self.scene.fingers is not None:
             raise HostError("a scene with several arms must not have fingers", remedy=remedy)
         groups = [(arm, group) for arm in self._arms.values() for group in arm.fingers or ()]
-        fingers = [shape for _, group in groups for shape in dict.fromkeys(group)]
-        for arm, shape in ((arm, shape) for arm, group in groups for shape in group):
-            self.scene.place_of(shape)
-            if self.scene.shapes[shape] not in arm.bodies or fingers.count(shape) > 1:
+        fingers = [(arm, shape) for arm, group in groups for shape in dict.fromkeys(group)]
+        group_counts = Counter(shape for _, shape in fingers)  # how many finger groups contain each shape
+        for arm, shape in fingers:
+            self.scene.place_of(shape)  # raises an error for an unknown shape
+            if self.scene.shapes[shape] not in arm.bodies or group_counts[shape] > 1:
                 raise HostError(f"the finger {shape!r} is not in exactly one finger group of its arm", remedy=remedy)
 
     def _map_geoms(self) -> GeomMap:
@@ -424,31 +434,28 @@ class EpisodeRecorder(EpisodeLog):
         geoms = self.scene.map_geoms()
         if not self._arms:
             return geoms
+        # An arm without fingers has two empty groups, because `GeomMap` counts two groups per arm.
         groups = [group for arm in self._arms.values() for group in arm.fingers or ((), ())]
         fingers = group_numbers(self.scene.shapes, groups) if any(map(len, groups)) else None
         bodies = {name: sorted(arm.bodies) for name, arm in self._arms.items()}
         return replace(geoms, fingers=fingers, arms=bodies, arm_joints=tuple(self._joint_counts.values()))
 
-    def _list_by_arm(self, values: Any, what: str) -> list[Any]:
+    def _list_by_arm(self, values: Any, plural_name: str) -> list[Any]:
         # Return the values of a mapping from arms to values, in the order of the arms.
         if not isinstance(values, Mapping) or {*values} != {*self._arms}:
-            raise HostError(
-                f"the {what} are not a mapping from arms",
-                remedy=f"Pass a mapping with the keys {', '.join(self._arms)}.",
-            )
+            remedy = f"Pass a mapping with the keys {', '.join(self._arms)}."
+            raise HostError(f"the {plural_name} are not a mapping from arms", remedy=remedy)
         return [values[name] for name in self._arms]
 
     def _join_poses(self, eef: Pose | Mapping[str, Pose] | None) -> Pose | None:
         # Return the poses of all A arms as one pose, [3A] and [4A]. A single arm's pose is returned unchanged.
         if not self._arms and isinstance(eef, Mapping):
-            raise HostError(
-                "poses that are given by arm need named arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...)."
-            )
+            raise HostError("poses that are given by arm need named arms", remedy=_NAME_ARMS)
         if not self._arms or eef is None:
             return eef  # type: ignore[return-value]  # not a mapping
         poses = [() if pose is None else pose for pose in self._list_by_arm(eef, "poses of the end effectors")]
         sizes = {tuple(None if values is None else np.shape(values) for values in pose) for pose in poses}
-        if sizes not in ({((3,), None)}, {((3,), (4,))}):
+        if sizes not in ({((3,), None)}, {((3,), (4,))}):  # all arms have only positions, or all have orientations, too
             remedy = "Give each arm a position of three numbers, and each arm or no arm an orientation of four numbers."
             raise HostError("the poses of the end effectors have different or wrong sizes", remedy=remedy)
         positions, quats = zip(*poses)
@@ -457,19 +464,16 @@ class EpisodeRecorder(EpisodeLog):
     def _join_torques(self, torques_nm: ArrayLike | Mapping[str, ArrayLike] | None) -> Floats | None:
         # The torques of all arms in one row [J], in the order of the arms.
         if not self._arms and isinstance(torques_nm, Mapping):
-            raise HostError(
-                "torques that are given by arm need named arms",
-                remedy="Name the arms: EpisodeRecorder(scene, arms=...).",
-            )
+            raise HostError("torques that are given by arm need named arms", remedy=_NAME_ARMS)
         if not self._arms or torques_nm is None:
             return None if torques_nm is None else np.array(torques_nm, dtype=np.float64)
         by_arm = [np.array(torques, dtype=np.float64) for torques in self._list_by_arm(torques_nm, "torques")]
         if any(torques.ndim != 1 for torques in by_arm):
             raise HostError("the torques of an arm are not a list", remedy="Pass a list with a number for each joint.")
-        joints = dict(zip(self._arms, map(len, by_arm)))
-        if joints != (self._joint_counts or joints):
+        joint_counts = dict(zip(self._arms, map(len, by_arm)))
+        if self._joint_counts and joint_counts != self._joint_counts:
             raise HostError("the torques belong to other joints than in record 0", remedy="Pass the same joints.")
-        self._joint_counts = joints
+        self._joint_counts = joint_counts
         return np.concatenate(by_arm)
 
     def substep(
@@ -513,8 +517,9 @@ class EpisodeRecorder(EpisodeLog):
         if not self._substeps:
             problem = f"no physics substep was recorded in control step {len(self._rows)}"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
-        torques = np.array(self._substep_torques)
-        last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._substep_torques else (None, None)
+        last = peak = None
+        if self._substep_torques:
+            last, peak = self._substep_torques[-1], np.abs(self._substep_torques).max(axis=0)
         reading = Reading(poses, self._join_poses(eef), state, parts, subgoals)
         check_families(_describe_families(reading, last), self._first_families)
         self._add_step(np.asarray(action), self._make_row(reading, last, peak))
@@ -543,16 +548,15 @@ class EpisodeRecorder(EpisodeLog):
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
         index_of_body = {name: index for index, name in enumerate(sorted(self.scene.roles))}
         channels: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-        channels.update(subgoal_fields(self._subgoal_names, channels[SUBGOALS]) if self._subgoal_names else {})
+        if self._subgoal_names:
+            channels.update(subgoal_fields(self._subgoal_names, channels[SUBGOALS]))
         part_positions, part_quats = channels.pop("part_pos", None), channels.pop("part_quat", None)
         if self._geometry is not None and part_positions is not None and part_quats is not None:
             channels[LINK_MOTION] = self._geometry.measure_motion(part_positions, part_quats)
         with_quat = [name for name in self._bodies if self._first_families[f"the pose of {name}"]]
-        bodies = {
-            "pos_bodies": [index_of_body[name] for name in self._bodies],
-            "quat_bodies": [index_of_body[name] for name in with_quat],
-        }
-        return as_fields(EpisodeArrays, {**channels, **bodies})
+        channels["pos_bodies"] = [index_of_body[name] for name in self._bodies]
+        channels["quat_bodies"] = [index_of_body[name] for name in with_quat]
+        return as_fields(EpisodeArrays, channels)
 
 
 class _ContactBuffer:
@@ -560,7 +564,8 @@ class _ContactBuffer:
 
     def __init__(self, scene: SceneMap) -> None:
         self._place_of, self._forces = scene.place_of, scene.forces
-        self._rows: list[tuple[int, int, int]] = []
+        self._force_size = 3 if "net_force_n" in scene.forces else 1  # a vector, or only its norm
+        self._rows: list[tuple[int, int, int]] = []  # substep and two indices of shapes for each contact
         self._force_n: list[ArrayLike] = []
         self._substeps = 0
 
@@ -568,13 +573,17 @@ class _ContactBuffer:
         return self._substeps
 
     def add_substep(self, contacts: Iterable[Contact]) -> None:
-        place_of, substep, listed = self._place_of, self._substeps, list(contacts)
-        size = 3 if "net_force_n" in self._forces else 1
-        if any(np.size(force) != size for _, _, force in listed):
+        place_of, substep, new_contacts = self._place_of, self._substeps, list(contacts)
+        forces = [force for _, _, force in new_contacts]
+        if any(np.size(force) != self._force_size for force in forces):
+            wanted = "a vector" if self._force_size == 3 else "one number"
             remedy = "Give vectors [3] if the scene's `forces` contain net_force_n; otherwise, give norms."
-            raise HostError(f"the force of a contact is not {'a vector' if size == 3 else 'one number'}", remedy=remedy)
-        self._rows += [(substep, place_of(a), place_of(b)) for a, b, _ in listed]
-        self._force_n += [np.array(force, dtype=np.float64) if size == 3 else float(force) for _, _, force in listed]  # type: ignore[arg-type]
+            raise HostError(f"the force of a contact is not {wanted}", remedy=remedy)
+        self._rows += [(substep, place_of(a), place_of(b)) for a, b, _ in new_contacts]
+        if self._force_size == 3:
+            self._force_n += [np.array(force, dtype=np.float64) for force in forces]
+        else:
+            self._force_n += [float(force) for force in forces]  # type: ignore[arg-type]  # sizes were checked
         self._substeps += 1
 
     def take_contacts(self) -> MeasuredContacts:
@@ -582,14 +591,14 @@ class _ContactBuffer:
         force_n = np.array(self._force_n, dtype=np.float64)
         self._rows, self._force_n, self._substeps = [], [], 0
         substep, geom1, geom2 = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
-        if "net_force_n" in self._forces:
+        if self._force_size == 3:
             force_n = force_n.reshape(-1, 3)
         return MeasuredContacts(substeps, substep, geom1, geom2, force_n, are_net="force_n" not in self._forces)
 
 
-def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -> None:
+def check_families(given: Mapping[str, object], expected: Mapping[str, object]) -> None:
     """Raise `HostError` if a record or substep has other bodies, readings or sizes than record 0."""
-    differing = sorted(name for name in {*told, *expected} if told.get(name) != expected.get(name))
+    differing = sorted(name for name in {*given, *expected} if given.get(name) != expected.get(name))
     if differing:
         remedy = "Pass the same bodies and channels, with the same sizes, each time"
         problem = f"{differing[0]}: differs from record 0"

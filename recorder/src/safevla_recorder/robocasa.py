@@ -43,9 +43,9 @@ _STATE_SETTERS = ("set_state", "set_state_from_flattened")
 _GRIPPER_INDEX, _MODE_INDEX = 6, 11  # indices in an action: command of the gripper, choice of arm or base
 _LARGEST_SEED = 2**63
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Lists in RoboCasa's description of an episode whose order differs between processes: RoboCasa 1.0.0 fills them from a
+# Python set (`models/objects/kitchen_objects.py`, line 2962). RoboCasa only tests membership in these lists.
 _UNORDERED = frozenset({"groups_containing_sampled_obj"})
-"""Lists in RoboCasa's description of an episode whose order differs between processes: RoboCasa 1.0.0 fills them from a
-Python set (`models/objects/kitchen_objects.py`, line 2962). RoboCasa only tests membership in these lists."""
 DRAWING_OPTIONS = (
     "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
     "randomize_cameras", "clutter_mode", "enable_fixtures", "update_fxtr_cfg_dict",
@@ -94,7 +94,9 @@ class RecordableKitchen(attachment.RecordableEnv):
 
         def hook_state_setters() -> None:
             undo_all(state_hooks)
-            for name in () if kitchen.sim is None else _STATE_SETTERS:
+            if kitchen.sim is None:  # the first reset makes the simulation
+                return
+            for name in _STATE_SETTERS:
                 undo = hook_call(kitchen.sim, name, cutter.on_interruption, lambda *_, **__: cutter.on_state_set(None))
                 state_hooks.append(undo)
 
@@ -152,7 +154,9 @@ class RecordableKitchen(attachment.RecordableEnv):
             "ep_meta": episode_meta(kitchen),
         }
         fields: dict[str, object] = {self.host: description}
-        return {**fields, STANDIN_MARK: True} if self.versions[ASSETS_ENTRY] != OFFICIAL else fields
+        if self.versions[ASSETS_ENTRY] != OFFICIAL:
+            fields[STANDIN_MARK] = True
+        return fields
 
 
 def installed_versions() -> dict[str, str]:
@@ -177,13 +181,17 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
     >>> fresh_seed(generator)
     """
     bit_generator: Any = generator.bit_generator
-    seed = getattr(getattr(bit_generator, "seed_seq", getattr(bit_generator, "_seed_seq", None)), "entropy", None)
+    # Old versions of NumPy have the attribute only under its private name.
+    seed_sequence = getattr(bit_generator, "seed_seq", getattr(bit_generator, "_seed_seq", None))
+    seed = getattr(seed_sequence, "entropy", None)
     if not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < _LARGEST_SEED:
         return None
-    return int(seed) if np.random.default_rng(int(seed)).bit_generator.state == bit_generator.state else None
+    is_fresh = np.random.default_rng(int(seed)).bit_generator.state == bit_generator.state
+    return int(seed) if is_fresh else None
 
 
 def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
+    # Return the given goal, or else the task's known goal.
     goals = known_goals()
     if goal is not None:
         words = () if isinstance(goal, str) else tuple(goal)
@@ -244,8 +252,10 @@ def to_plain(value: object) -> Any:
     """
     if isinstance(value, Mapping):
         plain = {str(key): to_plain(inner) for key, inner in value.items()}
-        unordered_keys = {key for key in _UNORDERED if isinstance(plain.get(key), list)}
-        return {**plain, **{key: sorted(plain[key], key=repr) for key in unordered_keys}}
+        for key in _UNORDERED:
+            if isinstance(plain.get(key), list):
+                plain[key].sort(key=repr)
+        return plain
     if isinstance(value, (set, frozenset)):
         return sorted(map(to_plain, value), key=repr)
     if isinstance(value, (list, tuple)):
@@ -285,24 +295,23 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     targets = [target] if target else []
     roles = recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot_bodies)
     finger_geoms = kitchen.robots[0].gripper["right"].important_geoms
+    left, right = (recorder.geom_ids(model, finger_geoms[name]) for name in ("left_finger", "right_finger"))
     return recorder.Scene(
         body_name=body_name,
         roles=roles,
         objects=objects,
         links=links,
-        fingers=(
-            recorder.geom_ids(model, finger_geoms["left_finger"]),
-            recorder.geom_ids(model, finger_geoms["right_finger"]),
-        ),
+        fingers=(left, right),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
-        # After each control step, RoboCasa sets the joints of some fixtures again.
+        # This is the number of substeps in a control step. After each one, RoboCasa sets the joints of some fixtures.
         # Two overlapping fixtures may lose contact for a few substeps after a control step, and then touch again.
         apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
     )
 
 
 def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
+    # Map each object's name to the id of its root body. The lid is an object only if it is the target.
     objects = {str(name): int(body) for name, body in kitchen.obj_body_id.items()}
     if target == LID:
         lid = kitchen.blender.blender_lid
@@ -311,6 +320,7 @@ def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
 
 
 def _moved_bodies(kitchen: Kitchen, moved_fixture: str | None, model: mujoco.MjModel) -> tuple[int, ...]:
+    # Return the ids of all bodies of the fixture that the goal moves; () if there is none.
     if moved_fixture is None:
         return ()
     fixture = getattr(kitchen, moved_fixture)

@@ -36,10 +36,9 @@ class KnownDifference:
     def covers(self, version: str) -> bool:
         """Return whether this difference affects a version; False if the version does not begin with a number."""
         number = version_number(version)
-        return bool(number) and not (
-            (self.since is not None and number < version_number(self.since))
-            or (self.before is not None and number >= version_number(self.before))
-        )
+        is_too_old = self.since is not None and number < version_number(self.since)
+        is_too_new = self.before is not None and number >= version_number(self.before)
+        return bool(number) and not is_too_old and not is_too_new
 
     def concerns(self, task: str) -> bool:
         """Return whether the difference affects the task `benchmark/task_id`."""

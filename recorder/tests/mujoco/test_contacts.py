@@ -164,7 +164,7 @@ def test_a_contact_list_that_is_not_where_it_was_is_an_error():
     model, data = slope(steps=100)
     log = ContactLog(model)
     log.add_substep(data)
-    log._window.contacts = log._window.contacts[1:]
+    log._view.contacts = log._view.contacts[1:]
     with pytest.raises(HostError, match="unexpected layout"):
         log.take_contacts()
 

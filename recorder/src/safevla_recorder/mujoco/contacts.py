@@ -60,7 +60,7 @@ def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Fl
     difference of edges 2i and 2i + 1, times a friction coefficient. A frictionless contact has only a normal force.
     """
     edge_count = np.where(dim > 1, 2 * (dim - 1), 1)
-    column = np.arange(10)
+    column = np.arange(10)  # the largest dimension of a contact is 6, so it has at most 10 edges
     # Rows after a contact's last row belong to other contacts, or are uninitialized memory.
     edge_force = np.where(column < edge_count[:, None], efc.take(row[:, None] + column, mode="clip"), 0.0)
     normal = edge_force.sum(axis=1)
@@ -71,7 +71,7 @@ def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Fl
 
 
 _FIELDS = ("geom1", "geom2", "dim", "efc_address")
-_FRAME_BYTES = 72
+_FRAME_BYTES = 72  # nine numbers of 8 bytes
 
 
 class _ContactView:
@@ -83,23 +83,16 @@ class _ContactView:
     def __init__(self, data: mujoco.MjData) -> None:
         fields = [getattr(data.contact, name) for name in _FIELDS]
         self._data, stride = data, fields[0].strides[0]  # `data` owns the memory
-        addresses = [int(field.__array_interface__["data"][0]) for field in fields]
+        addresses = [_address_of(field) for field in fields]
         first_address = min(addresses)
-        width = max(addresses) - first_address + 4
-        self.layout = np.dtype(
-            {
-                "names": _FIELDS,
-                "formats": ["i4"] * 4,
-                "offsets": [address - first_address for address in addresses],
-                "itemsize": width,
-            }
-        )
+        offsets = [address - first_address for address in addresses]
+        width = max(offsets) + 4  # the last of the four integers has 4 bytes
+        self.layout = np.dtype({"names": _FIELDS, "formats": ["i4"] * 4, "offsets": offsets, "itemsize": width})
+        # Old versions of MuJoCo give the arena's size as a number of 8-byte units.
         arena_bytes = int(data.narena) if hasattr(data, "narena") else 8 * int(data.nstack)
         capacity = arena_bytes // stride
         self.contacts = _view_memory(first_address, width, stride, capacity)
-        self.frames = _view_memory(
-            int(data.contact.frame.__array_interface__["data"][0]), _FRAME_BYTES, stride, capacity
-        )
+        self.frames = _view_memory(_address_of(data.contact.frame), _FRAME_BYTES, stride, capacity)
         self.check_layout()
 
     def check_layout(self) -> None:
@@ -111,6 +104,10 @@ class _ContactView:
         if not all(are_equal) or frames.tobytes() != contacts.frame.tobytes():
             remedy = "Use the tested version of MuJoCo, which safevla doctor names."
             raise HostError("MuJoCo's contact list has an unexpected layout", remedy=remedy)
+
+
+def _address_of(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def _view_memory(address: int, item_bytes: int, stride_bytes: int, capacity: int) -> NDArray[np.void]:
@@ -130,7 +127,7 @@ class ContactLog:
         self._pyramidal = bool(model.opt.cone == 0)
         self._contact_counts: list[int] = []
         self._first_force_rows: list[int] = []  # the row in `_efc` where the forces of each substep begin
-        self._window: _ContactView | None = None
+        self._view: _ContactView | None = None  # None = no contact has occurred yet
         self._contacts = np.empty(0, dtype="V4")
         self._frames = np.empty(0, dtype=f"V{_FRAME_BYTES}")
         self._friction = np.empty((0, 5))
@@ -148,9 +145,9 @@ class ContactLog:
         if end_contact > len(self._contacts) or end_row > len(self._efc):
             self._make_room(data, end_contact, end_row)
         if count:
-            assert self._window is not None
-            self._contacts[first_contact:end_contact] = self._window.contacts[:count]
-            self._frames[first_contact:end_contact] = self._window.frames[:count]
+            assert self._view is not None
+            self._contacts[first_contact:end_contact] = self._view.contacts[:count]
+            self._frames[first_contact:end_contact] = self._view.frames[:count]
             if self._pyramidal:
                 self._friction[first_contact:end_contact] = data.contact.friction
         self._efc[first_row:end_row] = efc
@@ -163,11 +160,12 @@ class ContactLog:
         `add_substep`. Contacts without a constraint (`efc_address` below zero) do not touch and are left out.
         """
         counts, first_rows, contact_count = self._contact_counts, self._first_force_rows, self._contacts_used
-        self._contact_counts, self._first_force_rows, self._contacts_used, self._rows_used = [], [], 0, 0
+        self._contact_counts, self._first_force_rows = [], []
+        self._contacts_used = self._rows_used = 0
         fields: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # if there are no contacts
-        if self._window is not None:
-            self._window.check_layout()
-            fields = self._contacts[:contact_count].view(self._window.layout)
+        if self._view is not None:
+            self._view.check_layout()
+            fields = self._contacts[:contact_count].view(self._view.layout)
         address = fields["efc_address"]
         contacts = ConstraintContacts(
             substeps=len(counts),
@@ -180,16 +178,19 @@ class ContactLog:
             efc=self._efc,
             frame=_as_frames(self._frames[:contact_count]),
         )
-        touching = address >= 0
-        if touching.all():
+        is_touching = address >= 0
+        if is_touching.all():
             return contacts
-        columns = ("substep", "geom1", "geom2", "row", "dim", "frame", *(["friction"] if self._pyramidal else []))
-        return replace(contacts, **{name: getattr(contacts, name)[touching] for name in columns})
+        columns = ["substep", "geom1", "geom2", "row", "dim", "frame"]
+        if self._pyramidal:
+            columns.append("friction")
+        return replace(contacts, **{name: getattr(contacts, name)[is_touching] for name in columns})
 
     def _make_room(self, data: mujoco.MjData, contact_count: int, row_count: int) -> None:
-        if contact_count and self._window is None:
-            self._window = _ContactView(data)
-            self._contacts = np.empty(1024, dtype=self._window.contacts.dtype)
+        # Enlarge the arrays to at least these lengths. The first contact determines the layout of contacts.
+        if contact_count and self._view is None:
+            self._view = _ContactView(data)
+            self._contacts = np.empty(1024, dtype=self._view.contacts.dtype)
         self._contacts = _grow_array(self._contacts, contact_count)
         self._frames = _grow_array(self._frames, len(self._contacts))
         self._friction = _grow_array(self._friction, len(self._contacts) if self._pyramidal else 0)

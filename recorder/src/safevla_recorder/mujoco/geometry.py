@@ -20,10 +20,9 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
     A part is a body that has a collision geom, that moves, or that is the first body with its recorded name.
     """
-    roots, part_of_body = set(scene.objects.values()), {}
-    hand_bodies = [body for arm in scene.all_arms for body in _bodies_of_hand(model, arm)]
+    roots = set(scene.objects.values())  # objects can move freely, so their poses are tracked
+    part_of_body: dict[int, int] = {}  # body -> index of its part
     parts: list[Part] = []
-    bodies: list[int] = []
     used_names: set[str] = set()
     carriers: dict[int, int] = {}  # body -> index of the part to which the body's children are attached
     for body in range(model.nbody):
@@ -37,13 +36,13 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
             if motion or body in roots:
                 carriers[body] = len(parts)
             parts.append(Part(name, TRACKED if body in roots else carrier, motion, boxes, planes))
-            bodies.append(body)
             used_names.add(name)
-    return parts, bodies, [part_of_body[body] for body in hand_bodies if body in part_of_body]
+    hand_bodies = [body for arm in scene.all_arms for body in _bodies_of_hand(model, arm)]
+    return parts, list(part_of_body), [part_of_body[body] for body in hand_bodies if body in part_of_body]
 
 
 def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
-    """Return the lowest common ancestor of the fingers and the end effector's site, and all of its descendants."""
+    """Return the lowest common ancestor of fingers and end effector, and its descendants; [] if the arm has neither."""
     carried_bodies = [int(model.geom_bodyid[geom]) for group in arm.fingers or () for geom in group]
     if arm.eef_site is not None:
         carried_bodies.append(int(model.site_bodyid[arm.eef_site]))
@@ -55,6 +54,7 @@ def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
 
 
 def _self_and_ancestors(model: mujoco.MjModel, body: int) -> list[int]:
+    # Return the body, its parent, and so on up to the world's body, 0.
     chain = [body]
     while chain[-1]:
         chain.append(int(model.body_parentid[chain[-1]]))
@@ -66,24 +66,24 @@ def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
     first_joint, joint_count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
     if not joint_count:
         return ALL_MOTION if model.body_mocapid[body] >= 0 else ()
-    joint_type, abs_axis = int(model.jnt_type[first_joint]), np.abs(model.jnt_axis[first_joint])
-    main_axis = int(abs_axis.argmax())
-    # True if the body has only one joint, whose axis is a coordinate axis.
-    is_single_axis = joint_count == 1 and abs_axis.sum() - abs_axis[main_axis] < 1e-9
-    if (
-        is_single_axis
-        and joint_type == _HINGE
-        and not np.cross(model.jnt_axis[first_joint], model.jnt_pos[first_joint]).any()
-    ):
-        return (main_axis,)
-    return (3 + main_axis,) if is_single_axis and joint_type == _SLIDE else ALL_MOTION
+    joint_type, axis = int(model.jnt_type[first_joint]), model.jnt_axis[first_joint]
+    main_axis = int(np.abs(axis).argmax())
+    is_coordinate_axis = np.abs(axis).sum() - np.abs(axis)[main_axis] < 1e-9
+    if joint_count > 1 or not is_coordinate_axis:
+        return ALL_MOTION
+    if joint_type == _SLIDE:
+        return (3 + main_axis,)
+    # A hinge whose axis does not go through the body's origin moves the origin, too.
+    is_axis_through_origin = not np.cross(axis, model.jnt_pos[first_joint]).any()
+    return (main_axis,) if joint_type == _HINGE and is_axis_through_origin else ALL_MOTION
 
 
 def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
     # Return boxes [K, 10] and planes [L, 7] of the body's collision geoms, in the format of `Part`.
     geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
     is_collision_geom = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
-    geoms = geoms[is_collision_geom & hasattr(model, "geom_aabb")]  # geom_aabb exists since MuJoCo 2.3
+    has_boxes = hasattr(model, "geom_aabb")  # without this field, as before MuJoCo 2.3, there are no shapes
+    geoms = geoms[is_collision_geom & has_boxes]
     poses = np.concatenate([model.geom_pos, model.geom_quat], axis=1)
     is_plane = model.geom_type[geoms] == _PLANE
     solid = geoms[~is_plane]

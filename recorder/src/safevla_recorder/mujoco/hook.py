@@ -12,8 +12,7 @@ from typing import Any, Callable, Iterator
 from safevla_recorder.errors import HostError
 
 Undo = Callable[[], None]
-_split_lock = threading.RLock()
-"""Lock that is held while functions of the module `mujoco` are replaced, so that threads take turns."""
+_split_lock = threading.RLock()  # held while functions of the module `mujoco` are replaced, so that threads take turns
 
 
 def undo_all(hooks: list[Undo]) -> None:
@@ -65,7 +64,7 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
 
     def undo() -> None:
         hook.is_on = False
-        if vars(owner).get(method) is not hook:
+        if vars(owner).get(method) is not hook:  # other code has replaced the method, and may still call the hook
             return
         if was_replaced:
             setattr(owner, method, original)
@@ -116,10 +115,8 @@ def _require_hookable(owner: object, method: str) -> None:
         problem = f"{name} is a wrapper, but the hook must be on the environment's own method {method}"
         raise HostError(problem, remedy="Pass env.unwrapped instead.")
     if not hasattr(owner, method):
-        remedy = (
-            "Pass the object whose method makes the physics steps, such as env.unwrapped. In a vector of environments, "
-            "hook each environment where it is made."
-        )
+        remedy = "Pass the object whose method makes the physics steps, such as env.unwrapped. "
+        remedy += "In a vector of environments, hook each environment where it is made."
         raise HostError(f"{name} has no method {method}", remedy=remedy)
 
 

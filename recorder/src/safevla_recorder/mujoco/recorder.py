@@ -90,11 +90,10 @@ class Scene:
             raise HostError(f"the body {without_role[0]!r} has no role", remedy=remedy)
         unknown = sorted({part for parts in self.fixtures for part in parts} - set(self.body_name))
         if unknown:
-            raise HostError(
-                f"the fixture part {unknown[0]!r} is not a body of the model",
-                remedy="Use the names of recorded bodies.",
-            )
+            problem = f"the fixture part {unknown[0]!r} is not a body of the model"
+            raise HostError(problem, remedy="Use the names of recorded bodies.")
         index_of = {name: index for index, name in enumerate(self.roles)}
+        # An arm without fingers has two empty groups, because `GeomMap` counts two groups per arm.
         groups = [group for arm in self.all_arms for group in arm.fingers or ((), ())]
         body_of_geom = np.array([index_of[self.body_name[body]] for body in model.geom_bodyid], dtype=np.int64)
         return GeomMap(
@@ -175,10 +174,12 @@ def state_size(model: mujoco.MjModel) -> int:
 
 def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...]:
     """Return flat views of the simulator's qpos and qvel, and of act, mocap_pos and mocap_quat if not empty."""
-    moving: tuple[Floats, ...] = (data.qpos, data.qvel)
+    views: list[Floats] = [data.qpos, data.qvel]
     if model.na:
-        moving = (*moving, data.act)
-    return (*moving, data.mocap_pos.reshape(-1), data.mocap_quat.reshape(-1)) if model.nmocap else moving
+        views.append(data.act)
+    if model.nmocap:
+        views += [data.mocap_pos.reshape(-1), data.mocap_quat.reshape(-1)]
+    return tuple(views)
 
 
 def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
@@ -188,17 +189,17 @@ def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
 
 def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None:
     """Write a flat state [S] into the simulator. The caller must then call `mj_forward` for derived quantities."""
-    data.time, used = float(state[0]), 1
+    data.time, start = float(state[0]), 1
     for view in state_views(model, data):
-        view[:] = state[used : used + len(view)]
-        used += len(view)
+        view[:] = state[start : start + len(view)]
+        start += len(view)
 
 
 # Doors and drawers, and their interiors. Doors and drawers are non-robot bodies with a single joint that has limits.
 
 
+# MuJoCo's constants for box geoms and for slide and hinge joints; minimum half size [m] of boxes for interiors.
 _BOX, _ONE_DOF_JOINTS, _MIN_HALF_SIZE_M = 6, (2, 3), 0.01
-"""MuJoCo's constants for box geoms and for slide and hinge joints; minimum half size [m] of boxes for interiors."""
 _INTERIOR_SUFFIXES = ("_region", "reg_int")  # suffixes of LIBERO's sites and RoboCasa's geoms that mark interiors
 
 
@@ -224,28 +225,32 @@ class _Door:
 
 
 def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
-    boxes = []
-    for count, kind in ((model.nsite, "site"), (model.ngeom, "geom")):
-        body, shape_type, size, pos, quat = (
-            getattr(model, f"{kind}_{name}") for name in ("bodyid", "type", "size", "pos", "quat")
-        )
-        large_boxes = (k for k in range(count) if shape_type[k] == _BOX and size[k].min() >= _MIN_HALF_SIZE_M)
-        interiors = [k for k in large_boxes if getattr(model, kind)(k).name.endswith(_INTERIOR_SUFFIXES)]
-        boxes += [(int(body[k]), pos[k].copy(), quat[k].copy(), size[k].copy()) for k in interiors]
+    boxes = _find_interior_boxes(model, "site", model.nsite) + _find_interior_boxes(model, "geom", model.ngeom)
     doors: dict[str, _Door] = {}
     for joint, body in enumerate(model.jnt_bodyid.tolist()):
-        name, column = scene.body_name[body], int(model.jnt_qposadr[joint])
+        name, address = scene.body_name[body], int(model.jnt_qposadr[joint])
         is_fixture = scene.roles.get(name, "robot") != "robot" and name not in scene.objects
-        if is_fixture and model.body_jntnum[body] == 1 and model.jnt_type[joint] in _ONE_DOF_JOINTS:
-            low, high = model.jnt_range[joint].tolist()
-            closed, subtree = float(model.qpos0[column]), subtree_bodies(model, body)
-            own_boxes = [box for box in boxes if box[0] in subtree]
-            # A door without an interior box closes the interior of the body to which the door is attached.
-            own_boxes = own_boxes or [box for box in boxes if box[0] == model.body_parentid[body]]
-            if model.jnt_limited[joint] and max(high - closed, closed - low) > 0:
-                travel = max(high - closed, closed - low)
-                doors.setdefault(name, _Door(name, 1 + column, closed, travel, tuple(own_boxes)))
+        has_one_dof = model.body_jntnum[body] == 1 and model.jnt_type[joint] in _ONE_DOF_JOINTS
+        if not is_fixture or not has_one_dof or not model.jnt_limited[joint]:
+            continue
+        low, high = model.jnt_range[joint].tolist()
+        closed, subtree = float(model.qpos0[address]), subtree_bodies(model, body)
+        travel = max(high - closed, closed - low)
+        own_boxes = [box for box in boxes if box[0] in subtree]
+        if not own_boxes:  # the door closes the interior of the body to which the door is attached
+            own_boxes = [box for box in boxes if box[0] == model.body_parentid[body]]
+        if travel > 0:  # in `sim_state`, the joints' positions follow the time; of doors with one name, keep the first
+            doors.setdefault(name, _Door(name, 1 + address, closed, travel, tuple(own_boxes)))
     return list(doors.values())
+
+
+def _find_interior_boxes(model: mujoco.MjModel, kind: str, count: int) -> list[tuple[int, Floats, Floats, Floats]]:
+    # Return the boxes, in the format of `_Door`, of the sites or geoms (`kind`) that mark interiors.
+    fields = ("bodyid", "type", "size", "pos", "quat")
+    body, shape_type, size, pos, quat = (getattr(model, f"{kind}_{name}") for name in fields)
+    large_boxes = [k for k in range(count) if shape_type[k] == _BOX and size[k].min() >= _MIN_HALF_SIZE_M]
+    interiors = [k for k in large_boxes if getattr(model, kind)(k).name.endswith(_INTERIOR_SUFFIXES)]
+    return [(int(body[k]), pos[k].copy(), quat[k].copy(), size[k].copy()) for k in interiors]
 
 
 # The recorder
@@ -305,7 +310,8 @@ class Recorder(EpisodeLog):
         self._doors = _find_doors(model, scene)
         self._contacts = ContactLog(model)
         self._contacts.add_substep(data)
-        first, geoms = self._copy_state(np.abs(self._actuator_torques[self._arm_dofs])), scene.map_geoms(model)
+        torque_peak_nm = np.abs(self._actuator_torques[self._arm_dofs])
+        first, geoms = self._copy_state(torque_peak_nm), scene.map_geoms(model)
         parts, self._part_bodies, hand = read_parts(model, scene)
         self._geometry = Geometry(parts, hand, first["pos"][self._part_bodies], first["quat"][self._part_bodies])
         self._begin_log(replace(geoms, geometry=self._geometry.text), self._contacts, first)
@@ -322,7 +328,7 @@ class Recorder(EpisodeLog):
         except Exception as error:
             if is_from_signal(error):
                 raise
-            self._failure = self._failure or error
+            self._failure = self._failure or error  # `record_step` reports the first error
 
     def record_step(self, action: Action) -> None:
         """Add the record of the control step driven by `action` [A].
@@ -333,10 +339,8 @@ class Recorder(EpisodeLog):
         if self._failure is not None:
             problem = f"a physics substep could not be recorded: {self._failure}"
             raise HostError(problem, remedy="The episode is lost.") from self._failure
-        if (
-            self._warning_counts.tobytes() != self._start_warnings
-            and unstable_steps(self._data) != self._start_unstable_steps
-        ):
+        has_new_warnings = self._warning_counts.tobytes() != self._start_warnings  # cheaper than `unstable_steps`
+        if has_new_warnings and unstable_steps(self._data) != self._start_unstable_steps:
             problem = f"the simulation became unstable in control step {len(self._rows)}"
             raise HostError(problem, remedy="The episode is lost; look for overlapping bodies or extreme actions.")
         self._check_substeps()
@@ -345,18 +349,21 @@ class Recorder(EpisodeLog):
         self._add_step(action, self._copy_state(peak))
 
     def _copy_state(self, torque_peak_nm: Floats) -> Row:
+        # Return copies of the simulator's arrays by name, which `_build_channels` turns into channels.
         sim_state = np.concatenate(((self._data.time,), *self._state_views))
         copies = {name: view.copy() for name, view in self._views.items()}
         subgoals = self._read_subgoals()
         # Record 0 determines the names of predicates. If a predicate is missing later, its value is NaN.
-        self._subgoal_names = self._subgoal_names if self._rows else tuple(subgoals)
+        if not self._rows:
+            self._subgoal_names = tuple(subgoals)
         copies[SUBGOALS] = np.array([subgoals.get(name, np.nan) for name in self._subgoal_names], dtype=np.float64)
         return {**copies, "torque_peak_nm": torque_peak_nm, "sim_state": sim_state}
 
     def _check_substeps(self) -> None:
         # The number of substeps follows from the simulated time; every substep must have been recorded.
-        recorded, time_s = len(self._substep_torques), self._data.time
-        elapsed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
+        recorded = len(self._substep_torques)
+        elapsed = round((self._data.time - self._time_s) / self._substep_s)
+        self._time_s = self._data.time
         if recorded != elapsed or not recorded:
             problem = f"{recorded} of {elapsed} physics substeps were recorded in control step {len(self._rows)}"
             remedy = "Call record_substep once after each substep; hook_substeps splits mj_step(model, data, nstep)."
@@ -367,6 +374,7 @@ class Recorder(EpisodeLog):
         index_of = {name: index for index, name in enumerate(scene.roles)}
         objects, links = list(scene.objects.values()), list(scene.links.values())
         quat_bodies = [index_of[name] for name in scene.objects]
+        # End effectors are recorded only if every arm has one.
         eef_indices = range(len(self._eef_sites)) if len(self._eef_sites) == len(scene.all_arms) else ()
         eef_positions = [np.stack([row[f"site_pos{k}"] for row in rows]) for k in eef_indices]
         eef_quats = [np.stack([_quaternion_of_matrix(row[f"site_mat{k}"]) for row in rows]) for k in eef_indices]
@@ -379,23 +387,21 @@ class Recorder(EpisodeLog):
         if eef_positions:
             doors_with_interior = [door for door in self._doors if door.boxes]
             pos, quat = (np.stack([row[name] for row in rows]) for name in ("pos", "quat"))
-            entered_by_eef = [
-                [door.is_entered(point, pos, quat) for door in doors_with_interior] for point in eef_positions
-            ]
-            # `entered_by_eef` has the shape [end effectors, doors, n]; the result has the shape [n, doors].
-            entered = np.array(entered_by_eef, dtype=np.bool_).any(axis=0)
-            entered = entered.reshape(-1, len(rows)).T
+            entered = np.zeros((len(rows), len(doors_with_interior)), dtype=np.bool_)
+            for column, door in enumerate(doors_with_interior):
+                entered[:, column] = np.any([door.is_entered(point, pos, quat) for point in eef_positions], axis=0)
             door_channels.update(entered_bodies=[index_of[door.name] for door in doors_with_interior], entered=entered)
         part_poses = [np.stack([row[name][self._part_bodies] for row in rows]) for name in ("pos", "quat")]
-        further = {
+        further: dict[str, Any] = {
             "joint_torque_peak_nm": np.stack([row["torque_peak_nm"] for row in rows]) if arm else None,
             LINK_MOTION: self._geometry.measure_motion(*part_poses),
         }
         subgoal_rows = np.stack([row[SUBGOALS] for row in rows])
+        goal_fields: dict[str, object] = {}
         # Sub-goals are recorded only if every record has a value for each of them.
-        are_known = subgoal_rows.size > 0 and not np.isnan(subgoal_rows).any()
-        goal_fields = subgoal_fields(self._subgoal_names, subgoal_rows) if are_known else {SUBGOALS: None}
-        further[SUBGOALS] = goal_fields.pop(SUBGOALS)
+        if subgoal_rows.size and not np.isnan(subgoal_rows).any():
+            goal_fields = subgoal_fields(self._subgoal_names, subgoal_rows)
+            further[SUBGOALS] = goal_fields.pop(SUBGOALS)
         return {
             **door_channels,
             **goal_fields,
@@ -471,10 +477,11 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
 
 def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
+    # Return the name and the speed [m/s] of the fastest object; ("", 0.0) without objects.
     first_dof, dof_count = model.body_dofadr, model.body_dofnum
     # The first three velocities of a free joint are linear velocities.
     linear_dofs = {
         name: slice(first_dof[body], first_dof[body] + min(dof_count[body], 3)) for name, body in objects.items()
     }
     speeds = {name: float(np.linalg.norm(data.qvel[dofs])) for name, dofs in linear_dofs.items()}
-    return max(speeds.items(), key=lambda item: item[1], default=("", 0.0))
+    return max(speeds.items(), key=lambda name_and_speed: name_and_speed[1], default=("", 0.0))

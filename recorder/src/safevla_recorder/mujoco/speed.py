@@ -27,12 +27,11 @@ from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, hook_call, undo_all, wrap_method
 
 _VERSIONS = ("1.4.", "1.5.")
-_KNOWN_DIGESTS = json.loads(Path(__file__).with_name("replaced_methods.json").read_text(encoding="utf-8"))
-"""Maps each method that this module replaces to the first digits of the SHA-256 of its source code in robosuite 1.4.0
-or 1.5.2. A method with other source code is not replaced.
-"""
+# Maps each method that this module replaces to the first digits of the SHA-256 of its source code in robosuite 1.4.0
+# or 1.5.2. A method with other source code is not replaced.
+_KNOWN_DIGESTS: dict[str, str] = json.loads(Path(__file__).with_name("replaced_methods.json").read_bytes())
+# Names of controllers that only scale a goal to the range of the actuators.
 _SPEED_LAWS = ("MobileBaseJointVelocityController", "SimpleGripController")
-"""Names of controllers that only scale a goal to the range of the actuators."""
 
 
 def speed_up(env: object) -> Undo:
@@ -66,7 +65,7 @@ class _SpeedUp:
         if _has_known_source(env, "_pre_action") and _has_known_source(env, "_update_observables"):
             self._hooks.append(wrap_method(env, "_pre_action", self._run_pre_action))
             self._hooks.append(wrap_method(env, "_update_observables", self._run_update_observables))
-        self._own_pre_action = vars(env).get("_pre_action")
+        self._own_pre_action = vars(env).get("_pre_action")  # this object's hook, which later hooks may wrap
         self._observables: list[Any] | None = None  # None = not looked up in this control step
         self._fast_controllers: dict[Any, _Controller] = {}  # maps robosuite's controllers to faster ones
         self._attach_dynamics()
@@ -76,6 +75,7 @@ class _SpeedUp:
             gc.freeze()
 
     def undo(self) -> None:
+        # Remove all hooks. Further calls do nothing.
         self._release_dynamics()
         undo_all(self._hooks)
         if self._is_freezing:
@@ -123,9 +123,9 @@ class _SpeedUp:
         if force or self._observables is None:
             original(force)
             observables = list(env._observables.values())
-            one_per_type = {type(item): item for item in observables}.values()
-            is_plain = not any("update" in vars(item) for item in observables)
-            if is_plain and all(_has_known_source(item, "update", "Observable") for item in one_per_type):
+            one_per_type = {type(observable): observable for observable in observables}.values()
+            has_own_update = any("update" in vars(observable) for observable in observables)  # set on an instance
+            if not has_own_update and all(_has_known_source(one, "update", "Observable") for one in one_per_type):
                 self._observables = observables
             return
         step_s, cache = env.model_timestep, env._obs_cache
@@ -186,6 +186,7 @@ class ForwardDynamics:
     def _is_supported(self) -> bool:
         mujoco, options, model = self._mujoco, self._model.opt, self._model
         is_euler = options.integrator == mujoco.mjtIntegrator.mjINT_EULER
+        # All options that are off by default except one, which only changes how contacts are found.
         flags = int(options.enableflags) & ~int(getattr(mujoco.mjtEnableBit, "mjENBL_MULTICCD", 0))
         # MuJoCo calls these callbacks in the stages that would be skipped.
         callbacks = (mujoco.get_mjcb_passive(), mujoco.get_mjcb_contactfilter(), mujoco.get_mjcb_sensor())
@@ -193,10 +194,13 @@ class ForwardDynamics:
         return bool(is_euler and not is_extended)
 
     def _is_unchanged(self) -> bool:
-        # After MuJoCo has reset an unstable state, the time is 0.
-        return self._is_trusted and self._is_fully_computed and 0 < self._data.time == self._time_s
+        # Return whether the results of the last full computation still hold.
+        time_s = self._data.time
+        is_same_time = time_s == self._time_s and time_s > 0  # after MuJoCo has reset an unstable state, the time is 0
+        return self._is_trusted and self._is_fully_computed and is_same_time
 
     def _forward(self, full_forward: Callable[[], object]) -> None:
+        # Replaces `MjSim.forward`.
         if self._is_unchanged():
             self._mujoco.mj_forwardSkip(self._model, self._data, self._mujoco.mjtStage.mjSTAGE_VEL, 0)
             return
@@ -204,6 +208,7 @@ class ForwardDynamics:
         self._time_s, self._is_fully_computed = self._data.time, True
 
     def _step(self, full_step: Callable[..., object], *args: object, **kwargs: object) -> None:
+        # Replaces `MjSim.step`. The checks may reset an unstable state, so they come before `_is_unchanged`.
         mujoco, model, data = self._mujoco, self._model, self._data
         mujoco.mj_checkPos(model, data)
         mujoco.mj_checkVel(model, data)
@@ -216,6 +221,7 @@ class ForwardDynamics:
         self._is_trusted = self._is_fully_computed = False
 
     def _step_half(self, half: Callable[[], None]) -> None:
+        # Replaces `MjSim.step1` and `MjSim.step2`, which change the state.
         self._is_trusted = self._is_fully_computed = False
         half()
 
@@ -224,16 +230,15 @@ def _has_known_source(owner: object, method: str, class_name: str = "") -> bool:
     # Return whether `owner` has robosuite's own, unchanged `method`, from the class `class_name` if it is given.
     function = getattr(type(owner), method, None)
     full_name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
-    is_named = (
-        method not in vars(owner)
-        and full_name in _KNOWN_DIGESTS
-        and (not class_name or full_name.endswith(f".{class_name}.{method}"))
-    )
-    return is_named and _source_digest(function) == _KNOWN_DIGESTS[full_name]
+    is_of_class = not class_name or full_name.endswith(f".{class_name}.{method}")
+    if method in vars(owner) or full_name not in _KNOWN_DIGESTS or not is_of_class:
+        return False
+    return _source_digest(function) == _KNOWN_DIGESTS[full_name]
 
 
 @lru_cache(maxsize=None)
 def _source_digest(function: Any) -> str:
+    # Return the first digits of the hash of a function's source code.
     try:
         return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
     except (OSError, TypeError):  # the source is not available
@@ -241,7 +246,7 @@ def _source_digest(function: Any) -> str:
 
 
 def _make_fast_robot(simulation: Any, robot: Any, cache: dict[Any, _Controller]) -> _Robot14 | _Robot15 | None:
-    # Return None if any of the methods to replace is not robosuite's own.
+    # Return an object whose `control` replaces the robot's own. Return None if a method to replace is not robosuite's.
     composite = getattr(robot, "composite_controller", None)
     controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
     are_from_robosuite = all(
@@ -258,10 +263,10 @@ def _make_fast_robot(simulation: Any, robot: Any, cache: dict[Any, _Controller])
 
 class _Robot14:
     # Replaces `control` of a robosuite 1.4 robot in all substeps except the first.
-    # `size` is the length of the action; `parts` caches the faster controllers.
-    def __init__(self, robot: Any, parts: dict[Any, _Controller]) -> None:
+    # `size` is the length of the action; `cache` has the faster controllers.
+    def __init__(self, robot: Any, cache: dict[Any, _Controller]) -> None:
         self._robot, self._ctrl, self.size = robot, robot.sim.data._data.ctrl, int(robot.action_dim)
-        self._run_arm = _find_run(robot.controller, _Controller14, parts)
+        self._run_arm = _find_run(robot.controller, _Controller14, cache)
         self._arm_actuators = np.array(robot._ref_joint_actuator_indexes)
         self._low, self._high = robot.torque_limits
         self._has_gripper = bool(robot.has_gripper)
@@ -281,15 +286,13 @@ class _Robot14:
 
 class _Robot15:
     # Replaces `control` of a robosuite 1.5 robot, whose controller has several parts, in all substeps except the first.
-    def __init__(self, robot: Any, parts: dict[Any, _Controller]) -> None:
+    def __init__(self, robot: Any, cache: dict[Any, _Controller]) -> None:
         self._composite, self._ctrl, self.size = robot.composite_controller, robot.sim.data._data.ctrl, robot.action_dim
         limits, indices = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
         controllers, is_enabled = self._composite.part_controllers, robot._enabled_parts
-        self._laws = {
-            name: _find_run(controllers[name], _Controller15, parts)
-            for name in controllers
-            if is_enabled.get(name, False)
-        }
+        enabled_parts = [name for name in controllers if is_enabled.get(name, False)]
+        self._laws = {name: _find_run(controllers[name], _Controller15, cache) for name in enabled_parts}
+        # `_find_run` returns a bound method, or for a part with robosuite's own controller the controller's method.
         arm_controllers = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
         # The composite controller only passes on the arms' origins, which the faster controllers read directly.
         can_skip_update = _has_known_source(self._composite, "update_state") and all(
@@ -308,7 +311,7 @@ class _Robot15:
         applied.clear()
         for name, run in self._laws.items():
             applied[name] = run()
-        if [values.shape for values in applied.values()] == self._shapes:
+        if [values.shape for values in applied.values()] == self._shapes:  # then a single assignment is faster
             self._ctrl[self._all_actuators] = np.concatenate(list(applied.values())).clip(self._low, self._high)
             return
         for name, values in applied.items():
@@ -319,13 +322,16 @@ def _find_run(
     controller: Any, make_faster: Callable[[Any], _Controller], cache: dict[Any, _Controller]
 ) -> Callable[[], Floats]:
     """Return the method `run` of a faster controller if there is one, else `controller.run_controller`."""
-    is_speed = any(_has_known_source(controller, "run_controller", class_name) for class_name in _SPEED_LAWS)
-    if is_speed and _has_known_source(controller, "update"):
-        return controller.run_controller if controller.interpolator else _SpeedController15(controller).run
-    is_known = _has_known_source(controller, "update", "Controller") and getattr(controller, "num_ref_sites", 1) < 2
-    if is_known and controller not in cache:
+    own_run: Callable[[], Floats] = controller.run_controller
+    only_sets_speeds = any(_has_known_source(controller, "run_controller", class_name) for class_name in _SPEED_LAWS)
+    if only_sets_speeds and _has_known_source(controller, "update"):
+        return own_run if controller.interpolator else _SpeedController15(controller).run
+    # The faster controllers read at most one site.
+    if not _has_known_source(controller, "update", "Controller") or getattr(controller, "num_ref_sites", 1) > 1:
+        return own_run
+    if controller not in cache:
         cache[controller] = make_faster(controller)
-    return cache[controller].run if is_known else controller.run_controller
+    return cache[controller].run
 
 
 class _SpeedController15:
@@ -351,7 +357,7 @@ class _SpeedController15:
 class _Controller:
     """A faster controller, which reads its inputs (joints, mass matrix, site, Jacobian) and applies a control law."""
 
-    _update: Callable[[], None]
+    _update: Callable[[], None]  # subclasses define both methods
     _solve: Callable[[], Floats]
 
     def __init__(self, controller: Any, site: str | None) -> None:
@@ -387,6 +393,7 @@ class _Controller:
 
     def _solve_operational(self, errors: tuple[Floats, Floats], velocities: tuple[Floats, Floats]) -> Floats:
         """Return operational space control's torques [J] for errors in position [m] and rotation [rad], each [3]."""
+        # `velocities` has the linear [m/s] and the angular velocity [rad/s] of the end effector, each [3].
         controller, laws, mass = self._controller, self._laws, self._controller.mass_matrix
         kp, kd = controller.kp, controller.kd
         force = errors[0] * kp[0:3] + -velocities[0] * kd[0:3]
@@ -406,6 +413,7 @@ class _Controller:
         return torques
 
     def _read_jacobian(self) -> Floats:
+        # Return the site's Jacobian with respect to the controller's joints, [6, J]: translation, then rotation.
         self._fill_jacobian(self._site)
         return np.asfortranarray(self._jacobian.take(self._dofs, axis=1))
 
@@ -413,10 +421,12 @@ class _Controller:
         self._mujoco_functions.mj_jacSite(self._model, self._data, self._jacobian[:3], self._jacobian[3:], site)
 
     def _site_velocities(self) -> tuple[Floats, Floats]:
+        # Return the linear and the angular velocity of the site of the latest `_fill_jacobian`.
         qvel = self._data.qvel
         return np.dot(self._jacobian[:3], qvel), np.dot(self._jacobian[3:], qvel)
 
     def _read_joints(self) -> None:
+        # Copy the joints' state and their mass matrix into the controller.
         controller, data, dofs = self._controller, self._data, self._dofs
         controller.joint_pos, controller.joint_vel = data.qpos[self._joints], data.qvel[dofs]
         mass = data.qM.take(self._mass_entries)
