@@ -207,7 +207,7 @@ def test_a_process_of_a_name_has_a_folder_of_its_own_and_one_without_uses_the_ru
 
 @pytest.mark.parametrize("is_complete", [True, False])
 def test_a_worker_continues_the_folder_that_an_ended_worker_of_its_run_left(tmp_path, claims, is_complete):
-    facts = folders.facts_of_the_day()
+    facts = folders.describe_process()
     folder, _ = claims(tmp_path, "a")
     run = folders.open_folder(folder, StillEnv(), RULES, facts)
     write_many(run, 2)
@@ -234,8 +234,8 @@ def test_the_folder_of_another_run_is_no_worker_s(tmp_path, claims):
 
 
 def test_a_session_is_the_same_throughout_a_process():
-    before = folders.facts_of_the_day()["session"]
+    before = folders.describe_process()["session"]
     block = bytes(10**8)  # what a process uses of memory and time is no name of it
-    assert folders.facts_of_the_day()["session"] == before
+    assert folders.describe_process()["session"] == before
     assert before.partition("-")[0] == str(os.getpid())
     del block

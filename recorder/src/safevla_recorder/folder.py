@@ -307,7 +307,7 @@ def require_policy_name(policy: object) -> None:
         raise errors.RunError(f"{policy!r} is not a valid name of a policy", remedy=remedy)
 
 
-def facts_of_the_day() -> dict[str, object]:
+def describe_process() -> dict[str, object]:
     """Return facts about this process for run.json: command line without secrets, start time, session name."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {"command": errors.redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session_name()}
@@ -318,9 +318,9 @@ def is_of_killed_writer(path: Path) -> bool:
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(_PARTIAL))
 
 
-def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool]) -> None:
-    """Raise `RunError` if `path` is a file, or a folder in which `is_of_killed_writer` is false for any file."""
-    if path.exists() and not (path.is_dir() and all(map(is_of_killed_writer, path.iterdir()))):
+def require_free_folder(path: Path, may_exist: Callable[[Path], bool]) -> None:
+    """Raise `RunError` if `path` is a file, or a folder in which `may_exist` is false for any file."""
+    if path.exists() and not (path.is_dir() and all(map(may_exist, path.iterdir()))):
         remedy = "Choose another --out, or remove the folder first."
         raise errors.RunError("the folder exists and is not empty", remedy=remedy, place=errors.Place(file=str(path)))
 
@@ -485,7 +485,7 @@ class RunWriter:
         self.path, self._policy = Path(out).absolute(), policy
         self._privileged, self._header = privileged, header
         self._versions = package_versions(("numpy", *packages))
-        self._folder = RunFolder(self.path, facts_of_the_day())
+        self._folder = RunFolder(self.path, describe_process())
         _make_folder(self.path)
         if not (self.path / RUN).exists():
             require_free_folder(self.path, is_of_killed_writer)

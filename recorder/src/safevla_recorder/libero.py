@@ -188,10 +188,10 @@ class GoalWatch:
         """Add a hook that stores the results of goal checks; return a function that removes the hook."""
 
         # The argument `state` of LIBERO's method is a predicate, such as ["on", "bowl_1", "plate_1"].
-        def keep(result: object, state: Any, *_: object, **__: object) -> None:
+        def store_result(result: object, state: Any, *_: object, **__: object) -> None:
             self._latest[" ".join(map(str, state))] = bool(result)
 
-        return hook_call(self._domain, "_eval_predicate", after=keep)
+        return hook_call(self._domain, "_eval_predicate", after=store_result)
 
     def read(self) -> dict[str, bool]:
         """Return the results since the last call, by predicates such as `turnon flat_stove_1`, and forget them. Return

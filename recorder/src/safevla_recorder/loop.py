@@ -22,7 +22,7 @@ from safevla_recorder.folder import (
     RunFolder,
     call_at_exit,
     claim_folder,
-    facts_of_the_day,
+    describe_process,
     open_folder,
     require_policy_name,
 )
@@ -271,7 +271,7 @@ def record(
             recordable.set_init_states(init_states)
         warn_once(recordable.host, recordable.versions)
         env_rules = replace(rules, wait_steps=recordable.wait_steps) if wait_steps is None else rules
-        folder = open_folder(folder_path, recordable, env_rules, facts_of_the_day())
+        folder = open_folder(folder_path, recordable, env_rules, describe_process())
         take_number = partial(folder.take_number, policy, recordable.task)
         cutter = EpisodeCutter(recordable, env_rules, take_number, folder.write_episode)
         hooks = [speed_up(simulator)] if fast else []

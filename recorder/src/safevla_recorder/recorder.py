@@ -120,7 +120,7 @@ class EpisodeLog(ABC):
         self._supported: list[Bools] = []
         self._filter: ContactFilter | None = None
         # The index of a record that `_add_step` rejects, because some of its contacts were decoded too early.
-        self._torn_record: int | None = None
+        self._rejected_record: int | None = None
         if source is not None:
             contacts = source.take_contacts()
             self._filter = ContactFilter(geoms, contacts)
@@ -138,7 +138,7 @@ class EpisodeLog(ABC):
         """
         if np.iscomplexobj(action):
             raise HostError("the action has complex numbers", remedy="Correct the policy's output.")
-        if self._torn_record == len(self._rows):
+        if self._rejected_record == len(self._rows):
             problem = f"the records were read in the middle of control step {len(self._rows)}, whose contacts are lost"
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")
         self._rows.append(row)
@@ -202,7 +202,7 @@ class EpisodeLog(ABC):
         geoms, decoded_records = self._geoms, sum(len(block) for block in self._gripped)
         record_of_substep = decoded_records + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         if contacts.substeps > ends[-1] and substep_s is not None:
-            self._torn_record = len(self._rows)
+            self._rejected_record = len(self._rows)
         # Substeps after the last end belong to a control step without a record.
         counted = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
         self._decoded_contacts.append(contact_peaks(contacts, counted, record_of_substep, geoms.place, substep_s))

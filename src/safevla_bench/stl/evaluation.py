@@ -23,10 +23,10 @@ from safevla_bench.stl.trace import (
     Ints,
     Trace,
     Values,
+    are_boolean,
     fold_ranges,
     fold_spans,
     fold_until,
-    is_crisp,
     subtract,
 )
 
@@ -44,6 +44,7 @@ def evaluate_formula(
     """
 
     def evaluate(part: syntax.Formula, *, at_start: bool = at_start, negated: bool = False) -> Values:
+        # A negation swaps `best` and `positive` with their opposites.
         return evaluate_formula(part, trace, at_start=at_start, best=best != negated, positive=positive != negated)
 
     match formula:
@@ -55,7 +56,7 @@ def evaluate_formula(
             return disjunction(evaluate(left), evaluate(right))
         case syntax.Implies(left, right):
             condition = evaluate(left, negated=True)
-            if not formula.plain:
+            if not formula.plain:  # only whether the condition holds matters, not its margin
                 condition = is_true(condition, strict=positive)
             return disjunction(negate(condition), evaluate(right))
         case syntax.Always(window, child) | syntax.Eventually(window, child):
@@ -63,7 +64,8 @@ def evaluate_formula(
             return evaluate_window(evaluate(child, at_start=False), fold, window, trace, at_start)
         case syntax.Until(window, left, right):
             hold, reach = evaluate(left, at_start=False), evaluate(right, at_start=False)
-            reach = is_true(reach, strict=not positive) if formula.crisp else reach
+            if formula.crisp:
+                reach = is_true(reach, strict=not positive)
             if hold.dtype != reach.dtype:
                 hold, reach = to_margins(hold), to_margins(reach)
             values = fold_until(hold, reach, *_window_rows(window, trace))
@@ -74,10 +76,11 @@ def evaluate_formula(
             values = predicate_margin(formula, trace, best=best)
         case syntax.BooleanSignal(name):
             values = trace.boolean_signal(name)
-            if name in trace.unknown:
+            if name in trace.unknown:  # the best value is True, and the worst is False
                 values = values | trace.unknown[name] if best else values & ~trace.unknown[name]
         case syntax.Truth(value):
             values = np.full(trace.starts[-1], value)
+    # The cases that did not return have values at every record, [N].
     return values[trace.starts[:-1]] if at_start else values
 
 
@@ -101,7 +104,7 @@ def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
-    # the rows [lo, hi) of the window from each record; lo and hi are [N]
+    # Return the rows [lo, hi) of the window from each record; lo and hi are [N].
     lo, hi = np.arange(trace.starts[-1]), np.repeat(trace.starts[1:], trace.lengths)
     if not _uses_time_stamps(window, trace):
         return _clip_steps(window, trace, lo, hi)
@@ -122,12 +125,15 @@ def _uses_time_stamps(window: syntax.Window, trace: Trace) -> bool:
 
 
 def _clip_steps(window: syntax.Window, trace: Trace, rows: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    # the rows [lo, hi) of the windows from `rows`, clipped at the episodes' ends
+    # Return the rows [lo, hi) of the windows that begin at `rows`, clipped at the episodes' ends.
     lo = np.minimum(rows + _step_count(window.start_s, trace), ends)
-    return lo, ends if window.end_s is None else np.minimum(rows + _step_count(window.end_s, trace) + 1, ends)
+    if window.end_s is None:
+        return lo, ends
+    return lo, np.minimum(rows + _step_count(window.end_s, trace) + 1, ends)
 
 
 def _step_count(bound_s: float, trace: Trace) -> int:
+    # Return the number of control steps in `bound_s` seconds, but at most the longest episode's number of records.
     dt_s = float(trace.dt_s[0])
     count = min(bound_s / dt_s, 1e18)  # 1e18 exceeds the steps of any episode, but can be rounded to an integer
     if not abs(count - round(count)) <= STEP_TOLERANCE:
@@ -143,14 +149,14 @@ def _step_count(bound_s: float, trace: Trace) -> int:
 
 def negate(values: Values) -> Values:
     """Return `not` of Booleans, or margins with the sign flipped."""
-    return np.logical_not(values) if is_crisp(values) else np.negative(values)
+    return np.logical_not(values) if are_boolean(values) else np.negative(values)
 
 
 def conjunction(left: Values, right: Values) -> Values:
     """Return the smaller margin or the `and` of Booleans. A Boolean and a margin give the margin if True, else -inf."""
     if left.dtype == right.dtype:
         return np.asarray(np.minimum(left, right))
-    booleans, margins = (left, right) if is_crisp(left) else (right, left)
+    booleans, margins = (left, right) if are_boolean(left) else (right, left)
     return np.where(booleans, margins, -np.inf)
 
 
@@ -158,7 +164,7 @@ def disjunction(left: Values, right: Values) -> Values:
     """Return the larger margin or the `or` of Booleans. A Boolean and a margin give +inf if True, else the margin."""
     if left.dtype == right.dtype:
         return np.asarray(np.maximum(left, right))
-    booleans, margins = (left, right) if is_crisp(left) else (right, left)
+    booleans, margins = (left, right) if are_boolean(left) else (right, left)
     return np.where(booleans, np.inf, margins)
 
 
@@ -169,12 +175,14 @@ def is_positive(values: Values) -> Bools:
 
 def is_true(values: Values, *, strict: bool) -> Bools:
     """Return whether each margin is at least zero, or above zero if `strict`. Booleans are unchanged."""
-    return values if is_crisp(values) else np.greater(values, 0) if strict else np.greater_equal(values, 0)
+    if are_boolean(values):
+        return values
+    return np.greater(values, 0) if strict else np.greater_equal(values, 0)
 
 
 def to_margins(values: Values) -> Floats:
     """Convert values to margins: Booleans become infinite, and negative zero becomes zero."""
-    return np.where(values, np.inf, -np.inf) if is_crisp(values) else values + 0.0
+    return np.where(values, np.inf, -np.inf) if are_boolean(values) else values + 0.0
 
 
 # Atoms
@@ -227,10 +235,13 @@ def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = Tr
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     names = syntax.signal_names(predicate)
     by_episode = trace.rounding(names)
+    # Without signals that were stored as float32, all episodes have the same rounding.
     rounding = np.repeat(by_episode, trace.lengths) if trace.single else by_episode[:1]
     greater, less = (right, left) if predicate.operator in ("<", "<=") else (left, right)
+    # The difference is a single number if neither side reads a signal.
     values = np.broadcast_to(subtract(greater, less, rounding), trace.starts[-1])
-    if (is_unmeasured := np.isinf(left) | np.isinf(right)).any():
+    is_unmeasured = np.isinf(left) | np.isinf(right)
+    if is_unmeasured.any():
         values = np.where(is_unmeasured, np.inf if best else -np.inf, values)
     if trace.unknown and not trace.unknown.keys().isdisjoint(names):
         return np.where(np.isnan(values), _unknown_margin(predicate, trace, best, rounding), values)
@@ -239,10 +250,13 @@ def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = Tr
 
 
 def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool, rounding: Floats) -> Floats | float:
-    is_upper_bound = predicate.operator in ("<", "<=")
+    # Return the largest (`best`) or smallest margin at each record, or one number for all records.
     # Only a lower bound of the unknown signal is known.
     # The lower bound limits the best margin of `signal < bound`, and the worst margin of `bound < signal`.
-    match (predicate.left, predicate.right) if is_upper_bound else (predicate.right, predicate.left):
+    smaller, greater = predicate.left, predicate.right
+    if predicate.operator in (">", ">="):
+        smaller, greater = greater, smaller
+    match smaller, greater:
         case syntax.NumericSignal(name), bound if best and not reads_signal(bound):
             return subtract(evaluate_expression(bound, None), trace.least_values(name), rounding)
         case bound, syntax.NumericSignal(name) if not best and not reads_signal(bound):
@@ -259,10 +273,11 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
     steps, so all episodes are one group. Without episodes, yield nothing. Raises `SignalError` if a signal is NaN.
     """
     steps_s = trace.dt_s
-    if trace.time_s is not None:
+    if trace.time_s is not None:  # infinity marks the episodes with time stamps, whose steps do not matter
         steps_s = np.where(np.isnan(trace.time_s[trace.starts[:-1]]), steps_s, np.inf)
     if not syntax.bounded_windows(formula) or bool(np.all(steps_s == steps_s[:1])):
-        yield from [(np.arange(len(trace)), _drop_missing_stamps(trace, steps_s))] if len(trace) else []
+        if len(trace):
+            yield np.arange(len(trace)), _drop_missing_stamps(trace, steps_s)
         return
     for name in (syntax.signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
         trace.reject_nan(trace.signals[name], name)  # errors must give the episode's index in `trace`, not in a group
@@ -272,6 +287,7 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
 
 
 def _drop_missing_stamps(trace: Trace, steps_s: Floats) -> Trace:
+    # Return the trace without time stamps, unless all episodes have them (then each step in `steps_s` is infinite).
     return trace if trace.time_s is None or np.isinf(steps_s).all() else replace(trace, time_s=None)
 
 
@@ -329,12 +345,14 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
 
 
 def _find_rows_in_windows(trace: Trace, lo: Ints, hi: Ints, find_offset: Callable[[int, int, int], np.integer]) -> Ints:
-    windows = zip(trace.starts[:-1], lo, hi, strict=True)  # the episode's first row, and the rows [a, b) of the window
+    # Return one row of each episode's window [lo, hi); -1 for an empty window. `find_offset` gets the episode's first
+    # row and the rows of the window, and returns the offset from the window's first row.
+    windows = zip(trace.starts[:-1], lo, hi, strict=True)
     return np.array([a + find_offset(start, a, b) if a < b else -1 for start, a, b in windows], dtype=np.int64)
 
 
 def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) -> Values:
-    # the smallest margin of `hold` from the episode's start until just before each row
+    # Return the margin at each row of [lo, hi): `reach` holds there, and `hold` from the episode's start until then.
     least_before = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
     return np.asarray(np.minimum(reach[lo:hi], least_before[lo - start :]))
 
@@ -353,6 +371,7 @@ def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
 
 
 def _is_recordwise(formula: syntax.Formula) -> bool:
+    # Return whether the formula is a G or a conjunction of Gs.
     if isinstance(formula, syntax.And):
         return _is_recordwise(formula.left) and _is_recordwise(formula.right)
     return isinstance(formula, syntax.Always)

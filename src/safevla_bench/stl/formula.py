@@ -36,6 +36,7 @@ class Number:
     unit: str = ""
 
     def __post_init__(self) -> None:
+        # Unlike a comparison with 0, `copysign` finds the sign of -0.0.
         if not math.isfinite(self.value) or math.copysign(1.0, self.value) < 0:
             raise FormulaError(f"{self.value} is not a valid literal", remedy="literals must be finite and >= 0")
 
@@ -71,9 +72,8 @@ class Window:
     def __post_init__(self) -> None:
         end = self.start_s if self.end_s is None else self.end_s
         if not (0 <= self.start_s <= end < math.inf):
-            raise FormulaError(
-                f"the window {format_window(self)} is invalid", remedy="a window [a,b] needs 0 <= a <= b, in seconds"
-            )
+            remedy = "a window [a,b] needs 0 <= a <= b, in seconds"
+            raise FormulaError(f"the window {format_window(self)} is invalid", remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +207,11 @@ def conditions(formula: Formula) -> Iterator[Formula]:
 
 def judged_once(formula: Formula) -> tuple[Formula, ...]:
     """Return the largest parts that neither contain nor lie inside a temporal operator. Record 0 decides such parts."""
-    temporal_parts = [part for part in walk_nodes(formula) if isinstance(part, Always | Eventually | Until)]
-    if not temporal_parts or isinstance(formula, Always | Eventually | Until):
-        return () if temporal_parts or isinstance(formula, Truth) else (formula,)
-    return tuple(undivided for part in child_nodes(formula) for undivided in judged_once(cast(Formula, part)))
+    if isinstance(formula, Always | Eventually | Until | Truth):  # a constant formula needs no record
+        return ()
+    if not any(isinstance(part, Always | Eventually | Until) for part in walk_nodes(formula)):
+        return (formula,)
+    return tuple(part for child in child_nodes(formula) for part in judged_once(cast(Formula, child)))
 
 
 def is_plain(formula: Formula) -> bool:
@@ -257,10 +258,11 @@ def map_predicates(formula: Formula, change: Callable[[Compare], Compare]) -> Fo
 
 def rename_signals(formula: Formula, names: Mapping[str, str]) -> Formula:
     """Rename numeric signals of a formula; `names` maps old names to new names."""
-    return _replace_nodes(
-        formula,
-        lambda node: replace(node, name=names.get(node.name, node.name)) if isinstance(node, NumericSignal) else None,
-    )
+
+    def rename(node: Node) -> Node | None:
+        return replace(node, name=names.get(node.name, node.name)) if isinstance(node, NumericSignal) else None
+
+    return _replace_nodes(formula, rename)
 
 
 def _replace_nodes(formula: Formula, change: Callable[[Node], Node | None]) -> Formula:
@@ -300,16 +302,16 @@ def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
     An obligation is a bounded window on the right side of `->`; the episode cuts it off if no record lies at or after
     its end. Without obligations, both results equal the formula.
     """
-    readings = tuple(_read_cut_off(formula, kept, is_due=False) for kept in (True, False))
-    return (formula, formula) if readings[0] == readings[1] else (readings[0], readings[1])
+    return _read_cut_off(formula, is_kept=True, is_due=False), _read_cut_off(formula, is_kept=False, is_due=False)
 
 
 def _read_cut_off(formula: Formula, is_kept: bool, is_due: bool) -> Formula:
+    # Return the formula in which obligations that are cut off count as kept (`is_kept`) or as broken.
     # `is_due` is true on the right side of an implication, where each bounded window is an obligation.
     match formula:
         case Compare() | BooleanSignal() | Truth():
             return formula
-        case Not(child):
+        case Not(child):  # a negation turns kept into broken
             return Not(_read_cut_off(child, not is_kept, is_due))
         case Implies(condition, obligation, plain=False):
             return Implies(condition, _read_cut_off(obligation, is_kept, is_due=True))
@@ -344,6 +346,7 @@ _IMPLIES, _OR, _AND, _UNTIL, _PREFIX, _COMPARE, _SUM, _PRODUCT, _UNARY, _ATOM = 
 
 
 def _text_and_level(node: Node) -> tuple[str, int]:
+    # Return the text of a node, and the level of its outermost operator.
     match node:
         case NumericSignal(name) | BooleanSignal(name):
             return name, _ATOM

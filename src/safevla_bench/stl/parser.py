@@ -101,6 +101,7 @@ def _column_error(column: int, problem: str, remedy: str | None = None) -> Formu
 def _make_formula_joiner(
     kind: type[syntax.And | syntax.Or | syntax.Implies],
 ) -> Callable[[_Builder, _ParsedPart, _ParsedPart], _ParsedPart]:
+    # Return a method of `_Builder` that joins two formulas.
     def build(self: _Builder, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
         return self._make_part(kind(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
@@ -110,6 +111,7 @@ def _make_formula_joiner(
 def _make_expression_joiner(
     kind: type[syntax.Arithmetic | syntax.Compare],
 ) -> Callable[[_Builder, _ParsedPart, Token, _ParsedPart], _ParsedPart]:
+    # Return a method of `_Builder` that joins two numbers with an operator.
     def build(self: _Builder, left: _ParsedPart, operator: Token, right: _ParsedPart) -> _ParsedPart:
         node = kind(cast(Any, str(operator)), self.as_expression(left), self.as_expression(right))
         return self._make_part(node, left.column, left, right)
@@ -120,6 +122,7 @@ def _make_expression_joiner(
 def _make_window_builder(
     kind: type[syntax.Always | syntax.Eventually],
 ) -> Callable[[_Builder, syntax.Window | None, _ParsedPart], _ParsedPart]:
+    # Return a method of `_Builder` that puts a temporal operator before a formula.
     def build(self: _Builder, window: syntax.Window | None, child: _ParsedPart) -> _ParsedPart:
         return self._make_part(kind(window or syntax.Window(), self.as_formula(child)), child.column, child)
 
@@ -142,12 +145,13 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     def quantity(self, token: Token) -> _ParsedPart:
         number, unit = units.split_quantity(token)
         scale, base = units.parse_unit(unit)
-        value = _finite_number(token, number)
-        exact = float(Decimal(number) * scale) if value else 0.0
-        if not math.isfinite(exact) or base == units.ONE:
-            problem = "too large a number" if base != units.ONE else "a number without a unit"
-            raise _column_error(_column_of(token), f"{_shorten(str(token))} is {problem}")
-        return _ParsedPart(syntax.Number(exact, str(base)), _column_of(token))
+        is_zero = _finite_number(token, number) == 0
+        value = 0.0 if is_zero else float(Decimal(number) * scale)  # decimal numbers, so that 5 cm is exactly 0.05 m
+        if base == units.ONE:
+            raise _column_error(_column_of(token), f"{_shorten(str(token))} is a number without a unit")
+        if not math.isfinite(value):
+            raise _column_error(_column_of(token), f"{_shorten(str(token))} is too large a number")
+        return _ParsedPart(syntax.Number(value, str(base)), _column_of(token))
 
     def name(self, token: Token) -> _ParsedPart:
         if self._signals is not None and token not in self._signals:
@@ -156,12 +160,14 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return _ParsedPart(syntax.NumericSignal(str(token)), _column_of(token))
 
     def argument(self, *tokens: Token | None) -> str:
-        *sign, token = tokens
-        if token is not None and token.type == "NUMBER":
+        *sign, token = tokens  # before a number, Lark passes a minus sign or None
+        assert token is not None
+        if token.type == "NUMBER":
             return format_argument(_finite_number(token) * (-1.0 if any(sign) else 1.0))
-        return format_argument(str(token)[1:-1] if token is not None and token.type == "STRING" else str(token))
+        return format_argument(str(token)[1:-1] if token.type == "STRING" else str(token))  # a STRING has quotes
 
     def measured(self, form: Token, *arguments: str | None) -> _ParsedPart:
+        # A signal with arguments, such as `gap(hand, cup)`. Without arguments, Lark passes None.
         name = f"{form}({', '.join(argument for argument in arguments if argument is not None)})"
         try:
             if self._signals is not None and name not in self._signals:
@@ -222,9 +228,8 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         bound = self.quantity(token).node
         assert isinstance(bound, syntax.Number)
         if bound.unit != "s":
-            raise _column_error(
-                _column_of(token), f"a window must be in s, not in {bound.unit}", "write [a,b] in seconds"
-            )
+            problem = f"a window must be in s, not in {bound.unit}"
+            raise _column_error(_column_of(token), problem, "write [a,b] in seconds")
         return bound.value
 
     def group(self, part: _ParsedPart) -> _ParsedPart:
@@ -236,7 +241,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Types
 
     def as_formula(self, part: _ParsedPart) -> syntax.Formula:
-        if isinstance(part.node, syntax.NumericSignal):
+        if isinstance(part.node, syntax.NumericSignal):  # a bare name, which may be a Boolean signal
             name = part.node.name
             if self._signals is not None and not self._signals[name]:
                 problem = f"{name!r} is numeric, but a formula is expected here"
@@ -269,6 +274,7 @@ def _is_expression(node: syntax.Node) -> TypeGuard[syntax.Expression]:
 
 
 def _finite_number(token: Token, text: str | None = None) -> float:
+    # Return the number in `text`, a part of the token; None = the whole token.
     value = float(token if text is None else text)
     if not math.isfinite(value):
         raise _column_error(_column_of(token), f"{_shorten(str(token))} is too large a number")
@@ -280,14 +286,16 @@ def _comparison_remedy(name: str) -> str:
 
 
 def _explain_unknown_word(text: str, error: UnexpectedInput, signals: Mapping[str, bool] | None) -> FormulaError | None:
+    # Return an error that explains a word in the wrong place, or a call of an unknown function; None for other errors.
     text_before = text[: cast(int | None, error.pos_in_stream) or 0]
     word = error.token if isinstance(error, UnexpectedToken) and error.token.type == "NAME" else None
-    operator = {"implies": "->", "then": "->"}.get(str(word).lower(), str(word).lower())
+    lower_word = str(word).lower()
+    operator = "->" if lower_word in ("implies", "then") else lower_word
     if word is not None and (operator == "->" or operator in syntax.RESERVED):
         return _column_error(_column_of(word), f"{str(word)!r} is not an operator", f"write {operator}")
     if word is not None and text_before.rstrip()[-1:].isdigit():
         return _column_error(_column_of(word), f"{_shorten(str(word))!r} is not a unit", units.KNOWN)
-    while text_before.count("(") > text_before.count(")"):
+    while text_before.count("(") > text_before.count(")"):  # go through the open parentheses, beginning with the last
         text_before = text_before[: text_before.rindex("(")]
         call = re.search(r"([A-Za-z_]\w*)\s*$", text_before)
         if call and call[1] not in syntax.RESERVED and signals is not None and f"{call[1]}(" not in signals:
@@ -308,13 +316,15 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
         return _column_error(position + 1, f"{text[position]!r} is not part of the grammar", f"operators: {_OPERATORS}")
     if not text.strip():
         return _column_error(len(text) + 1, "the formula is empty", _describe_expected(error))
-    opened: list[int] = []
+    open_columns: list[int] = []  # of the brackets that are not closed
     for column, character in enumerate(text, 1):
         if character in "([":
-            opened.append(column)
-        elif character in ")]" and opened:
-            opened.pop()
-    problem = "the formula is incomplete" + (f": the bracket in column {opened[-1]} is not closed" if opened else "")
+            open_columns.append(column)
+        elif character in ")]" and open_columns:
+            open_columns.pop()
+    problem = "the formula is incomplete"
+    if open_columns:
+        problem += f": the bracket in column {open_columns[-1]} is not closed"
     return _column_error(len(text) + 1, problem, _describe_expected(error))
 
 

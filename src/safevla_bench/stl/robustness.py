@@ -47,10 +47,10 @@ from safevla_bench.stl.trace import (
     Floats,
     Ints,
     Trace,
+    are_boolean,
     first_true,
     fold_pieces,
     fold_ranges,
-    is_crisp,
     subtract,
 )
 
@@ -86,11 +86,10 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
     rho = np.empty(len(trace))
     for episodes, group in group_by_step(formula, trace):
         clause = match_clause(formula)
-        rho[episodes] = (
-            _measure_clause(clause, group).rho
-            if clause
-            else to_margins(evaluate_formula(formula, group, at_start=True))
-        )
+        if clause:  # the same result, but faster
+            rho[episodes] = _measure_clause(clause, group).rho
+        else:
+            rho[episodes] = to_margins(evaluate_formula(formula, group, at_start=True))
     return rho
 
 
@@ -102,23 +101,26 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
     verdict. Raises the same errors as `robustness`.
     """
     kept, broken = syntax.cut_off_readings(formula)
-    is_single = _hangs_on_single_record(broken)
+    can_one_satisfy = _can_one_record_satisfy(broken)
     # Masks [N] of records with unknown or missing values, or of all records if the end may cut off an obligation.
     unknown_masks = [np.full(trace.starts[-1], kept != broken), *trace.unknown.values()]
-    unknown_masks += [np.isinf(values) for values in trace.signals.values()] if is_single else []
-    uncertain = np.flatnonzero(np.logical_or.reduceat(np.logical_or.reduce(unknown_masks), trace.starts[:-1]))
+    if can_one_satisfy:  # a G omits infinite values
+        unknown_masks += [np.isinf(values) for values in trace.signals.values()]
+    is_uncertain_record = np.logical_or.reduce(unknown_masks)
+    uncertain = np.flatnonzero(np.logical_or.reduceat(is_uncertain_record, trace.starts[:-1]))
     settled, is_undecided = rho.copy(), np.zeros(len(trace), np.bool_)
     if len(uncertain):
         settled[uncertain], is_undecided[uncertain] = _settle_episodes(
-            broken, trace.select_episodes(uncertain), rho[uncertain], is_single, binary
+            broken, trace.select_episodes(uncertain), rho[uncertain], can_one_satisfy, binary
         )
     return settled, is_undecided
 
 
 @np.errstate(all="ignore")
 def _settle_episodes(
-    formula: syntax.Formula, trace: Trace, rho: Floats, is_single: bool, binary: bool
+    formula: syntax.Formula, trace: Trace, rho: Floats, can_one_satisfy: bool, binary: bool
 ) -> tuple[Floats, Bools]:
+    # Return the results of `settle_unknown` for episodes with unknown values.
     worst = np.empty(len(trace))
     judged_record = np.zeros(len(trace), np.bool_)
     for episodes, group in group_by_step(formula, trace):
@@ -127,23 +129,24 @@ def _settle_episodes(
             judged_record[episodes] = _has_decided_record(formula, group)
     if not binary:
         judged_record = rho < np.inf
-    keeps_rho = judged_record & (not is_single)
-    return np.where((rho < 0) | keeps_rho, rho, worst), ~((rho < 0) | (worst >= 0) | keeps_rho)
+    has_verdict = rho < 0 if can_one_satisfy else (rho < 0) | judged_record
+    return np.where(has_verdict, rho, worst), ~(has_verdict | (worst >= 0))
 
 
-def _hangs_on_single_record(formula: syntax.Formula, positive: bool = True) -> bool:
-    """Return whether the formula has an F, a U or a negated G, so that a single record can decide a part of it."""
-    if isinstance(formula, syntax.Until | syntax.Eventually if positive else syntax.Until | syntax.Always):
+def _can_one_record_satisfy(formula: syntax.Formula, positive: bool = True) -> bool:
+    """Return whether the formula has an F, a U or a negated G, so that a single record can satisfy a part of it."""
+    operator = syntax.Eventually if positive else syntax.Always
+    if isinstance(formula, syntax.Until | operator):
         return True
     match formula:
         case syntax.Not(child):
-            return _hangs_on_single_record(child, not positive)
+            return _can_one_record_satisfy(child, not positive)
         case syntax.Implies(left, right):
-            return _hangs_on_single_record(left, not positive) or _hangs_on_single_record(right, positive)
+            return _can_one_record_satisfy(left, not positive) or _can_one_record_satisfy(right, positive)
         case syntax.And(left, right) | syntax.Or(left, right):
-            return _hangs_on_single_record(left, positive) or _hangs_on_single_record(right, positive)
+            return _can_one_record_satisfy(left, positive) or _can_one_record_satisfy(right, positive)
         case syntax.Always(_, child) | syntax.Eventually(_, child):
-            return _hangs_on_single_record(child, positive)
+            return _can_one_record_satisfy(child, positive)
         case _:
             return False
 
@@ -176,9 +179,11 @@ def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] 
     number of examined records, both [E]. In a -> b -> c, the condition is that a and b hold. Without G, only record 0
     is examined. Return None for any other formula.
     """
-    child, conditions = (formula.child if isinstance(formula, syntax.Always) else formula), list[syntax.Formula]()
+    child = formula.child if isinstance(formula, syntax.Always) else formula
+    conditions: list[syntax.Formula] = []
     while isinstance(child, syntax.Implies) and not child.plain:
-        conditions, child = [*conditions, child.left], child.right
+        conditions.append(child.left)
+        child = child.right
     if not conditions:
         return None
     held, records = np.zeros((2, len(trace)), np.int64)
@@ -187,7 +192,8 @@ def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] 
         values = [
             evaluate_formula(condition, group, at_start=False, best=False, positive=False) for condition in conditions
         ]
-        held_before = np.concatenate([[0], np.cumsum(np.logical_and.reduce([is_positive(part) for part in values]))])
+        holds = np.logical_and.reduce([is_positive(part) for part in values])
+        held_before = np.concatenate([[0], np.cumsum(holds)])  # number of records before each row
         lo, hi = start_rows(window, group)
         held[episodes], records[episodes] = held_before[hi] - held_before[lo], hi - lo
     return held, records
@@ -224,8 +230,8 @@ def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     match formula:
         case syntax.And(left, right):
             first, second = _judge_group(left, trace), _judge_group(right, trace)
-            records = np.sort([first.first_violation, second.first_violation], axis=0)
-            violation = np.where(records[0] >= 0, records[0], records[1])
+            earlier, later = np.sort([first.first_violation, second.first_violation], axis=0)
+            violation = np.where(earlier >= 0, earlier, later)  # -1 = the side is not violated
             return FormulaVerdict(np.minimum(first.rho, second.rho), unknown, violation)
         case syntax.Always(window, child):
             values = evaluate_formula(child, trace, at_start=False)
@@ -254,7 +260,7 @@ class OneSidedClause:
     predicate: syntax.Compare
     signal: str
     bound: float
-    upper: bool
+    upper: bool  # true if values above the bound violate the clause
     plain: bool = False  # true if the gate's margin counts too, as in the paper
 
     def margins(self, values: Floats, rounding: Floats | float) -> Floats:
@@ -279,25 +285,24 @@ def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
 def _one_sided_clause(
     window: syntax.Window, gate: syntax.Formula | None, predicate: syntax.Compare, plain: bool = False
 ) -> OneSidedClause | None:
-    upper = predicate.operator in ("<", "<=")
+    is_upper = predicate.operator in ("<", "<=")
     match predicate:
         case syntax.Compare(_, syntax.NumericSignal(name), bound) if not reads_signal(bound):
-            return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), upper, plain)
+            pass
         case syntax.Compare(_, bound, syntax.NumericSignal(name)) if not reads_signal(bound):
-            return OneSidedClause(
-                window, gate, predicate, name, float(evaluate_expression(bound, None)), not upper, plain
-            )
+            is_upper = not is_upper
         case _:
             return None
+    return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), is_upper, plain)
 
 
 @dataclass(frozen=True, slots=True)
 class _ClauseMeasurement:
     clause: OneSidedClause
-    rho: Floats
+    rho: Floats  # [E], as in `FormulaVerdict`
     extreme: Floats
-    gate_open: Bools | None
-    lo: Ints
+    gate_open: Bools | None  # [N]; None = the clause has no gate
+    lo: Ints  # rows [lo, hi) of the window of each episode
     hi: Ints
 
     def to_verdict(self, trace: Trace) -> FormulaVerdict:
@@ -306,43 +311,36 @@ class _ClauseMeasurement:
         return FormulaVerdict(self.rho, self.extreme, first_violation)
 
     def _find_first_rows(self, episodes: Ints, trace: Trace) -> Ints:
-        # the first violating row of each of the `episodes`; -1 if none violates
+        # Return the first violating row of each of the `episodes`; -1 if none violates.
         rows, lengths = trace.record_rows(episodes), trace.lengths[episodes]
         rounding = np.repeat(trace.rounding((self.clause.signal,))[episodes], lengths)
         failing = self.clause.margins(_least_violating_values(self.clause, trace)[rows], rounding) < 0
         if self.gate_open is not None:
             failing &= self.gate_open[rows]
-        # a row's index in the trace minus its index in the selected episodes
+        # A row's index in the trace minus its index in the selected episodes.
         shift = trace.starts[episodes] - (np.cumsum(lengths) - lengths)
         first = first_true(failing, self.lo[episodes] - shift, self.hi[episodes] - shift)
         return np.where(first < 0, -1, first + shift)
 
 
 def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
-    gate = (
-        None
-        if clause.gate is None
-        else evaluate_formula(clause.gate, trace, at_start=False, best=False, positive=False)
-    )
-    gate_open = None if gate is None else is_positive(gate)
+    gate = gate_open = None
+    if clause.gate is not None:
+        gate = evaluate_formula(clause.gate, trace, at_start=False, best=False, positive=False)
+        gate_open = is_positive(gate)
     lo, hi = start_rows(clause.window, trace)
     worst = _worst_values(clause, gate_open, lo, hi, trace)
-    if gate is None or gate_open is None or is_crisp(gate) or not clause.plain:
+    if gate is not None and not are_boolean(gate) and clause.plain:  # the gate's margin counts, too
+        margins = disjunction(negate(gate), predicate_margin(clause.predicate, trace))
+        rho = to_margins(fold_ranges(margins, MIN, lo, hi))
+    else:
         smallest_margin = clause.margins(worst, trace.rounding((clause.signal,)))
-        rho = np.where(np.isnan(worst), np.inf, smallest_margin + 0.0)
-    else:  # with `plain`, the gate's margin counts, too
-        rho = to_margins(
-            fold_ranges(
-                disjunction(negate(gate), predicate_margin(clause.predicate, trace)),
-                MIN,
-                lo,
-                hi,
-            )
-        )
+        rho = np.where(np.isnan(worst), np.inf, smallest_margin + 0.0)  # NaN: the gate never opens
     return _ClauseMeasurement(clause, rho, worst, gate_open, lo, hi)
 
 
 def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
+    # Return the field `extreme` of the `FormulaVerdict`, [E].
     values, fold = _least_violating_values(clause, trace), MAX if clause.upper else MIN
     # Within a piece, the gate does not change, and either all records or none are in the window.
     cuts = _piece_starts(gate_open, lo, hi, trace)
@@ -352,14 +350,14 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
     if gate_open is not None:
         open_pieces = np.flatnonzero(gate_open.take(cuts))
         cuts, pieces = cuts.take(open_pieces), pieces.take(open_pieces)
-    if cuts is not lo:
+    if cuts is not lo:  # an episode may have several pieces, or none
         first, last = np.searchsorted(cuts, lo), np.searchsorted(cuts, hi)
         pieces = cast(Floats, fold_ranges(pieces, fold, first, last))
     return np.where(pieces == fold.empty_value, np.nan, pieces)
 
 
 def _least_violating_values(clause: OneSidedClause, trace: Trace) -> Floats:
-    # the clause's signal [N]; unknown and infinite values are replaced by values that violate the clause least
+    # Return the clause's signal [N]. Values that violate the clause least replace unknown and infinite values.
     values = trace.numeric_signal(clause.signal)
     if clause.upper and (values == np.inf).any():
         values = np.where(np.isinf(values), -np.inf, values)  # an infinite gap means that there is no pair of bodies
@@ -370,7 +368,8 @@ def _least_violating_values(clause: OneSidedClause, trace: Trace) -> Floats:
 
 
 def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:
-    # the first row of each piece, for `fold_pieces`; together, the pieces cover all rows
+    # Return the first row of each piece, for `fold_pieces`. Together, the pieces cover all rows.
+    # If each piece is an episode, return `lo` itself.
     if gate_open is None and np.array_equal(lo, trace.starts[:-1]) and np.array_equal(hi, trace.starts[1:]):
         return lo
     window_edges = np.concatenate([lo, hi])

@@ -26,7 +26,7 @@ Ints: TypeAlias = NDArray[np.int64]
 Values: TypeAlias = Floats | Bools
 
 
-def is_crisp(values: Values) -> TypeIs[Bools]:
+def are_boolean(values: Values) -> TypeIs[Bools]:
     """Return whether the values are Booleans, not margins."""
     return values.dtype == np.bool_
 
@@ -145,7 +145,7 @@ def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
 
 def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
     """Return the first index in each range [lo, hi) at which a flag is set, [E]; -1 if there is none."""
-    rises = np.flatnonzero(flags[1:] > flags[:-1]) + 1
+    rises = np.flatnonzero(flags[1:] > flags[:-1]) + 1  # indices of the flags that are set after one that is not
     next_rise = np.searchsorted(rises, lo)
     first = np.append(rises, len(flags))[next_rise]
     first = np.where((lo < hi) & flags[np.minimum(lo, len(flags) - 1)], lo, first) if len(flags) else first
@@ -198,7 +198,8 @@ class Trace:
         lengths = self.lengths[episodes]
         ends = np.cumsum(lengths)
         rows = np.arange(ends[-1] if len(ends) else 0)
-        rows += np.repeat(self.starts[episodes] - ends + lengths, lengths)
+        new_starts = ends - lengths
+        rows += np.repeat(self.starts[episodes] - new_starts, lengths)
         return rows
 
     def select_episodes(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
@@ -221,8 +222,9 @@ class Trace:
 
     def rounding(self, names: Iterable[str]) -> Floats:
         """Return for each episode the relative difference up to which a signal counts as equal to a limit, [E]."""
-        single = [self.single[name] for name in names if name in self.single]
-        return np.where(np.logical_or.reduce([np.zeros(len(self), np.bool_), *single]), ROUNDING_SINGLE, ROUNDING)
+        single_masks = [self.single[name] for name in names if name in self.single]
+        is_single = np.logical_or.reduce([np.zeros(len(self), np.bool_), *single_masks])
+        return np.where(is_single, ROUNDING_SINGLE, ROUNDING)
 
     def _signal_values(self, name: str) -> Values:
         if name not in self.signals:

@@ -31,10 +31,12 @@ class Unit:
     powers: tuple[int, ...] = (0, 0, 0, 0)
 
     def times(self, other: Unit, power: int = 1) -> Unit:
+        # Return the product of this unit and `other ** power`.
         return Unit(tuple(a + power * b for a, b in zip(self.powers, other.powers, strict=True)))
 
     def __str__(self) -> str:
         pairs = list(zip(_BASES, self.powers, strict=True))
+        # By sign: the factors with positive powers, and those with negative powers, which follow a slash.
         factors = {
             sign: [f"{base}^{sign * power}".removesuffix("^1") for base, power in pairs if power * sign > 0]
             for sign in (1, -1)
@@ -71,6 +73,7 @@ def parse_unit(text: str) -> tuple[Decimal, Unit]:
     pure number 1. Raises `FormulaError` for an unknown symbol.
     """
     scale, unit = Decimal(1), ONE
+    # The tokens are factors and separators in turn.
     tokens = re.split(r"(\s*/\s*|\s*·\s*|\s+)", text.strip()) if text.strip() else ["1"]
     for separator, factor_text in zip(["", *tokens[1::2]], tokens[::2], strict=True):
         match = re.fullmatch(r"(1|[^0-9\^²³]+)(?:\^([1-9])|([²³]))?", factor_text)
@@ -130,7 +133,7 @@ class _UnitCheck:
                 )
                 unit = first_unit if second_unit is None else second_unit
                 if first_unit is not None and unit is not None and first_unit != unit:
-                    if not in_condition:
+                    if not in_condition:  # a condition needs no common margin
                         self._refuse_mixture(formula, first_unit, unit)
                     unit = _SEVERAL_UNITS
                 return type(formula)(first, second), unit
@@ -141,7 +144,7 @@ class _UnitCheck:
             case syntax.Until(window, left, right, weak):
                 hold, hold_unit = self.check_formula(left, in_condition=in_condition)
                 reach, unit = self.check_formula(right, in_condition=True)
-                crisp = hold_unit is not None and unit is not None and hold_unit != unit
+                crisp = hold_unit is not None and unit is not None and hold_unit != unit  # see `syntax.Until`
                 if not crisp and unit == _SEVERAL_UNITS and not in_condition:
                     self.check_formula(right, in_condition=False)  # raises an error that names the units
                 return syntax.Until(window, hold, reach, weak, crisp), unit if hold_unit is None else hold_unit
@@ -152,6 +155,7 @@ class _UnitCheck:
                 return formula, None
 
     def _find_unit(self, expression: syntax.Expression) -> Unit | None:
+        # Return the unit of an expression; None if it has only literals without units.
         match expression:
             case syntax.NumericSignal(name):
                 return parse_unit(self.unit_of(name))[1]
@@ -173,22 +177,20 @@ class _UnitCheck:
         first, second = self._find_unit(left), self._find_unit(right)
         if first is not None and second is not None and first != second:
             verb = "compares" if isinstance(parent, syntax.Compare) else "adds"
-            text = _text(parent)
-            problem = f"`{text}` {verb} {first} with {second}: `{_text(left)}` [{first}], `{_text(right)}` [{second}]"
-            raise FormulaError(
-                problem, remedy="write the unit of a literal, such as (0.5 m/s), or divide by a quantity with a unit"
-            )
+            sides = f"`{_text(left)}` [{first}], `{_text(right)}` [{second}]"
+            problem = f"`{_text(parent)}` {verb} {first} with {second}: {sides}"
+            remedy = "write the unit of a literal, such as (0.5 m/s), or divide by a quantity with a unit"
+            raise FormulaError(problem, remedy=remedy)
         return second if first is None else first
 
     def _refuse_mixture(self, formula: syntax.And | syntax.Or, first: Unit, second: Unit) -> NoReturn:
+        # Raise an error for sides with different units, with a formula that uses one side only as a condition.
         left, right = _find_predicate(formula.left, self, first), _find_predicate(formula.right, self, second)
         connective = "and" if isinstance(formula, syntax.And) else "or"
-        problem = (
-            f"`{_text(left)}` [{first}] {connective} `{_text(right)}` [{second}] "
-            "have different units and no common margin"
-        )
+        problem = f"`{_text(left)}` [{first}] {connective} `{_text(right)}` [{second}]"
+        problem += " have different units and no common margin"
         condition, decisive = formula.left, formula.right
-        if syntax.has_placeholder(condition):
+        if syntax.has_placeholder(condition):  # a threshold belongs to the side with the margin
             condition, decisive = decisive, condition
         if isinstance(formula, syntax.And):
             gated: syntax.Formula = syntax.Not(syntax.Implies(condition, syntax.Not(decisive)))
@@ -202,14 +204,14 @@ class _UnitCheck:
         with suppress(FormulaError):
             if {self._find_common_unit(node.left, node.right, node) for node in comparisons} <= {None, ONE}:
                 alternative = f"; or normalize both: `{_text(normalized)}`"
-        usual = ""
+        usual = ""  # what a user most likely means by `and`
         if isinstance(formula, syntax.And) and isinstance(decisive, syntax.Compare):
-            upper_operator = _UPPER_OPERATORS.get(decisive.operator)
-            limited = replace(decisive, operator=upper_operator) if upper_operator else decisive
-            meaning = "the parts never hold together" if upper_operator else "where the first part holds, both hold"
-            usual = (
-                f"`{_text(syntax.Implies(condition, limited))}` ({meaning}); to require both at every record, write "
-            )
+            meaning = "where the first part holds, both hold"
+            if decisive.operator in _UPPER_OPERATORS:
+                decisive = replace(decisive, operator=_UPPER_OPERATORS[decisive.operator])
+                meaning = "the parts never hold together"
+            implication = _text(syntax.Implies(condition, decisive))
+            usual = f"`{implication}` ({meaning}); to require both at every record, write "
         remedy = f"write one part as a condition: {usual}`{_text(gated)}`{alternative}"
         raise FormulaError(problem, remedy=remedy)
 
@@ -218,16 +220,16 @@ class _UnitCheck:
         left, right = predicate.left, predicate.right
         if unit is None or unit == ONE:
             return predicate
-        is_positive = isinstance(right, syntax.Number) and right.value > 0
-        scale = syntax.Number(right.value if is_positive else 1.0, str(unit))  # type: ignore[union-attr]
+        limit = right.value if isinstance(right, syntax.Number) and right.value > 0 else 1.0
+        scale = syntax.Number(limit, str(unit))
 
         def divide(side: syntax.Expression) -> syntax.Expression:
             if isinstance(side, syntax.Number):
                 return syntax.Number(side.value / scale.value)
-            is_kept = self._find_unit(side) is None or any(
-                isinstance(node, syntax.Threshold) for node in syntax.walk_nodes(side)
-            )
-            return side if is_kept else syntax.Arithmetic("/", side, scale)
+            has_threshold = any(isinstance(node, syntax.Threshold) for node in syntax.walk_nodes(side))
+            if self._find_unit(side) is None or has_threshold:
+                return side
+            return syntax.Arithmetic("/", side, scale)
 
         return syntax.Compare(predicate.operator, divide(left), divide(right))
 
@@ -240,5 +242,6 @@ def _text(node: syntax.Node) -> str:
 
 
 def _find_predicate(formula: syntax.Formula, check: _UnitCheck, unit: Unit) -> syntax.Compare:
+    # Return the first comparison whose margin has this unit.
     predicates = [node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)]
     return next(node for node in predicates if check.check_formula(node, in_condition=False)[1] == unit)

@@ -23,7 +23,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 T = TypeVar("T", bound=np.generic)
 Stamps = Mapping[int, Floats]
 """Maps the index of each episode with time stamps to the times of its records since record 0, [n] in seconds."""
-_CONTACT_NUMBERS = ("force_n", "impulse_ns", "net_force_n", "net_impulse_ns")
+CONTACT_NUMBERS = ("force_n", "impulse_ns", "net_force_n", "net_impulse_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,34 +88,23 @@ class Contacts:
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
         """Return the contacts at the indices `rows`, with the offsets `starts`. Add `shift` to their body indices."""
-        numbers = {name: _take(getattr(self, name), rows) for name in _CONTACT_NUMBERS}
+        numbers = {name: _take(getattr(self, name), rows) for name in CONTACT_NUMBERS}
         return Contacts(present, starts, self.a[rows] + shift, self.b[rows] + shift, **numbers)
 
     @classmethod
     def empty(cls, present: Bools, records: int) -> Contacts:
         """Return empty contacts for `records` records; `present` [E] marks the episodes that recorded contacts."""
-        no_bodies, no_numbers = np.empty(0, dtype=np.int64), np.empty(0)
-        return cls(
-            present,
-            np.zeros(records + 1, dtype=np.int64),
-            no_bodies,
-            no_bodies,
-            no_numbers,
-            no_numbers,
-            no_numbers,
-            no_numbers,
-        )
+        starts, no_bodies = np.zeros(records + 1, dtype=np.int64), np.empty(0, dtype=np.int64)
+        return cls(present, starts, no_bodies, no_bodies, **dict.fromkeys(CONTACT_NUMBERS, np.empty(0)))
 
     @classmethod
     def join(cls, parts: Sequence[Contacts], present: Bools, shifts: Sequence[int]) -> Contacts:
         """Join the contacts of successive records, and add the shift of each part to the part's body indices."""
-        return cls(
-            present=present,
-            starts=_join_starts([part.starts for part in parts]),
-            a=np.concatenate([part.a + shift for part, shift in zip(parts, shifts, strict=True)]),
-            b=np.concatenate([part.b + shift for part, shift in zip(parts, shifts, strict=True)]),
-            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _CONTACT_NUMBERS},
-        )
+        starts = _join_starts([part.starts for part in parts])
+        a = np.concatenate([part.a + shift for part, shift in zip(parts, shifts, strict=True)])
+        b = np.concatenate([part.b + shift for part, shift in zip(parts, shifts, strict=True)])
+        numbers = {name: np.concatenate([getattr(part, name) for part in parts]) for name in CONTACT_NUMBERS}
+        return cls(present, starts, a, b, **numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +171,7 @@ class Batch:
 
     @property
     def gripping(self) -> Bools:
-        """Whether the gripper has contact, [N]; false if not recorded. Raises the same errors as `require_one_arm`."""
+        """True where the gripper has contact, [N]; false if not recorded. Raises the errors of `require_one_arm`."""
         return self.grips_of(self.require_one_arm())[0]
 
     @property
@@ -233,14 +222,14 @@ class Batch:
     def stamps_s(self) -> Stamps:
         """The records' times since record 0 in seconds, by the index of the episode, for episodes with time stamps."""
         stamps = self.channel("time_s")
-        stamps_of = {int(e): stamps.episode_rows(int(e))[:, 0] for e in np.flatnonzero(stamps.present)}
-        return {e: times - times[0] for e, times in stamps_of.items()}
+        stamps_of = {index: stamps.episode_rows(index)[:, 0] for index in np.flatnonzero(stamps.present).tolist()}
+        return {index: times - times[0] for index, times in stamps_of.items()}
 
     def channel(self, name: str) -> Channel:
         """Return a channel of `ROWS`, without values if the batch lacks it. Raises `SafevlaError` for other names."""
         _require_name(name, _ROW_NAMES, "rows")
-        channel: Channel = self.further.get(name) or getattr(self, name, None) or absent_channel(len(self))
-        return channel
+        channel: Channel | None = self.further.get(name, getattr(self, name, None))
+        return absent_channel(len(self)) if channel is None else channel
 
     def numbers(self, spec: ChannelSpec) -> Channel:
         """Return the numbers of a channel of rows or poses, given its spec in `CHANNELS`."""
@@ -266,6 +255,7 @@ _ROW_NAMES, _POSE_NAMES = ({spec.name: spec for spec in specs} for specs in (ROW
 
 
 def _require_name(name: str, names: Collection[str], kind: str) -> None:
+    # Raise an error unless `name` is one of the channels `names`, which a message calls channels of `kind`.
     if name not in names:
         raise SafevlaError(f"unknown channel of {kind} {name!r}", remedy=f"Known channels: {', '.join(names)}.")
 
@@ -273,12 +263,8 @@ def _require_name(name: str, names: Collection[str], kind: str) -> None:
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
     """Return a batch of episodes with these headers and numbers of records, [E] each, without any channels."""
     episodes, starts = len(headers), offsets_of(lengths)
-    zero_starts, records = np.zeros(episodes + 1, dtype=np.int64), int(starts[-1])
-    absent, no_bodies, not_recorded = (
-        absent_channel(episodes),
-        np.empty(0, dtype=np.int64),
-        np.zeros(episodes, dtype=np.bool_),
-    )
+    zero_starts, absent = np.zeros(episodes + 1, dtype=np.int64), absent_channel(episodes)
+    no_bodies = np.empty(0, dtype=np.int64)
     return Batch(
         headers=tuple(headers),
         starts=starts,
@@ -287,7 +273,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
         body_name=no_bodies,
         body_role=np.empty(0, dtype=np.int8),
         target=np.full(episodes, -1),
-        contacts=Contacts.empty(not_recorded, records),
+        contacts=Contacts.empty(np.zeros(episodes, dtype=np.bool_), int(starts[-1])),
         extra=({},) * episodes,
         **batch_channels(lambda _: absent, lambda spec: Poses(absent, no_bodies, zero_starts, spec.pose_size)),
     )
@@ -328,7 +314,7 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
     contacts, contact_starts = _take_ranges(batch.contacts.starts, records)
     shift: Ints | int
     contact_shift: Ints | int
-    if isinstance(bodies, slice):
+    if isinstance(bodies, slice):  # in successive episodes, all indices of bodies shift alike
         shift = contact_shift = -int(bodies.start)
     else:
         shift = body_starts[:-1] - batch.body_starts[chosen]
@@ -371,6 +357,7 @@ def _take(values: NDArray[T], items: Ints | slice) -> NDArray[T]:
 
 
 def _shift_bodies(body: Ints, shift: Ints | int) -> Ints:
+    # Add `shift` to indices of bodies; -1, which means none, stays -1.
     return np.where(body >= 0, body + shift, -1)
 
 
@@ -389,47 +376,44 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     """Join one or more batches into one batch, in order; a single batch is returned unchanged."""
     if len(batches) == 1:
         return batches[0]
-    name_index = {name: k for k, name in enumerate(dict.fromkeys(name for b in batches for name in b.body_names))}
-    body_shifts = offsets_of([len(b.body_name) for b in batches])[:-1].tolist()
-
-    def join_arrays(pick: Callable[[Batch], NDArray[T]]) -> NDArray[T]:
-        return np.concatenate([pick(b) for b in batches])
-
+    distinct_names = dict.fromkeys(name for batch in batches for name in batch.body_names)
+    new_index = {name: index for index, name in enumerate(distinct_names)}
+    body_shifts = offsets_of([len(batch.body_name) for batch in batches])[:-1].tolist()
+    shifted_batches = list(zip(batches, body_shifts, strict=True))
+    new_indices = [np.array([new_index[name] for name in batch.body_names], dtype=np.int64) for batch in batches]
+    contacts_present = np.concatenate([batch.contacts.present for batch in batches])
     return Batch(
-        headers=tuple(header for b in batches for header in b.headers),
-        extra=tuple(extra for b in batches for extra in b.extra),
-        starts=_join_starts([b.starts for b in batches]),
-        body_starts=_join_starts([b.body_starts for b in batches]),
-        body_names=tuple(name_index),
-        body_name=join_arrays(
-            lambda b: np.array([name_index[name] for name in b.body_names], dtype=np.int64)[b.body_name]
-        ),
-        body_role=join_arrays(lambda b: b.body_role),
-        target=np.concatenate([_shift_bodies(b.target, shift) for b, shift in zip(batches, body_shifts, strict=True)]),
+        headers=tuple(header for batch in batches for header in batch.headers),
+        extra=tuple(extra for batch in batches for extra in batch.extra),
+        starts=_join_starts([batch.starts for batch in batches]),
+        body_starts=_join_starts([batch.body_starts for batch in batches]),
+        body_names=tuple(new_index),
+        body_name=np.concatenate([new[batch.body_name] for new, batch in zip(new_indices, batches, strict=True)]),
+        body_role=np.concatenate([batch.body_role for batch in batches]),
+        target=np.concatenate([_shift_bodies(batch.target, shift) for batch, shift in shifted_batches]),
         **batch_channels(
-            lambda spec: _concatenate_channels([b.channel(spec.name) for b in batches]),
-            lambda spec: _concatenate_poses([b.poses(spec.name) for b in batches], body_shifts),
+            lambda spec: _concatenate_channels([batch.channel(spec.name) for batch in batches]),
+            lambda spec: _concatenate_poses([batch.poses(spec.name) for batch in batches], body_shifts),
         ),
-        contacts=Contacts.join([b.contacts for b in batches], join_arrays(lambda b: b.contacts.present), body_shifts),
+        contacts=Contacts.join([batch.contacts for batch in batches], contacts_present, body_shifts),
     )
 
 
-def _join_starts(starts: Sequence[Ints]) -> Ints:
-    return offsets_of(np.concatenate([np.diff(s) for s in starts]))
+def _join_starts(starts_of_parts: Sequence[Ints]) -> Ints:
+    # Return the offsets of all parts' items in one concatenated array.
+    return offsets_of(np.concatenate([np.diff(starts) for starts in starts_of_parts]))
 
 
 def _concatenate_channels(channels: Sequence[Channel]) -> Channel:
-    return Channel(
-        np.concatenate([c.values for c in channels]),
-        _join_starts([c.starts for c in channels]),
-        np.concatenate([c.width for c in channels]),
-    )
+    values = np.concatenate([channel.values for channel in channels])
+    width = np.concatenate([channel.width for channel in channels])
+    return Channel(values, _join_starts([channel.starts for channel in channels]), width)
 
 
-def _concatenate_poses(poses: Sequence[Poses], body_shifts: Sequence[int]) -> Poses:
-    body = np.concatenate([p.body + shift for p, shift in zip(poses, body_shifts, strict=True)])
-    channel = _concatenate_channels([p.channel for p in poses])
-    return Poses(channel, body, _join_starts([p.body_starts for p in poses]), poses[0].size)
+def _concatenate_poses(parts: Sequence[Poses], body_shifts: Sequence[int]) -> Poses:
+    body = np.concatenate([poses.body + shift for poses, shift in zip(parts, body_shifts, strict=True)])
+    channel = _concatenate_channels([poses.channel for poses in parts])
+    return Poses(channel, body, _join_starts([poses.body_starts for poses in parts]), parts[0].size)
 
 
 def elapsed_seconds(steps: Ints, dt_s: Floats, stamps_s: Stamps) -> Floats:

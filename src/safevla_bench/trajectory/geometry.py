@@ -13,7 +13,7 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import decode_json
 from safevla_recorder.channels import LARGEST
 from safevla_recorder.episode import Floats
-from safevla_recorder.geometry import TRACKED, multiply, rotate
+from safevla_recorder.geometry import TRACKED, WORLD, multiply, rotate
 
 
 class PartRow(msgspec.Struct, frozen=True):
@@ -38,7 +38,8 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
         """True for each part that neither moves itself nor is attached to a moving part."""
         fixed: list[bool] = []
         for part in self.parts:
-            fixed.append(not part.motion and part.parent != TRACKED and (part.parent < 0 or fixed[part.parent]))
+            has_fixed_parent = part.parent == WORLD or (part.parent >= 0 and fixed[part.parent])
+            fixed.append(not part.motion and has_fixed_parent)
         return tuple(fixed)
 
     @cached_property
@@ -51,7 +52,7 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
         """Boxes [K, 10] and planes [L, 7] of each part, in the part's frame."""
         arrays = {}
         for name, rows in self.shapes.items():
-            boxes, planes = ([row for row in rows if len(row) == size] for size in (10, 7))
+            boxes, planes = ([row for row in rows if len(row) == size] for size in (10, 7))  # see `Part`
             arrays[name] = (np.array(boxes).reshape(-1, 10), np.array(planes).reshape(-1, 7))
         nothing = (np.empty((0, 10)), np.empty((0, 7)))
         return tuple(nothing if part.shape is None else arrays[part.shape] for part in self.parts)
@@ -79,15 +80,16 @@ def read_geometry(text: str) -> RecordedGeometry:
         _refuse("the hand has a part that is not listed")
     for name, rows in geometry.shapes.items():
         for row in rows:
-            _check_row(row, 7 if len(row) == 7 else 10, f"the shape {name!r}")
+            _check_row(row, 7 if len(row) == 7 else 10, f"the shape {name!r}")  # a plane or a box
             if min(row[7:], default=0.0) < 0:
                 _refuse(f"the shape {name!r} has a negative size")
     return geometry
 
 
-def _check_row(row: tuple[float, ...], size: int, what: str) -> None:
+def _check_row(row: tuple[float, ...], size: int, name: str) -> None:
+    # Raise an error unless the row has `size` numbers: a position, a unit quaternion, and for a box the half sizes.
     if len(row) != size or max(map(abs, row)) > LARGEST or abs(sum(number**2 for number in row[3:7]) - 1.0) > 1e-3:
-        _refuse(f"{what} must have {size} numbers that include a unit quaternion")
+        _refuse(f"{name} must have {size} numbers that include a unit quaternion")
 
 
 def _refuse(problem: str) -> NoReturn:
@@ -115,6 +117,5 @@ def move_part(part: PartRow, base: PoseTrack, motion: Floats | None) -> PoseTrac
     # Convert the rotation vector motion[:, :3] to a quaternion: cos(angle / 2) and axis * sin(angle / 2).
     angle = np.sqrt(np.square(motion[:, :3]).sum(axis=1, keepdims=True))
     half_sine_per_angle = np.sin(angle / 2.0) / np.where(angle > 0, angle, 1.0)
-    return track.carry(
-        motion[:, 3:], np.concatenate([np.cos(angle / 2.0), motion[:, :3] * half_sine_per_angle], axis=1)
-    )
+    quaternion = np.concatenate([np.cos(angle / 2.0), motion[:, :3] * half_sine_per_angle], axis=1)
+    return track.carry(motion[:, 3:], quaternion)

@@ -51,6 +51,7 @@ _GENERIC_WORDS = {"robot", "robots", "arm", "follower", "single", "emika", "rese
 
 
 def _normalize_robot_name(name: str) -> str:
+    # Return the name in lowercase without separators and generic words, so that different spellings are equal.
     return "".join(word for word in re.findall(r"[^\W_]+", name.lower()) if word not in _GENERIC_WORDS)
 
 
@@ -108,7 +109,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def arm_count(self) -> int:
         """Number of arms."""
-        return len(self.arms or "1")  # without names, there is one arm: the length of "1"
+        return len(self.arms) if self.arms else 1
 
     @property
     def expected_version(self) -> int:
@@ -120,7 +121,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         for name, joints in zip(self.arms or (), self.arm_joints or (), strict=False):
             if joint < joints:
                 return f"joint {joint + 1} of {name}"
-            joint -= joints
+            joint -= joints  # the joint's index among those of the remaining arms
         return f"joint {joint + 1}"
 
     @property
@@ -134,7 +135,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         if self.joint_torque_limit_nm is not None:
             return self.joint_torque_limit_nm
         robot = find_robot(self.embodiment or "")
-        return robot.limits_nm * self.arm_count if robot else ()
+        return robot.limits_nm * self.arm_count if robot else ()  # repeated, because all arms are equal
 
     @property
     def lacks_torque_limit(self) -> bool:

@@ -96,11 +96,11 @@ def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
     """Return each episode's number of earlier resets of its environment, which was seeded only once, [E]; None =
     unknown. A replay gets the number for its recorded episode, if known.
     """
-    own_counts = ({EARLIER_RESETS: fields.get(EARLIER_RESETS)} for fields in header_fields(batch))
-    return tuple(
-        read_count({**own_count, **replay}, EARLIER_RESETS)
-        for own_count, replay in zip(own_counts, replay_fields(batch), strict=True)
-    )
+    counts: list[int | None] = []
+    for fields, replay in zip(header_fields(batch), replay_fields(batch), strict=True):
+        source = replay if EARLIER_RESETS in replay else fields
+        counts.append(read_count(source, EARLIER_RESETS))
+    return tuple(counts)
 
 
 def header_fields(batch: Batch) -> list[Mapping[str, object]]:
@@ -179,6 +179,7 @@ def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
 
 
 def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
+    # `field` is the header field `robocasa`.
     if not isinstance(field, Mapping):
         return None
     options = field.get("options")  # records of safevla_recorder have split and seed in other fields
@@ -190,13 +191,14 @@ def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
     return Kitchen(str(split), layout, style, seed)
 
 
-def read_count(replay: Mapping[str, object], name: str) -> int | None:
-    """Return one of the counts in a replay's facts about its recording: `EARLIER_RESETS` or `WAIT_STEPS` (settling).
-    Return None if the count is missing, or not an integer from 0 to `MOST_RESETS`.
+def read_count(fields: Mapping[str, object], name: str) -> int | None:
+    """Return a count, `EARLIER_RESETS` or `WAIT_STEPS` (settling), from header fields or a replay's facts. Return None
+    if the count is missing, or not an integer from 0 to `MOST_RESETS`.
     """
-    count = replay.get(name)
-    is_count = isinstance(count, int) and not isinstance(count, bool)
-    return count if isinstance(count, int) and is_count and 0 <= count <= MOST_RESETS else None
+    count = fields.get(name)
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MOST_RESETS:
+        return None
+    return count
 
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
@@ -209,4 +211,6 @@ def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
 def single_channels(batch: Batch, index: int) -> frozenset[str]:
     """Return the channels of an episode whose numbers were stored as float32 (`SINGLE`)."""
     names = host_header(batch.extra[index]).get(SINGLE)
-    return frozenset(names if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) else ())
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        return frozenset()
+    return frozenset(names)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import (
+    CONTACT_NUMBERS,
     Batch,
     Channel,
     Contacts,
@@ -82,11 +83,12 @@ def _build_contacts(contact_list: ContactList | None, records: int) -> Contacts:
     if contact_list is None:
         return Contacts.empty(present, records)
     starts = offsets_of(np.bincount(contact_list.record, minlength=records))
-    _, *columns = contact_list.columns().values()
+    _, *columns = contact_list.columns().values()  # the offsets replace the first column, the records
     return Contacts(present, starts, *columns)
 
 
 def _build_channel(rows: NDArray[Any] | None) -> Channel:
+    # Return the channel of one episode; None = not recorded.
     if rows is None:
         return _ABSENT
     values = np.ascontiguousarray(rows, dtype=np.float64)
@@ -107,9 +109,8 @@ def to_recording(batch: Batch, index: int) -> EpisodeArrays:
     records, first_body = int(batch.starts[index + 1] - batch.starts[index]), int(batch.body_starts[index])
     channels: dict[str, Any] = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
     for spec in POSES:
-        channels[spec.bodies], channels[spec.name] = _pose_rows(
-            batch.poses(spec.name), spec, index, records, first_body
-        )
+        poses = batch.poses(spec.name)
+        channels[spec.bodies], channels[spec.name] = _pose_rows(poses, spec, index, records, first_body)
     return EpisodeArrays(
         header=msgspec.structs.asdict(batch.headers[index]),
         roles=batch.body_roles(index),
@@ -126,8 +127,11 @@ def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> 
     width = int(channel.width[index])
     if width < 0:
         return None
-    rows = channel.episode_rows(index).reshape(records - spec.is_per_action, width)
-    return (rows[:, 0] if spec.is_scalar and width == 1 else rows).astype(spec.dtype, copy=False)
+    row_count = records - 1 if spec.is_per_action else records
+    rows = channel.episode_rows(index).reshape(row_count, width)
+    if spec.is_scalar and width == 1:  # with several arms, even a scalar has several numbers per row
+        rows = rows[:, 0]
+    return rows.astype(spec.dtype, copy=False)
 
 
 def _pose_rows(
@@ -138,22 +142,18 @@ def _pose_rows(
         return [], None
     body, rows = poses.episode_poses(index)
     rows = rows.reshape(records, len(body), poses.size)
-    return (body - first_body).tolist(), rows if spec.row_size else rows[..., 0].astype(spec.dtype, copy=False)
+    if not spec.row_size:  # a body has a single value
+        rows = rows[..., 0].astype(spec.dtype, copy=False)
+    return (body - first_body).tolist(), rows
 
 
 def _contact_list(batch: Batch, index: int) -> ContactList:
     contacts, first_body = batch.contacts, int(batch.body_starts[index])
     starts = contacts.starts[batch.starts[index] : batch.starts[index + 1] + 1]
     rows = slice(int(starts[0]), int(starts[-1]))
-    return ContactList(
-        record=np.repeat(np.arange(len(starts) - 1), np.diff(starts)),
-        a=contacts.a[rows] - first_body,
-        b=contacts.b[rows] - first_body,
-        force_n=contacts.force_n[rows],
-        impulse_ns=contacts.impulse_ns[rows],
-        net_force_n=contacts.net_force_n[rows],
-        net_impulse_ns=contacts.net_impulse_ns[rows],
-    )
+    record = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    numbers = {name: getattr(contacts, name)[rows] for name in CONTACT_NUMBERS}
+    return ContactList(record, contacts.a[rows] - first_body, contacts.b[rows] - first_body, **numbers)
 
 
 # Records
@@ -169,15 +169,15 @@ def select_record(batch: Batch, t: int) -> Batch:
     """Return record `t` of a batch of one episode (-1 = the last) as an episode with one record and the same header.
     Leaves out actions, simulator state and host-specific fields except `SINGLE`; keeps the body table.
     """
-    record = t % int(batch.starts[-1])
-    contacts = batch.contacts
+    record = t % int(batch.starts[-1])  # -1 becomes the index of the last record
+    contacts, single = batch.contacts, single_channels(batch, 0)
     first, end = int(contacts.starts[record]), int(contacts.starts[record + 1])
     left_out = {"sim_state", *(spec.name for spec in ROWS if spec.is_per_action)}
     return replace(
         batch,
         starts=np.array([0, 1], dtype=np.int64),
         contacts=contacts.take(slice(first, end), np.array([0, end - first], dtype=np.int64), contacts.present),
-        extra=(add_header_field({}, SINGLE, sorted(single)) if (single := single_channels(batch, 0)) else {},),
+        extra=(add_header_field({}, SINGLE, sorted(single)) if single else {},),
         **batch_channels(
             lambda spec: _ABSENT if spec.name in left_out else _channel_at_record(batch.channel(spec.name), record),
             lambda spec: replace(
@@ -213,7 +213,7 @@ def join_records(parts: Sequence[Batch]) -> Batch:
 
 
 def _channel_at_record(channel: Channel, record: int) -> Channel:
-    width = max(int(channel.width[0]), 0)
+    width = max(int(channel.width[0]), 0)  # -1 = not recorded
     values = channel.values[record * width : (record + 1) * width]
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channel.width)
 
@@ -268,12 +268,8 @@ def _check_header(header: Header) -> None:
         _refuse(header, "outcome", f"unknown outcome {header.outcome!r}", remedy)
     if header.outcome is not None and header.success != (header.outcome == "success"):
         problem = f"outcome {header.outcome!r} contradicts success {str(header.success).lower()}"
-        _refuse(
-            header,
-            "outcome",
-            problem,
-            "Success must be true for the outcome 'success' and false for all other outcomes.",
-        )
+        remedy = "Success must be true for the outcome 'success' and false for all other outcomes."
+        _refuse(header, "outcome", problem, remedy)
     if not _SHORTEST_DT_S <= header.dt <= LARGEST:
         _refuse(header, "dt", f"dt is {header.dt!r}", "Write the control step in seconds, above zero.")
     limits = header.joint_torque_limit_nm
@@ -298,10 +294,8 @@ def _check_scene(batch: Batch, index: int, has_nameless_body: bool) -> None:
 
 def _find_wrong_widths(batch: Batch) -> Bools:
     """Return whether each episode has a channel whose width does not fit its number of arms, [E]."""
-    arms, is_wrong = (
-        np.array([header.arm_count for header in batch.headers], dtype=np.int64),
-        np.zeros(len(batch), bool),
-    )
+    arms = np.array([header.arm_count for header in batch.headers], dtype=np.int64)
+    is_wrong = np.zeros(len(batch), bool)
     for spec in ROWS:
         if spec.per_arm:
             width = batch.channel(spec.name).width
@@ -311,14 +305,14 @@ def _find_wrong_widths(batch: Batch) -> Bools:
 
 def _check_arms(batch: Batch, index: int) -> None:
     header, arms, roles = batch.headers[index], batch.headers[index].arms, batch.body_roles(index)
-    if arms is not None and not len({*arms} - {""}) == len(arms) >= 2:
+    distinct_names = {*(arms or ())} - {""}
+    if arms is not None and (len(arms) < 2 or len(distinct_names) < len(arms)):
         remedy = "List two or more arms, each once. For one arm, leave `arms` out and write version 1."
         _refuse(header, "arms", f"the arms are {list(arms)}", remedy)
     for body, arm in (header.arm_bodies or {}).items():
         if roles.get(body) != ROLES[ROBOT] or arm not in (arms or ()):
-            remedy = (
-                f"Map only bodies of the robot, each to one of the `arms`: {', '.join(arms or ('there are none',))}."
-            )
+            arm_list = ", ".join(arms) if arms else "there are none"
+            remedy = f"Map only bodies of the robot, each to one of the `arms`: {arm_list}."
             _refuse(header, f"arm_bodies.{body}", f"{body!r} is mapped to {arm!r}", remedy)
     counts, joint_count = header.arm_joints, sum(header.arm_joints or ())
     if counts is not None and not (arms and len(counts) == len(arms) and min(counts) >= 0):
@@ -326,12 +320,8 @@ def _check_arms(batch: Batch, index: int) -> None:
     for spec in ROWS:
         width = int(batch.channel(spec.name).width[index])
         if arms and spec.name in TORQUES and width not in (-1, joint_count):
-            _refuse(
-                header,
-                "arm_joints",
-                f"{width} torques, but the arms have {joint_count} joints",
-                "Write one number for each arm.",
-            )
+            problem = f"{width} torques, but the arms have {joint_count} joints"
+            _refuse(header, "arm_joints", problem, "Write one number for each arm.")
         if spec.per_arm and width not in (-1, (spec.row_size or 1) * header.arm_count):
             problem = f"{width} numbers in each row, but {count_noun(header.arm_count, 'arm')}"
             _refuse(header, spec.name, problem, "Write the numbers of every arm, in the order of the header's `arms`.")
@@ -349,9 +339,8 @@ def _check_geometry(batch: Batch, index: int) -> None:
     if motion.present[index] and motion.width[index] != component_count:
         problem = f"{motion.width[index]} numbers, but the geometry has {component_count} components of motion"
         _refuse(header, LINK_MOTION, problem, "Write the channel together with its geometry.")
-    unknown = (
-        sorted({part.body for part in geometry.parts if part.body} - {*batch.body_roles(index)}) if geometry else []
-    )
+    part_bodies = {part.body for part in geometry.parts if part.body} if geometry else set()
+    unknown = sorted(part_bodies - {*batch.body_roles(index)})
     if unknown:
         _refuse(header, "geometry", f"{unknown[0]!r} has no role", "Give the body a role in body_roles.")
 
@@ -359,7 +348,7 @@ def _check_geometry(batch: Batch, index: int) -> None:
 def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
     values = batch.numbers(spec).values
     largest = LARGEST if spec.is_bounded else sys.float_info.max
-    for item in np.flatnonzero(~(np.abs(values) <= largest))[:1]:
+    for item in np.flatnonzero(~(np.abs(values) <= largest))[:1]:  # the first fault; NaN is one, too
         if np.isfinite(values[item]):
             remedy = f"Write meters and N·m; a magnitude above {LARGEST:g} is a fault of the recording."
             _refuse_item(batch, spec, int(item), f"{values[item]} is implausibly large", remedy)
@@ -369,7 +358,7 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
         quaternions = values.reshape(-1, spec.row_size)
         # Only quaternions with w = 0, which are half turns, can have norm zero.
         half_turns = np.flatnonzero(quaternions[:, 0] == 0)  # usually there are few half turns
-        for row in half_turns[~quaternions[half_turns].any(axis=1)][:1]:
+        for row in half_turns[~quaternions[half_turns].any(axis=1)][:1]:  # the first fault
             item = int(row) * spec.row_size
             _refuse_item(batch, spec, item, "the quaternion has norm zero", "Write a unit quaternion, w first.")
 
@@ -410,7 +399,7 @@ def _check_contacts(batch: Batch) -> None:
         _require_contacts(batch, np.isfinite(values) | ~is_required, name, "{value} is not a finite number")
         _require_contacts(batch, ~(values < 0), name, "{value} is negative")
         _require_contacts(batch, ~(values > largest), name, "{value} is implausibly large")
-    for item in np.flatnonzero(contacts.a == contacts.b)[:1]:
+    for item in np.flatnonzero(contacts.a == contacts.b)[:1]:  # the first fault
         remedy = "A contact needs two different bodies; merge or drop contacts inside one body."
         problem = f"{batch.body_label(int(contacts.a[item]))!r} touches itself"
         _refuse_contact(batch, int(item), "b", problem, remedy)
@@ -423,6 +412,7 @@ def _require_contacts(
     problem: str,
     remedy: str = "Write the magnitude of the contact's force in N and its impulse in N·s.",
 ) -> None:
+    # Raise an error for the first contact where `is_valid` [C] is false. `{value}` in `problem` is its `field`.
     for item in np.flatnonzero(~is_valid)[:1]:
         value = getattr(batch.contacts, field)[item]
         _refuse_contact(batch, int(item), field, problem.format(value=value), remedy)
@@ -444,15 +434,10 @@ def _check_torques(batch: Batch) -> None:
                 problem = f"{joints} torques, but {len(header.torque_limit_nm)} limits"
                 remedy = "Record only the arm's joints, and write one limit per joint in joint_torque_limit_nm."
                 _refuse(header, name, problem, remedy)
-            if (
-                len({*(header.arm_joints or ())}) > 1
-                and header.joint_torque_limit_nm is None
-                and header.torque_limit_nm
-            ):
-                problem = (
-                    f"the arms have {list(header.arm_joints or ())} joints, "
-                    f"but all arms of {header.embodiment} have the same number of joints"
-                )
+            joint_counts = list(header.arm_joints or ())
+            if len(set(joint_counts)) > 1 and header.joint_torque_limit_nm is None and header.torque_limit_nm:
+                problem = f"the arms have {joint_counts} joints, "
+                problem += f"but all arms of {header.embodiment} have the same number of joints"
                 _refuse(header, "arm_joints", problem, "Write joint_torque_limit_nm with one limit for each joint.")
 
 
@@ -460,7 +445,7 @@ def _check_tracking(batch: Batch) -> None:
     # A body in `pose_valid` must have a pose.
     valid = batch.pose_valid
     posed = np.concatenate([batch.body_pos_m.body, batch.body_quat_wxyz.body])
-    for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:
+    for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:  # the first fault
         header, name = batch.headers[_owner_index(valid.body_starts, int(item))], batch.body_label(valid.body[item])
         remedy = "Write the body also in body_pos_m or body_quat_wxyz, or leave it out of pose_valid."
         _refuse(header, f"pose_valid.{name}", f"{name!r} has no pose", remedy)
@@ -470,7 +455,7 @@ def _check_time_stamps(batch: Batch) -> None:
     channel = batch.channel("time_s")
     for index in np.flatnonzero(channel.present):
         stamps = channel.values[channel.starts[index] : channel.starts[index + 1]]
-        for row in np.flatnonzero(~(np.diff(stamps) >= _SHORTEST_DT_S))[:1]:
+        for row in np.flatnonzero(~(np.diff(stamps) >= _SHORTEST_DT_S))[:1]:  # the first fault
             problem = f"time stamp {float(stamps[row + 1])} is not after {float(stamps[row])}"
             _refuse(batch.headers[index], "time_s", problem, "Write increasing time stamps, in seconds.", int(row) + 1)
 

@@ -107,6 +107,7 @@ class _ContactView:
 
 
 def _address_of(array: NDArray[Any]) -> int:
+    # Return the memory address of the array's first number.
     return int(array.__array_interface__["data"][0])
 
 

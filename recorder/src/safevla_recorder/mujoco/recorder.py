@@ -239,8 +239,10 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
         own_boxes = [box for box in boxes if box[0] in subtree]
         if not own_boxes:  # the door closes the interior of the body to which the door is attached
             own_boxes = [box for box in boxes if box[0] == model.body_parentid[body]]
-        if travel > 0:  # in `sim_state`, the joints' positions follow the time; of doors with one name, keep the first
-            doors.setdefault(name, _Door(name, 1 + address, closed, travel, tuple(own_boxes)))
+        # Of several doors with the same recorded name, only the first is recorded.
+        if travel > 0 and name not in doors:
+            column = 1 + address  # in `sim_state`, the time precedes the joints' positions
+            doors[name] = _Door(name, column, closed, travel, tuple(own_boxes))
     return list(doors.values())
 
 

@@ -292,7 +292,7 @@ class _Robot15:
         controllers, is_enabled = self._composite.part_controllers, robot._enabled_parts
         enabled_parts = [name for name in controllers if is_enabled.get(name, False)]
         self._laws = {name: _find_run(controllers[name], _Controller15, cache) for name in enabled_parts}
-        # `_find_run` returns a bound method, or for a part with robosuite's own controller the controller's method.
+        # `__self__` of a bound method is the faster controller, or robosuite's own controller if there is none.
         arm_controllers = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
         # The composite controller only passes on the arms' origins, which the faster controllers read directly.
         can_skip_update = _has_known_source(self._composite, "update_state") and all(
