@@ -445,9 +445,8 @@ class EpisodeCutter:
             return
         action_size = self._env.action_size
         if action_copy.shape != (action_size,):
-            self._end_episode(
-                "invalid_action", f"the action needs {action_size} numbers, but its shape is {action_copy.shape}"
-            )
+            problem = f"the action needs {action_size} numbers, but its shape is {action_copy.shape}"
+            self._end_episode("invalid_action", problem)
         elif not np.isfinite(action_copy).all():
             self._end_episode("invalid_action", f"the action {action_copy.tolist()} is not finite")
         self._current_action = action_copy

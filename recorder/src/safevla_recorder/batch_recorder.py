@@ -184,9 +184,8 @@ class BatchRecorder:
         if not self._substeps:
             problem = "no physics substep was recorded in this control step"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
-        readings = self._join_readings(
-            {**self._collect_readings(Reading(poses, eef, state, parts, subgoals)), **self._accumulated}
-        )
+        state_readings = self._collect_readings(Reading(poses, eef, state, parts, subgoals))
+        readings = self._join_readings({**state_readings, **self._accumulated})
         actions = self._arrays.read("the action", action, self._action_size)
         is_done = self._read_mask("done", done)
         self._action_size = int(actions.shape[1])
