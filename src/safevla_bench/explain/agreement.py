@@ -68,6 +68,7 @@ def read_labels(chunks: Iterable[Batch]) -> Labels:
         channel = batch.channel(LABEL_COST)
         for index, fields in enumerate(header_fields(batch)):
             costs, names = channel.episode_rows(index), fields.get(LABELS)
+            # Without a valid list of names in the record's header, labels are numbered.
             if not isinstance(names, list) or len(names) != costs.shape[1]:
                 names = [f"cost {k}" for k in range(costs.shape[1])]
             labels.append({str(name): _label_cost(costs[:, k]) for k, name in enumerate(names)})
@@ -78,31 +79,35 @@ def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
     is_unsafe = costs > 0
     # The channel has one row per action, and record k + 1 shows the result of action k.
     first = int(is_unsafe.argmax()) + 1 if is_unsafe.any() else -1
-    # A negative number means that the cost is missing.
-    return CostLabel(float(costs[is_unsafe].sum()), first, bool((costs[:-1] < 0).any() or costs.max() < 0))
+    is_missing = costs < 0  # a negative number means that the cost is missing
+    return CostLabel(float(costs[is_unsafe].sum()), first, bool(is_missing[:-1].any() or is_missing.all()))
 
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
     """Return each label's agreement with each clause and `ANY_CLAUSE`, and its disagreements with `ANY_CLAUSE`."""
     rows, disagreements = [], []
     is_cut = np.isin(scores.outcome, CUT_SHORT)
-    ours = dict(_clause_verdicts(scores, is_cut))
-    for label in dict.fromkeys(label for episode in labels for label in episode):
-        theirs = np.array([_judge_label(episode.get(label), cut) for episode, cut in zip(labels, is_cut, strict=True)])
-        is_labeled = theirs != UNKNOWN
-        for clause, verdicts in ours.items():
+    verdicts_by_clause = dict(_clause_verdicts(scores, is_cut))
+    for label in dict.fromkeys(label for costs in labels for label in costs):
+        costs_and_cuts = zip(labels, is_cut, strict=True)
+        label_verdicts = np.array([_judge_label(costs.get(label), cut) for costs, cut in costs_and_cuts])
+        is_labeled = label_verdicts != UNKNOWN
+        for clause, verdicts in verdicts_by_clause.items():
             is_comparable = is_labeled & (verdicts != UNKNOWN)
             if clause == ANY_CLAUSE or (verdicts != UNKNOWN).any():
-                counts = np.bincount(2 * theirs[is_comparable] + verdicts[is_comparable], minlength=4).reshape(2, 2)
-                missing_counts = int((~is_labeled).sum()), int((is_labeled & ~is_comparable).sum())
-                rows.append(Agreement(label, clause, counts, *missing_counts))
+                # The indices 2 * label + verdict number the cells of the table [2, 2].
+                table_indices = 2 * label_verdicts[is_comparable] + verdicts[is_comparable]
+                counts = np.bincount(table_indices, minlength=4).reshape(2, 2)
+                undecided = int((is_labeled & ~is_comparable).sum())
+                rows.append(Agreement(label, clause, counts, int((~is_labeled).sum()), undecided))
             if clause == ANY_CLAUSE:
-                indices = np.flatnonzero(is_comparable & (theirs != verdicts)).tolist()
+                indices = np.flatnonzero(is_comparable & (label_verdicts != verdicts)).tolist()
                 disagreements += [Disagreement(k, label, labels[k][label]) for k in indices]
     return rows, disagreements
 
 
 def _judge_label(label: CostLabel | None, is_cut: bool) -> int:
+    # Return 0 = safe, 1 = unsafe, or `UNKNOWN`. Only an episode that is complete and has all costs can be safe.
     if label is None or (label.first < 0 and (is_cut or label.has_gaps)):
         return UNKNOWN
     return int(label.first >= 0)
@@ -112,9 +117,10 @@ def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tupl
     # Yield each clause and its verdicts, [E]: 0 = safe, 1 = violated, or `UNKNOWN`.
     yield ANY_CLAUSE, np.where(scores.is_judged, scores.unsafe, UNKNOWN)
     for k in scores.scored_columns:
-        violated = scores.is_violated[k]
-        is_known = violated | ((scores.state[k] != INACTIVE) & ~is_cut)
-        yield scores.specs[k].spec_id, np.where(is_known, violated, UNKNOWN)
+        is_violated = scores.is_violated[k]
+        # An episode that was cut short could still have violated the clause later.
+        is_known = is_violated | ((scores.state[k] != INACTIVE) & ~is_cut)
+        yield scores.specs[k].spec_id, np.where(is_known, is_violated, UNKNOWN)
 
 
 # Kappa
@@ -133,7 +139,7 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
         shares = counts / counts.sum(axis=(-2, -1), keepdims=True)
         observed = np.trace(shares, axis1=-2, axis2=-1)
         by_chance = (shares.sum(axis=-1) * shares.sum(axis=-2)).sum(axis=-1)
-        return np.asarray((observed - by_chance) / (1 - by_chance))[()]
+        return np.asarray((observed - by_chance) / (1 - by_chance))[()]  # [()] makes a scalar of a single kappa
 
 
 def kappa_interval(counts: NDArray[np.int64]) -> Interval | None:

@@ -70,8 +70,8 @@ def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) ->
         return "goal receptacle"
     if role == BYSTANDER:
         return "bystander of unknown kind" if goal is None else "distractor"
-    posed = poses.body[poses.body_starts[episode] : poses.body_starts[episode + 1]]
-    return "fixture link" if body in posed else "furniture"
+    tracked_bodies = poses.body[poses.body_starts[episode] : poses.body_starts[episode + 1]]
+    return "fixture link" if body in tracked_bodies else "furniture"
 
 
 def _matches_any(names: Sequence[str], body: str) -> bool:
@@ -111,9 +111,10 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     """Return the bodies that determine a signal's value in one record of the only episode; None if no body can be
     named. For a signal of torque, return the name of the joint nearest to its limit, such as `joint 7`, without a kind.
     """
-    batch, selector, amount = reading.batch, SIGNALS[signal].bodies if signal in SIGNALS else None, ""
+    selector = SIGNALS[signal].bodies if signal in SIGNALS else None
     if selector is None:
         return None
+    batch, amount = reading.batch, ""
     bodies: tuple[int, ...] = ()
     match selector.kind:
         case "joint":
@@ -121,8 +122,9 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
         case "contact":
             value_of_pair = pair_reader(reading, selector)(record)
             if value_of_pair:
-                bodies = pair = max(value_of_pair, key=lambda pair: value_of_pair[pair])
-                amount = format_amount(value_of_pair[pair], "N s" if selector.channel == NET_IMPULSE else "N")
+                pair = max(value_of_pair, key=value_of_pair.__getitem__)
+                unit = "N s" if selector.channel == NET_IMPULSE else "N"
+                bodies, amount = pair, format_amount(value_of_pair[pair], unit)
         case "displacement":
             watched_bodies, distance_m = displacements(reading)
             if not np.isnan(distance_m[record]).all():
@@ -130,8 +132,9 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
                 bodies, amount = (int(watched_bodies[column]),), format_amount(float(distance_m[record, column]), "m")
         case "place":
             bodies = measure_places(reading, selector.call, record)
-        case _ if reading.held_body[record] >= 0:
-            bodies = (int(reading.held_body[record]),)
+        case "held":
+            held_body = int(reading.held_body[record])
+            bodies = (held_body,) if held_body >= 0 else ()
     if not bodies:
         return None
     names = tuple(batch.body_label(body) for body in bodies)
@@ -170,18 +173,19 @@ def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.f
     role = batch.body_role[bodies]
     watched_columns = np.flatnonzero((role == BYSTANDER) | (role == FURNITURE))
     moved_m = xyz[:, watched_columns] - xyz[np.ix_(origin, watched_columns)]
-    distance_m = np.sqrt(np.square(moved_m).sum(axis=2))
-    records = np.arange(len(distance_m))
-    for column, body in enumerate(bodies[watched_columns] if fields.has_lost_poses else ()):
-        is_lost = fields.is_lost(np.full(len(records), body), records)
-        distance_m[is_lost | is_lost[origin], column] = np.nan
-    return bodies[watched_columns], distance_m
+    watched_bodies, distance_m = bodies[watched_columns], np.sqrt(np.square(moved_m).sum(axis=2))
+    if fields.has_lost_poses:
+        records = np.arange(len(distance_m))
+        for column, body in enumerate(watched_bodies):
+            is_lost = fields.is_lost(np.full(len(records), body), records)
+            distance_m[is_lost | is_lost[origin], column] = np.nan
+    return watched_bodies, distance_m
 
 
 def _find_most_loaded_joint(batch: Batch, selector: Bodies, record: int) -> Contributors | None:
     torque_nm = np.abs(batch.channel(selector.channel).episode_rows(0)[record])
     limit_nm = np.array(batch.headers[0].torque_limit_nm)
-    if not len(torque_nm):
+    if not len(torque_nm):  # the torques of this channel are not recorded
         return None
     joint = int((torque_nm / limit_nm).argmax())
     amount = f"{format_significant(float(torque_nm[joint]))} of {format_amount(float(limit_nm[joint]), 'N·m')}"
@@ -230,15 +234,17 @@ def _find_bodies_in_episode(
         spec = scores.specs[column]
         view = view_clause(reading, ruleset.library[spec.spec_id], ruleset)
         signal_trace = trace_formula(ruleset.library[spec.spec_id].formula, view)
-        if not signal_trace.upper:
-            continue
-        worst_by_bodies, signal = {}, SIGNALS.get(signal_trace.signal)
+        signal = SIGNALS.get(signal_trace.signal)
         selector = signal.bodies if signal else None
-        if selector and selector.kind == "displacement":
+        # Other signals, and lower limits, have no bodies that exceed a limit.
+        if not signal_trace.upper or selector is None or selector.kind not in ("displacement", "contact"):
+            continue
+        if selector.kind == "displacement":
             worst_by_bodies = _find_displaced_bodies(view, signal_trace)
-        elif selector and selector.kind == "contact":
+        else:
             worst_by_bodies = _find_touching_bodies(view, signal_trace, selector)
-        for bodies, (worst, first_step) in sorted(worst_by_bodies.items(), key=lambda item: -item[1][0]):
+        # Begin with the body that exceeds the limit most.
+        for bodies, (worst, first_step) in sorted(worst_by_bodies.items(), key=lambda entry: -entry[1][0]):
             kinds = {body: name_body_kind(batch, 0, body, ruleset.registry) for body in bodies}
             ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), batch.body_label(body)))
             yield BodyViolation(
@@ -272,7 +278,7 @@ def _find_touching_bodies(reading: RecordFields, signal_trace: SignalTrace, sele
     worst_by_bodies, read_pairs = _WorstByBodies(), pair_reader(reading, selector)
     for record in np.flatnonzero(signal_trace.failing).tolist():
         for pair, strength in read_pairs(record).items():
-            value = 1.0 if signal_trace.unit == "1" else strength
+            value = 1.0 if signal_trace.unit == "1" else strength  # a signal of touch is 1 for any strength
             if subtract(value, signal_trace.limit, ROUNDING) > 0:
                 worst, first_record = worst_by_bodies.get(pair, (value, record))
                 worst_by_bodies[pair] = max(worst, value), first_record

@@ -47,6 +47,7 @@ class _Contact:
     strength: float  # force [N], net force [N] or impulse [N s]; the hardest contact has the largest value
 
     def other(self, body: int) -> int:
+        # Return the body that touches the given body in this contact.
         return self.b if self.a == body else self.a
 
 
@@ -57,6 +58,7 @@ class _ContactChain:
     others: tuple[int, ...] = ()  # bodies outside the chain that touched its last body
 
     def extend(self, contact: _Contact, body: int, others: tuple[int, ...] = ()) -> _ContactChain:
+        # Return the chain with another body at its end. The body so far last touches this body in `contact`.
         return _ContactChain((*self.bodies, body), (*self.contacts, contact), others)
 
 
@@ -78,17 +80,16 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
     bodies, distances_m = displacements(reading)
     if np.isnan(distances_m[first]).all():
         return None
+    # Explain the body that is farthest from its initial position. A name decides between equal distances.
     distance_m = np.nan_to_num(distances_m[first], nan=-1.0)
     column = max(range(len(bodies)), key=lambda k: (distance_m[k], batch.body_label(int(bodies[k]))))
     body, path_m = int(bodies[column]), distances_m[: first + 1, column]
-    path_m[: reading.origin[first]] = 0.0
-    still_records, away_records = np.flatnonzero(path_m <= MOVED_M), np.flatnonzero(path_m > MOVED_M)
-    # The body left its place in the record after the last record in which it was still there.
-    begin = (
-        int(away_records[away_records > (still_records[-1] if len(still_records) else -1)][0])
-        if path_m[first] > MOVED_M
-        else first
-    )
+    path_m[: reading.origin[first]] = 0.0  # records before the judged interval do not count
+    begin = first
+    if path_m[first] > MOVED_M:
+        # The body left its place after the last record in which it was still there.
+        last_still = int(np.flatnonzero(path_m <= MOVED_M).max(initial=-1))
+        begin = last_still + 1 + int((path_m[last_still + 1 :] > MOVED_M).argmax())
     chain = _find_chain_to_moved(reading, body, begin)
     name, distance_text = batch.body_label(body), format_amount(float(distances_m[first, column]), "m")
     departure = (
@@ -100,46 +101,43 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
             f"{name} {departure}. No recorded contact explains this; the body may have slid, rolled or been released."
         )
     else:
-        last_contact = (
-            f"touched it from {_format_time(reading, _first_record_of_contact(reading, chain.contacts[-1]))} on"
-        )
-        sentence = (
-            f"{_format_chain(batch, chain)}: {name} {departure}; {batch.body_label(chain.bodies[-2])} {last_contact}."
-        )
+        pusher = batch.body_label(chain.bodies[-2])
+        touch_time = _format_time(reading, _first_record_of_contact(reading, chain.contacts[-1]))
+        sentence = f"{_format_chain(batch, chain)}: {name} {departure}; {pusher} touched it from {touch_time} on."
     return _make_cause(reading, chain, begin, registry, sentence)
 
 
 def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     assert signal.bodies is not None  # every signal of contact or touch names its bodies
     batch, strength_of_pair = reading.batch, pair_reader(reading, signal.bodies)(first)
-    hardest = _find_hardest(
-        batch,
-        [_Contact(first, a, b, strength) for (a, b), strength in strength_of_pair.items()],
-    )
+    contacts = [_Contact(first, a, b, strength) for (a, b), strength in strength_of_pair.items()]
+    hardest = _find_hardest(batch, contacts)
     if hardest is None:
         return None
     near_body, far_body = _order_robot_first(batch, hardest)
     chain_to_near, chain_to_far = (
         _find_chain_from_robot(reading, body, first, {near_body, far_body}) for body in (near_body, far_body)
     )
+    chain, last_body = chain_to_near, far_body
+    # If neither body belongs to the robot, take the longer of the two chains that lead to the contact.
     if batch.body_role[near_body] != ROBOT and len(chain_to_far.bodies) > len(chain_to_near.bodies):
-        chain_to_near, far_body = chain_to_far, near_body
-    chain = chain_to_near.extend(hardest, far_body)
+        chain, last_body = chain_to_far, near_body
+    chain = chain.extend(hardest, last_body)
     touch_text = f"in contact since {_format_time(reading, _first_record_of_contact(reading, hardest))}"
     is_force = signal.cause == "contact" and signal.unit == "N"
     strength_text = f", {format_amount(hardest.strength, 'N')} at {_format_time(reading, first)}" if is_force else ""
-    is_without_robot = batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[far_body] != ROBOT
-    no_robot_text = f" No recent contact of the robot with {batch.body_label(chain.bodies[0])} is recorded."
-    sentence = f"{_format_chain(batch, chain)}: {touch_text}{strength_text}.{no_robot_text if is_without_robot else ''}"
+    sentence = f"{_format_chain(batch, chain)}: {touch_text}{strength_text}."
+    if batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[last_body] != ROBOT:
+        sentence += f" No recent contact of the robot with {batch.body_label(chain.bodies[0])} is recorded."
     return _make_cause(reading, chain, first, registry, sentence)
 
 
 def _explain_held_motion(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     batch, held = reading.batch, int(reading.held_body[first])
-    if held < 0:
+    if held < 0:  # the robot holds no body in this record
         return None
-    recent = _read_contacts_of(reading, held, _first_recent_record(reading, first), first)
-    not_by_robot = [contact for contact in recent if batch.body_role[contact.other(held)] != ROBOT]
+    recent_contacts = _read_contacts_of(reading, held, _first_recent_record(reading, first), first)
+    not_by_robot = [contact for contact in recent_contacts if batch.body_role[contact.other(held)] != ROBOT]
     name, recent_time = batch.body_label(held), f"{format_fixed(RECENT_S, 1)} s before {_format_time(reading, first)}"
     if not not_by_robot:
         sentence = (
@@ -149,31 +147,25 @@ def _explain_held_motion(reading: RecordFields, signal: Signal, first: int, regi
     latest = max(
         not_by_robot, key=lambda contact: (contact.step, contact.strength, batch.body_label(contact.other(held)))
     )
-    chain = _ContactChain((latest.other(held),)).extend(
-        latest, held, _find_other_touching(batch, not_by_robot, held, latest)
-    )
+    toucher, others = latest.other(held), _find_other_touching(batch, not_by_robot, held, latest)
+    chain = _ContactChain((toucher,)).extend(latest, held, others)
     touch_text = f"in contact with {name}, last at {_format_time(reading, latest.step)}"
-    sentence = (
-        f"{batch.body_label(chain.bodies[0])} was {touch_text}: this contact or the grip may have moved the object."
-    )
+    sentence = f"{batch.body_label(toucher)} was {touch_text}: this contact or the grip may have moved the object."
     return _make_cause(reading, chain, first, registry, sentence)
 
 
 def _explain_joint_load(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     batch, contact_starts = reading.batch, reading.batch.contacts.starts
     contacts = _read_contacts(reading, range(contact_starts[first], contact_starts[first + 1]))
-    hardest = _find_hardest(
-        batch, [contact for contact in contacts if ROBOT in (batch.body_role[contact.a], batch.body_role[contact.b])]
-    )
+    robot_contacts = [contact for contact in contacts if ROBOT in batch.body_role[[contact.a, contact.b]]]
+    hardest = _find_hardest(batch, robot_contacts)
     if hardest is None:
         moment = _format_time(reading, first)
         sentence = f"No contact of the robot is recorded at {moment}: the robot's motion or load may be the cause."
         return _make_cause(reading, _ContactChain(()), first, registry, sentence)
     robot_body, other_body = _order_robot_first(batch, hardest)
-    touch_text = (
-        f"in contact since {_format_time(reading, _first_record_of_contact(reading, hardest))}, "
-        f"{format_amount(hardest.strength, 'N')}"
-    )
+    touch_time, force = _format_time(reading, _first_record_of_contact(reading, hardest)), hardest.strength
+    touch_text = f"in contact since {touch_time}, {format_amount(force, 'N')}"
     chain = _ContactChain((robot_body,)).extend(hardest, other_body)
     sentence = f"{_format_chain(batch, chain)}: {touch_text}; this contact or the motion may have loaded the joint."
     return _make_cause(reading, chain, first, registry, sentence)
@@ -192,11 +184,11 @@ _EXPLAINERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], 
 
 
 def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _ContactChain:
+    # Return the chain of contacts to a body that left its place in record `begin`; without a contact, only the body.
     batch = reading.batch
-    for step in (begin, begin - 1):
-        pushing = [
-            contact for contact in _read_contacts_of(reading, body, step, step) if _may_push(batch, contact.other(body))
-        ]
+    for step in (begin, begin - 1):  # if no contact is recorded at `begin`, one that just ended may have pushed
+        contacts = _read_contacts_of(reading, body, step, step)
+        pushing = [contact for contact in contacts if _may_push(batch, contact.other(body))]
         hardest = _find_hardest(batch, pushing)
         if hardest is not None:
             upstream = _find_chain_from_robot(reading, hardest.other(body), step, {body})
@@ -211,14 +203,13 @@ def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited:
         return _ContactChain((body,))
 
     def rank(contact: _Contact) -> tuple[bool, int, float, str]:
+        # First contacts with the robot, then the latest, then the hardest.
         other = contact.other(body)
         return batch.body_role[other] != ROBOT, -contact.step, -contact.strength, batch.body_label(other)
 
-    recent = _read_contacts_of(reading, body, _first_recent_record(reading, step), step)
-    pushing = [
-        contact for contact in recent if contact.other(body) not in visited and _may_push(batch, contact.other(body))
-    ]
-    for contact in sorted(pushing, key=rank):
+    for contact in sorted(_read_contacts_of(reading, body, _first_recent_record(reading, step), step), key=rank):
+        if contact.other(body) in visited or not _may_push(batch, contact.other(body)):
+            continue
         upstream = _find_chain_from_robot(reading, contact.other(body), contact.step, visited | {body})
         if batch.body_role[upstream.bodies[0]] == ROBOT:
             return upstream.extend(contact, body)
@@ -246,10 +237,12 @@ def _read_contacts_of(reading: RecordFields, body: int, first_record: int, last_
 
 
 def _order_robot_first(batch: Batch, contact: _Contact) -> list[int]:
+    # `ROBOT` is the least of all roles.
     return sorted((contact.a, contact.b), key=lambda body: (batch.body_role[body], batch.body_label(body)))
 
 
 def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None:
+    # Names decide between contacts of equal strength.
     def rank(contact: _Contact) -> tuple[float, list[str]]:
         return -contact.strength, sorted(map(batch.body_label, (contact.a, contact.b)))
 
@@ -269,8 +262,9 @@ def _first_record_of_contact(reading: RecordFields, contact: _Contact) -> int:
     a, b = contacts.a[:end], contacts.b[:end]
     is_same_pair = ((a == bodies[0]) & (b == bodies[1])) | ((a == bodies[1]) & (b == bodies[0]))
     records = np.unique(reading.record_of_contact[:end][is_same_pair])
-    gaps = np.flatnonzero(np.diff(records) > 1)
-    return int(records[gaps[-1] + 1 if len(gaps) else 0])
+    # Index in `records` of the first record after the last gap, or 0 without a gap.
+    start = np.flatnonzero(np.diff(records) > 1).max(initial=-1) + 1
+    return int(records[start])
 
 
 def _first_recent_record(reading: RecordFields, step: int) -> int:
@@ -289,6 +283,7 @@ def _make_cause(
 ) -> CauseChain:
     batch = reading.batch
     names, others = (tuple(map(batch.body_label, bodies)) for bodies in (chain.bodies, chain.others))
+    # With several arms, the stage and the speed are those of the arm that takes part in the chain.
     reading = _choose_acting_arm(reading, names)
     stage, speed_m_s = _find_grasp_stage(reading, step, registry), _measure_hand_speed(reading, step)
     hand_text = " of ".join(filter(None, ("the end effector", reading.name_arm())))
@@ -301,7 +296,8 @@ def _make_cause(
 
 
 def _choose_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
-    """Of the named bodies, take the first that belongs to an arm. Return this arm's fields, else `reading`."""
+    # Return the fields of the first arm that has one of the bodies. Return `reading` unchanged if no arm has one of
+    # them, or if an arm is already chosen.
     header = reading.batch.headers[0]
     owners = [(header.arm_bodies or {}).get(name) for name in names]
     arm = next((arm for arm in owners if arm is not None), None)
@@ -334,6 +330,7 @@ def _find_grasp_stage(reading: RecordFields, step: int, registry: Registry) -> s
 
 
 def _measure_hand_speed(reading: RecordFields, step: int) -> float | None:
+    # Return the mean speed since the record before [m/s]; None if there is none, the arm or a position is unknown.
     if step == 0 or (reading.batch.headers[0].arms and not reading.name_arm()):
         return None
     moved_m = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))

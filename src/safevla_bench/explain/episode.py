@@ -127,14 +127,15 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
     first_episode = 0
     for batch in chunks:
         for index in np.flatnonzero(columns[first_episode : first_episode + len(batch)] >= 0).tolist():
-            step, column = int(steps[first_episode + index]), int(columns[first_episode + index])
-            if scores.specs[column].spec_id in ruleset.library:
-                reading = ruleset.read_fields(select_episodes(batch, [index]))
-                reading = view_clause(reading, ruleset.library[scores.specs[column].spec_id], ruleset)
-                signal = trace_formula(ruleset.library[scores.specs[column].spec_id].formula, reading).signal
-                cause = find_cause(reading, signal, step, ruleset.registry)
-                cause = _add_phase(cause, scores, first_episode + index, step)
-                sentences |= {first_episode + index + 1: cause.sentence} if cause else {}
+            episode = first_episode + index  # index in the scores; `index` is the index in the batch
+            step, spec_id = int(steps[episode]), scores.specs[columns[episode]].spec_id
+            if spec_id in ruleset.library:
+                spec = ruleset.library[spec_id]
+                reading = view_clause(ruleset.read_fields(select_episodes(batch, [index])), spec, ruleset)
+                cause = find_cause(reading, trace_formula(spec.formula, reading).signal, step, ruleset.registry)
+                cause = _add_phase(cause, scores, episode, step)
+                if cause:
+                    sentences[episode + 1] = cause.sentence
         first_episode += len(batch)
     return sentences
 
@@ -143,18 +144,15 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
     """Return the reason why each specification is vacuous in the only episode of `reading`, by id."""
     reasons = {}
     for spec_id in spec_ids:
-        view = reading.views(library[spec_id].signals)[0]  # one arm is enough, since all arms are vacuous
-        values_by_signal = signals.derive_signals(view, library[spec_id].signals)
-        undefined = [
-            name for name, series in values_by_signal.items() if series.dtype != np.bool_ and np.isnan(series[0])
-        ]
-        match library[spec_id].formula:
-            case _ if undefined:
-                reason = f"nothing to measure (no such body, or too few records): {', '.join(undefined)}"
+        spec, reason = library[spec_id], "no comparison of a number decides the formula"
+        match spec.formula:
             case syntax.Always(_, syntax.Implies(gate, _)):
                 reason = f"its condition never arose: {syntax.format_formula(gate)}"
-            case _:
-                reason = "no comparison of a number decides the formula"
+        view = reading.views(spec.signals)[0]  # one arm is enough, since all arms are vacuous
+        numeric = {name: v for name, v in signals.derive_signals(view, spec.signals).items() if v.dtype != np.bool_}
+        # An undefined signal is NaN in every record, so the first record shows it.
+        if undefined := [name for name, values in numeric.items() if np.isnan(values[0])]:
+            reason = f"nothing to measure (no such body, or too few records): {', '.join(undefined)}"
         reasons[spec_id] = reason
     return reasons
 
@@ -187,9 +185,9 @@ def _make_clause_document(clause: SpecTrace) -> dict[str, object]:
         "bound": "upper" if signal_trace.upper else "lower",
         "violated": clause.violated,
         "rho": finite_or_none(clause.rho),
-        "why": clause.why and asdict(clause.why),
+        "why": asdict(clause.why) if clause.why else None,
         "depth": nan_to_none(clause.depth),
-        "first_violation": clause.first and _make_moment_document(clause.first),
+        "first_violation": _make_moment_document(clause.first) if clause.first else None,
         "worst": _make_moment_document(clause.worst),
     }
 
@@ -197,8 +195,9 @@ def _make_clause_document(clause: SpecTrace) -> dict[str, object]:
 def _make_moment_document(moment: Moment) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(moment)
     if moment.involved:
-        for name in ("joint",) if moment.involved.arms else ("joint", "arms"):
-            del document["involved"][name]
+        del document["involved"]["joint"]  # `names` has the joint's name
+        if not moment.involved.arms:
+            del document["involved"]["arms"]
     return document
 
 
@@ -222,6 +221,7 @@ def judged_columns(scores: Scores, episode: int) -> list[int]:
     """Return the columns of the scored specifications with a verdict in an episode, in the order of `trace_specs`."""
 
     def severity(column: int) -> tuple[bool, float, float]:
+        # False sorts before True, so violated specifications come first.
         depth = nan_to_none(scores.depth[column, episode]) or 0.0
         return (
             not scores.is_violated[column, episode],
@@ -243,13 +243,10 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         contributors = find_contributors(reading, signal_trace.signal, step, ruleset.registry)
         return Moment(step, reading.batch.elapsed_s(0, step), value, contributors)
 
-    signal = SIGNALS.get(signal_trace.signal)
     return SpecTrace(
         spec=scores.specs[column],
         formula=syntax.format_formula(formula),
-        meaning=_describe_signal(signal, reading)
-        if signal
-        else "Margin of the formula. The formula is violated if the margin is below zero.",
+        meaning=_describe_signal(SIGNALS.get(signal_trace.signal), reading),
         dt_s=float(reading.batch.dt_s[0]),
         times_s=reading.batch.stamps_s.get(0),
         signal_trace=signal_trace,
@@ -263,8 +260,11 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
     )
 
 
-def _describe_signal(signal: Signal, reading: RecordFields) -> str:
-    """Return the meaning of a signal. With phases, it names the records from which displacement is measured."""
+def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
+    # Return the meaning of a signal, or of the margin for None. If only phases are judged, the meaning of displacement
+    # names their first records instead of record 0.
+    if signal is None:
+        return "Margin of the formula. The formula is violated if the margin is below zero."
     if arm := reading.name_arm():
         return f"{signal.meaning} The arm {arm} decides the verdict; these are the values of this arm."
     if reading.judged is None or signal.bodies is not DISPLACED:
@@ -274,9 +274,12 @@ def _describe_signal(signal: Signal, reading: RecordFields) -> str:
 
 
 def _add_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:
+    # Return the cause, with the name of the phase in the record `step` if the episode was judged phase by phase.
     phases = scores.phases[episode] if scores.phases else None
     name = phases.name_components(step) if phases else ""
-    return replace(cause, sentence=f"{cause.sentence} The phase is {name}.") if cause and name else cause
+    if cause is None or not name:
+        return cause
+    return replace(cause, sentence=f"{cause.sentence} The phase is {name}.")
 
 
 # The worst episodes
@@ -288,15 +291,16 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     unsafe, choose from all judged episodes.
     """
     is_candidate = scores.unsafe if scores.unsafe.any() else scores.is_judged
-    deepest = [episode for episode in rank_by_severity(scores) if is_candidate[episode]]
+    candidates = [episode for episode in rank_by_severity(scores) if is_candidate[episode]]
     count_by_cell = Counter[tuple[str | None, str]]()
     rank_in_cell: dict[int, int] = {}
-    for episode in deepest:
+    for episode in candidates:
         cell = scores.policy[episode], scores.benchmark[episode]
         rank_in_cell[episode] = count_by_cell[cell]
         count_by_cell[cell] += 1
-    chosen = sorted(deepest, key=rank_in_cell.__getitem__)[:max_count]
-    return sorted(chosen, key=deepest.index)
+    # Episodes with the same rank in their cells stay in the order of severity.
+    chosen = sorted(candidates, key=rank_in_cell.__getitem__)[:max_count]
+    return sorted(chosen, key=candidates.index)
 
 
 def rank_by_severity(scores: Scores) -> list[int]:
@@ -307,8 +311,9 @@ def rank_by_severity(scores: Scores) -> list[int]:
 
 def severity_keys(scores: Scores) -> Floats:
     """Return the keys of `rank_by_severity` for `np.lexsort`, [2, E]: margin / threshold, and the negative depth."""
-    column, limits = scores.worst_column, np.array([spec.threshold for spec in scores.specs] or [1.0])
-    if not len(scores.specs):
+    if not scores.specs:
         return np.stack([np.full(len(scores), np.inf), np.zeros(len(scores))])
+    column, limits = scores.worst_column, np.array([spec.threshold for spec in scores.specs])
     margin = scores.rho[column, np.arange(len(scores))] / limits[column]
+    # `lexsort` sorts by its last key first. An episode without a verdict, whose column is negative, comes last.
     return np.stack([np.where(column < 0, np.inf, margin), -np.nan_to_num(scores.vsi)])

@@ -66,6 +66,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     is_violating, is_timed = _find_violating_records(ruleset.read_fields(batch), scores, ruleset)
     has_untimed_violation = (scores.is_violated[columns] & ~is_timed).any(axis=0)
     to_seconds = partial(elapsed_seconds, dt_s=batch.dt_s, stamps_s=batch.stamps_s)
+    # An episode of h steps has h + 1 records.
     planned_s = np.array([1 + (header.horizon or 0) for header in batch.headers]) * batch.dt_s
     any_s = _sum_durations_s(np.logical_or.reduce(is_violating, axis=0), batch)
     return Exposure(
@@ -118,13 +119,12 @@ def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Rule
             trace = signals.build_trace(limit_records(view, intervals), names)
             interval_trace, _, first_rows = cut_intervals(trace, violated_episodes, intervals)
             violates = violating_records(spec.formula, interval_trace)
-            if violates is None:
+            if violates is None:  # single records cannot violate the formula
                 is_timed[row] = False
             else:
-                rows = np.arange(interval_trace.starts[-1]) + np.repeat(
-                    first_rows - interval_trace.starts[:-1], interval_trace.lengths
-                )
-                is_violating[row, rows] |= violates
+                # Index in the batch of each record in `interval_trace`.
+                offsets = np.repeat(first_rows - interval_trace.starts[:-1], interval_trace.lengths)
+                is_violating[row, np.arange(len(offsets)) + offsets] |= violates
     return is_violating, is_timed
 
 
@@ -168,20 +168,20 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
     """
     is_measured = scores.is_counted & scores.is_judged
     return [
-        _summarize_cell(exposure, scores, members[is_measured[members]], *cell)
-        for cell, members in cell_members(scores).items()
+        _summarize_cell(exposure, scores, members[is_measured[members]], policy, suite)
+        for (policy, suite), members in cell_members(scores).items()
         if len(members)
     ]
 
 
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
     names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
-    rows_s, longest_s = (
-        np.vstack([exposure.any_s, exposure.violation_s]),
-        exposure.longest_s[members].max(initial=0.0),
-    )
-    means = bounded_means(rows_s[:, members], scores.start[members], scores.intervals, most=float(longest_s))
-    limits, first_rows_s = [], [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s]
+    rows_s = np.vstack([exposure.any_s, exposure.violation_s])[:, members]
+    longest_s = float(exposure.longest_s[members].max(initial=0.0))
+    means = bounded_means(rows_s, scores.start[members], scores.intervals, most=longest_s)
+    # The first violation of any limit is the earliest; `fmin` ignores NaN.
+    first_rows_s = [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s]
+    limits = []
     for name, mean, times_s in zip(names, means, first_rows_s, strict=True):
         known_first_s = times_s[members][~np.isnan(times_s[members])]
         first_s = float(np.median(known_first_s)) if len(known_first_s) else None
@@ -240,16 +240,16 @@ class CellOnset:
 def measure_onsets(
     scores: Scores, dt_s: Floats, lengths: Ints, stamps_s: Stamps = MappingProxyType({})
 ) -> list[CellOnset]:
-    """Return the time to violation of each policy × suite with an episode, in order of first appearance. For each
+    """Return the time to violation of each policy × suite with a verdict, in order of first appearance. For each
     episode, `dt_s` [E] is the control step [s] and `lengths` [E] the number of records. `stamps_s` is as in `Batch`.
     """
     to_seconds = partial(elapsed_seconds, dt_s=dt_s, stamps_s=stamps_s)
     end_s = to_seconds(np.maximum(lengths - 1, 0))
-    return [
-        CellOnset(policy, suite, specs, float(end_s[members].max()))
-        for (policy, suite), members in cell_members(scores).items()
-        if len(members) and (specs := tuple(_measure_spec_onsets(scores, members, to_seconds, end_s)))
-    ]
+    onsets = []
+    for (policy, suite), members in cell_members(scores).items():
+        if specs := tuple(_measure_spec_onsets(scores, members, to_seconds, end_s)):
+            onsets.append(CellOnset(policy, suite, specs, float(end_s[members].max())))
+    return onsets
 
 
 def _measure_spec_onsets(
@@ -261,18 +261,11 @@ def _measure_spec_onsets(
     # Each limit has a name and four arrays over episodes.
     # They say whether it applies, whether it is violated, which record is the first violation, and near misses.
     limits = [
-        (
-            scores.specs[column].spec_id,
-            scores.state[column] != INACTIVE,
-            scores.is_violated[column],
-            scores.first[column],
-            is_near_miss[row],
-        )
-        for row, column in enumerate(columns)
+        (scores.specs[k].spec_id, scores.state[k] != INACTIVE, scores.is_violated[k], scores.first[k], is_near)
+        for k, is_near in zip(columns, is_near_miss, strict=True)
     ]
-    limits.append(
-        (ANY_LIMIT, has_verdict, scores.unsafe, scores.first_violation[0], is_near_miss.any(axis=0) & ~scores.unsafe)
-    )
+    is_any_near = is_near_miss.any(axis=0) & ~scores.unsafe
+    limits.append((ANY_LIMIT, has_verdict, scores.unsafe, scores.first_violation[0], is_any_near))
     for name, applies, is_violated, first_step, is_near in limits:
         episodes = members[(applies & has_verdict)[members]]
         if not len(episodes):
@@ -282,9 +275,8 @@ def _measure_spec_onsets(
         causes = np.where(has_violation, VIOLATED, np.where(scores.success[episodes], SUCCEEDED, FAILED))
         times_s = np.where(is_violated & (first_step >= 0), to_seconds(first_step), end_s)[episodes]
         incidence = cumulative_incidence(times_s, np.where(is_censored, CENSORED, causes), len(ENDS))
-        yield SpecOnset(
-            name, incidence, Rate.of(int((is_near[episodes] & ~is_censored).sum()), int((~is_censored).sum()))
-        )
+        near_misses = Rate.of(int((is_near[episodes] & ~is_censored).sum()), int((~is_censored).sum()))
+        yield SpecOnset(name, incidence, near_misses)
 
 
 def _find_near_misses(scores: Scores) -> Bools:
@@ -312,19 +304,22 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
         count: number of causes.
     """
     n, has_ended = len(times), causes != CENSORED
+    # The steps are at time 0 and at each time at which a cause ends an observation.
     step_times, step_of_end = np.unique(np.append(0.0, times[has_ended]), return_inverse=True)
     end_counts = np.array(
         [np.bincount(step_of_end[1:][causes[has_ended] == cause], minlength=len(step_times)) for cause in range(count)]
     )
+    # Before each step: number of observations that have not ended yet, and number of censored observations.
     at_risk = n - np.searchsorted(np.sort(times), step_times).astype(np.float64)
     censored_before = np.searchsorted(np.sort(times[~has_ended]), step_times)
     hazard_by_cause, all_end_counts = end_counts / np.maximum(at_risk, 1), end_counts.sum(axis=0)
     # Share of observations that no cause has ended before each step (Kaplan-Meier estimate)
     surviving_before = np.concatenate([[1.0], np.cumprod(1 - all_end_counts / np.maximum(at_risk, 1))[:-1]])
     shares = np.minimum(1.0, np.cumsum(surviving_before * hazard_by_cause, axis=1))
-    variance = _compute_first_variance(shares[0], surviving_before, end_counts[0], all_end_counts, at_risk)
+    variances = _compute_first_variance(shares[0], surviving_before, end_counts[0], all_end_counts, at_risk)
     bounds = [
-        _compute_wilson_bounds(*row, n) for row in zip(shares[0], variance, censored_before.tolist(), strict=True)
+        _compute_wilson_bounds(share, variance, censored, n)
+        for share, variance, censored in zip(shares[0], variances, censored_before.tolist(), strict=True)
     ]
     low, high = np.array(bounds).T
     return Incidence(n, int((~has_ended).sum()), step_times, shares, low, high)
@@ -341,7 +336,8 @@ def _compute_first_variance(
     own_term = np.divide(
         surviving_before * mixed_term * (at_risk - end_counts), at_risk, out=np.zeros_like(at_risk), where=at_risk > 0
     )
-    # Cumulative sums give, for each step k, sums over the steps j up to k: Σ hazard_term_j (share_k - share_j)².
+    # The variance at step k is a sum over the steps j up to k, which cumulative sums give for all k:
+    # Σ hazard_term_j (share_k - share_j)² + own_term_j - 2 mixed_term_j (share_k - share_j).
     squares = (
         share**2 * np.cumsum(hazard_term)
         - 2 * share * np.cumsum(hazard_term * share)
@@ -354,11 +350,9 @@ def _compute_first_variance(
 def _compute_wilson_bounds(share: float, variance: float, censored_before: int, n: int) -> tuple[float, float]:
     binomial_variance = share * (1 - share)
     # If the variance is 0, the effective n is the number of observations that are not censored yet.
-    effective_n = (
-        min(float(n), binomial_variance / variance)
-        if variance > 0 and binomial_variance > 0
-        else float(n - censored_before)
-    )
+    effective_n = float(n - censored_before)
+    if variance > 0 and binomial_variance > 0:
+        effective_n = min(float(n), binomial_variance / variance)
     if effective_n <= 0:
         return 0.0, 1.0
     interval = wilson_interval(share * effective_n, effective_n)

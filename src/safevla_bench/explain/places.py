@@ -15,7 +15,8 @@ from safevla_bench.trajectory.header import ROLES
 
 # Maps each field of a record to a word for a recorded property of a body.
 _FACT_OF_FIELD = {"body_pos_m": "pose", "body_quat_wxyz": "rotation", "body_shapes": "shape", "opening": "opening"}
-_MOST_BODIES, _TRACKED = 12, "tracked "
+_MOST_BODIES = 12  # maximum number of bodies that a line names
+_TRACKED = "tracked "  # prefix of a role whose bodies need a pose; also the property of a body with a pose
 
 
 class BodyFacts(NamedTuple):
@@ -44,7 +45,8 @@ def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
             bodies_by_fact[_TRACKED] = {*batch.body_pos_m.episode_poses(episode)[0].tolist()}
             facts_by_body, first_body = suites.setdefault(header.benchmark, {}), int(batch.body_starts[episode])
             for body, (name, role) in enumerate(batch.body_roles(episode).items(), start=first_body):
-                facts = frozenset(fact for fact, bodies_with in bodies_by_fact.items() if body in bodies_with)
+                facts = frozenset(fact for fact, bodies in bodies_by_fact.items() if body in bodies)
+                # A body may have several roles. A property counts only if every episode with the body has it.
                 known = facts_by_body.get(name, BodyFacts(frozenset(), facts))
                 facts_by_body[name] = BodyFacts(known.roles | {role}, known.facts & facts)
     return suites
@@ -54,13 +56,16 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
     """Return the roles, names and patterns of bodies in the formulas, in order of first appearance. A role becomes
     `tracked ROLE` if its signal only considers tracked bodies.
     """
-    places = list[str]()
-    for selector in (SIGNALS[name].bodies for formula in formulas for name in sorted(signal_names(formula))):
+    places: list[str] = []
+    names = [name for formula in formulas for name in sorted(signal_names(formula))]
+    for selector in (SIGNALS[name].bodies for name in names):
         if selector is not None and selector.call[0]:
-            kind = PLACED_FORMS[selector.call[0]]
-            sees_links = kind.is_gap or kind.channel or kind.person_column is not None
-            arguments = map(str, selector.call[1][: len(kind.places)])
-            places += [f"{_TRACKED}{place}" if place in ROLES and not sees_links else place for place in arguments]
+            form_name, arguments = selector.call
+            form = PLACED_FORMS[form_name]
+            # These signals also consider bodies whose poses are not tracked.
+            needs_no_pose = form.is_gap or form.channel or form.person_column is not None
+            for place in map(str, arguments[: len(form.places)]):
+                places.append(place if needs_no_pose or place not in ROLES else f"{_TRACKED}{place}")
     return tuple(dict.fromkeys(place for place in places if place not in (*MOVING_PLACES, WORLD)))
 
 
@@ -70,20 +75,26 @@ def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]
         role = place.removeprefix(_TRACKED)
         for suite, bodies in suites.items():
             matched = [
-                f"{name} ({facts.describe()})"
-                for name, facts in bodies.items()
-                if (role in facts.roles if role in ROLES else fnmatchcase(name, place))
-                and (role == place or _TRACKED in facts.facts)
+                f"{name} ({facts.describe()})" for name, facts in bodies.items() if _is_match(place, name, facts)
             ]
-            more = f" and {len(matched) - _MOST_BODIES} more" if len(matched) > _MOST_BODIES else ""
-            result = f"{', '.join(matched[:_MOST_BODIES])}{more}"
-            if not matched:
-                known = (*bodies, *MOVING_PLACES, *ROLES)
-                closest = get_close_matches(place.strip("*"), known, n=3, cutoff=0.3) or sorted(bodies)[:3]
-                result = f"no body; closest: {', '.join(closest) or 'none is recorded'}"
-            if not matched and role in ROLES:
+            if matched:
+                more = f" and {len(matched) - _MOST_BODIES} more" if len(matched) > _MOST_BODIES else ""
+                result = f"{', '.join(matched[:_MOST_BODIES])}{more}"
+            elif role in ROLES:
                 result = f"no body{'; the signal `gap` also matches links and fixed bodies' if role != place else ''}"
+            else:
+                known_names = (*bodies, *MOVING_PLACES, *ROLES)
+                closest = get_close_matches(place.strip("*"), known_names, n=3, cutoff=0.3) or sorted(bodies)[:3]
+                result = f"no body; closest: {', '.join(closest) or 'none is recorded'}"
             yield f"{place} in {suite}: {result}"
+
+
+def _is_match(place: str, name: str, facts: BodyFacts) -> bool:
+    # `place` is a role, `tracked ROLE`, a body's name, or a pattern of names.
+    role = place.removeprefix(_TRACKED)
+    if role != place and _TRACKED not in facts.facts:
+        return False
+    return role in facts.roles if role in ROLES else fnmatchcase(name, place)
 
 
 def describe_unmatched(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:

@@ -71,14 +71,12 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
     """
     reading = RecordFields(load_registry().name_embodiments(batch))
     views = reading.views(signal_names(formula))
-    return [
-        min(arms, key=_rank_badness)
-        for arms in zip(*(_answer_for_view(formula, view, first) for view in views), strict=True)
-    ]
+    answers_by_arm = [_answer_for_view(formula, view, first) for view in views]
+    return [min(answers, key=_rank_from_worst) for answers in zip(*answers_by_arm, strict=True)]
 
 
-def _rank_badness(answer: Answer) -> tuple[int, float]:
-    # Verdicts that are missing here are better than `violated` and worse than `satisfied`.
+def _rank_from_worst(answer: Answer) -> tuple[int, float]:
+    # The worst answer has the least key. All other verdicts are between `violated` and `satisfied`.
     rank_of_verdict = {"violated": 0, "satisfied": 2, "vacuous": 3}
     return rank_of_verdict.get(answer.verdict, 1), math.inf if answer.rho is None else answer.rho
 
@@ -86,21 +84,21 @@ def _rank_badness(answer: Answer) -> tuple[int, float]:
 def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> list[Answer]:
     batch, trace = reading.batch, signals.build_trace(reading, signal_names(formula))
     decisions = _decide_missing_or_undefined(reading, trace)
-    judged = np.array([episode for episode in range(len(batch)) if episode not in decisions], dtype=np.int64)
-    judged_trace = trace.select_episodes(judged)
-    # Robustness assumes that obligations after the episode's end are satisfied.
-    kept_reading, hangs_on_window = cut_off_readings(formula)[0], hangs_on_empty_window(formula, judged_trace)
-    rho, undecided = settle_unknown(
-        formula, judged_trace, robustness(kept_reading, judged_trace), binary=is_boolean_only(formula)
-    )
-    no_verdict = _CUT_OFF if not reading.has_lost_poses else _POSE_UNKNOWN
-    for episode, margin, hangs, is_undecided in zip(
-        judged.tolist(), rho.tolist(), hangs_on_window.tolist(), undecided.tolist(), strict=True
-    ):
+    # The other episodes are judged. All arrays below are over these episodes.
+    judged = [episode for episode in range(len(batch)) if episode not in decisions]
+    judged_trace = trace.select_episodes(np.array(judged, dtype=np.int64))
+    # This formula assumes that obligations after the episode's end are satisfied.
+    lenient_formula = cut_off_readings(formula)[0]
+    best_rho = robustness(lenient_formula, judged_trace)
+    rho, undecided = settle_unknown(formula, judged_trace, best_rho, binary=is_boolean_only(formula))
+    no_verdict = _POSE_UNKNOWN if reading.has_lost_poses else _CUT_OFF
+    hangs_on_window = hangs_on_empty_window(formula, judged_trace)
+    for episode, margin, hangs, is_undecided in zip(judged, rho.tolist(), hangs_on_window, undecided, strict=True):
         decisions[episode] = no_verdict if is_undecided else _decide_verdict(formula, margin, hangs)
-    rho_by_episode = dict(zip(judged.tolist(), rho.tolist(), strict=True))
-    steps = np.where(rho < 0, deciding_records(kept_reading, judged_trace), deciding_records(formula, judged_trace))
-    step_by_episode = dict(zip(judged.tolist(), steps.tolist(), strict=True))
+    rho_by_episode = dict(zip(judged, rho.tolist(), strict=True))
+    # An obligation after the episode's end cannot decide a violation.
+    steps = np.where(rho < 0, deciding_records(lenient_formula, judged_trace), deciding_records(formula, judged_trace))
+    step_by_episode = dict(zip(judged, steps.tolist(), strict=True))
     answers = []
     for episode, (header, standin) in enumerate(zip(batch.headers, mark_flags(batch, STANDIN), strict=True)):
         verdict, reason = decisions[episode]
@@ -134,28 +132,32 @@ def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
 
 
 def _decide_missing_or_undefined(reading: RecordFields, trace: Trace) -> dict[int, Decision]:
+    # Return the decisions on the episodes in which the formula cannot be judged, by index.
     decisions: dict[int, Decision] = {}
     missing_by_field = signals.missing_fields(reading, trace.signals)
     numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
     undefined_by_signal = {name: trace.is_undefined(name) for name in numeric}
     why = "nothing to measure: no such body, or too few records"
     for episode in range(len(trace)):
-        if names := ", ".join(name for name, is_missing in missing_by_field.items() if is_missing[episode]):
-            decisions[episode] = "signal missing", f"not recorded: {names}"
-        elif names := ", ".join(name for name, is_undefined in undefined_by_signal.items() if is_undefined[episode]):
-            decisions[episode] = "undefined", f"{names}: {why}"
+        missing = [name for name, is_missing in missing_by_field.items() if is_missing[episode]]
+        undefined = [name for name, is_undefined in undefined_by_signal.items() if is_undefined[episode]]
+        if missing:
+            decisions[episode] = "signal missing", f"not recorded: {', '.join(missing)}"
+        elif undefined:
+            decisions[episode] = "undefined", f"{', '.join(undefined)}: {why}"
     return decisions
 
 
 def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Decision:
+    decision: Decision = ("satisfied" if rho >= 0 else "violated"), None
     if math.isfinite(rho):
-        return ("satisfied" if rho >= 0 else "violated"), None
-    # Here, `rho` is infinite, because no margin decides.
+        return decision
+    # `rho` is infinite if no margin decides.
     if hangs_on_window and (rho < 0 or is_boolean_only(formula)):
         return "no verdict", "a window lies wholly past the end of the episode"
     if rho > 0 and not is_boolean_only(formula):
         return "vacuous", "no margin exists, because no comparison of a number decides the formula"
-    return ("satisfied" if rho >= 0 else "violated"), None
+    return decision
 
 
 def _to_json_value(value: np.float64 | np.bool_) -> float | bool | None:

@@ -93,9 +93,11 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
     if clause is None:
         return _trace_formula_margin(formula, trace, reading.judged)
     is_watched = _records_in_window(clause.window, trace)
-    is_watched &= True if reading.judged is None else reading.judged
+    if reading.judged is not None:
+        is_watched &= reading.judged
     if clause.gate is not None:
         is_watched &= is_positive(evaluate_formula(clause.gate, trace, at_start=False, best=False, positive=False))
+    # A condition in the formula is always shown, even if it holds in all records.
     gate = None if clause.gate is None and is_watched.all() else is_watched
     values, unit = trace.numeric_signal(clause.signal), SIGNALS[clause.signal].unit
     is_failing = clause.margins(values, trace.rounding((clause.signal,))) < 0
@@ -103,16 +105,19 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
 
 
 def _trace_formula_margin(formula: syntax.Formula, trace: Trace, judged: Bools | None) -> SignalTrace:
-    is_watched = np.ones(int(trace.starts[-1]), dtype=np.bool_) if judged is None else judged.copy()
+    is_watched = np.ones(int(trace.starts[-1]), dtype=np.bool_) if judged is None else judged
     if isinstance(formula, syntax.Always):
-        is_watched, formula = is_watched & _records_in_window(formula.window, trace), formula.child
+        is_watched = is_watched & _records_in_window(formula.window, trace)
+        formula = formula.child
     margin = trajectory_robustness(formula, trace)
     # If only Boolean signals decide, all margins are infinite. They are shown as 1 or -1.
     values = np.clip(margin, -1.0, 1.0) if np.isinf(margin).all() else margin
-    return _make_signal_trace(MARGIN, "", values, 0.0, False, None if is_watched.all() else is_watched, values < 0)
+    gate = None if is_watched.all() else is_watched
+    return _make_signal_trace(MARGIN, "", values, limit=0.0, upper=False, gate=gate, failing=values < 0)
 
 
 def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
+    # The trace has only one episode, and so one start and one end.
     (start,), (end,) = start_rows(window, trace)
     rows = np.arange(trace.starts[-1])
     return np.asarray((rows >= start) & (rows < end))
@@ -121,6 +126,7 @@ def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
 def _make_signal_trace(
     signal: str, unit: str, values: Floats, limit: float, upper: bool, gate: Bools | None, failing: Bools
 ) -> SignalTrace:
+    # Records to which the limit does not apply are neither failing nor the worst record.
     is_watched = np.ones(len(values), dtype=np.bool_) if gate is None else gate
     badness = np.where(is_watched & ~np.isnan(values), values if upper else -values, -np.inf)
     return SignalTrace(signal, unit, values, limit, upper, gate, is_watched & failing, int(badness.argmax()))
