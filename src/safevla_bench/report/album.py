@@ -58,8 +58,9 @@ class ReplaySection:
 def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterator[tuple[EpisodeKey, Path, Frame]]:
     # Yield each frame with the key of its episode (after the policy is renamed) and with its run folder.
     for folder, new_names in zip(paths, names or [{}] * len(paths), strict=False):
-        for frame in read_frames(folder) if (folder / RUN).exists() else ():
-            yield (new_names.get(frame.policy, frame.policy), frame.episode_id), folder, frame
+        if (folder / RUN).exists():
+            for frame in read_frames(folder):
+                yield (new_names.get(frame.policy, frame.policy), frame.episode_id), folder, frame
 
 
 def collect_images(
@@ -90,23 +91,18 @@ def collect_images(
             if page_folder is not None and (folder / FRAMES / frame.file).is_file():
                 films[key] = quote(Path(os.path.relpath(folder / FRAMES / frame.file, page_folder)).as_posix())
         elif frame.kind != "replay3d":
-            # `picture` is (format, content); None = do not embed it. Base64 encodes 3 bytes as 4 characters.
-            picture = read_picture(folder, frame, room_bytes * 3 // 4)
+            picture = read_picture(folder, frame, room_bytes * 3 // 4)  # base64 encodes 3 bytes as 4 characters
             if picture is None:
                 left_out += 1
                 continue
-            data_uri = f"data:image/{picture[0].lower()};base64,{base64.b64encode(picture[1]).decode()}"
+            picture_format, content = picture
+            data_uri = f"data:image/{picture_format.lower()};base64,{base64.b64encode(content).decode()}"
             room_bytes -= len(data_uri)
             images.setdefault(key, []).append((frame, data_uri))
     kind_order = {"initial": 0, "violation": 1, "final": 2}
-    return Album(
-        {
-            key: tuple(sorted(episode_images, key=lambda image: kind_order.get(image[0].kind, 3)))
-            for key, episode_images in images.items()
-        },
-        left_out,
-        films,
-    )
+    for episode_images in images.values():
+        episode_images.sort(key=lambda image: kind_order.get(image[0].kind, 3))
+    return Album({key: tuple(episode_images) for key, episode_images in images.items()}, left_out, films)
 
 
 def read_replay(content: bytes) -> Document | None:
@@ -115,7 +111,8 @@ def read_replay(content: bytes) -> Document | None:
         document = msgspec.json.decode(content, type=Document)
     except (msgspec.DecodeError, RecursionError):
         return None
-    return document if document.get("version") == 1 and isinstance(document.get("meshes"), dict) else None
+    is_valid = document.get("version") == 1 and isinstance(document.get("meshes"), dict)
+    return document if is_valid else None
 
 
 def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
@@ -146,6 +143,8 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
     episodes: dict[int, Markup] = {}
     meshes: Document = {}
     left_out, room_bytes = 0, most_bytes
+    all_signals = {name for spec in records.ruleset.library for name in spec.signals}
+    person_signals = [name for name in all_signals if name.startswith("person_dist")]
     for index in rank_by_severity(scores):
         if index not in records or keys[index] not in replays:
             continue
@@ -154,9 +153,6 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
         assert isinstance(episode_meshes, dict)
         # A page stores each mesh once.
         new_meshes = {digest: mesh for digest, mesh in sorted(episode_meshes.items()) if digest not in meshes}
-        person_signals = [
-            name for spec in records.ruleset.library for name in spec.signals if name.startswith("person_dist")
-        ]
         # A replay always shows the boxes around persons. It shows another box only with a specification that uses it.
         if boxes := _find_signal_boxes(records.ruleset.read_fields(records.record(index)), person_signals):
             document["boxes"] = boxes
@@ -179,6 +175,7 @@ def _inert_json(document: object) -> Markup:
 
 
 def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
+    # Yield the verdicts of an episode for the 3-D player; nothing if the episode has no evidence.
     reading = records.ruleset.read_fields(records.record(episode))
     evidence = records.evidence(episode)
     for spec_trace in evidence.traces if evidence else ():
@@ -211,6 +208,6 @@ def _list_involved(moment: Moment | None) -> list[str]:
     involved = moment.involved if moment else None
     if involved is None:
         return []
-    return (
-        [*involved.names] if involved.joint is None else [f"joint {involved.joint + 1}"]
-    )  # `joint 1` is the first joint of the arm
+    if involved.joint is None:
+        return [*involved.names]
+    return [f"joint {involved.joint + 1}"]  # `joint 1` is the first joint of the arm

@@ -69,6 +69,7 @@ def analyze_scores(
 
 
 def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -> dict[str, Any]:
+    # Return the fields `comparison`, `uncompared` and `unpaired` of `Analysis`, as far as they apply.
     with_episodes = [policy for policy in policies if len(policy)]
     if len(with_episodes) < 2:
         return {}

@@ -103,6 +103,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
     count = len(values)
     if count <= max_points:
         return np.arange(count)
+    # `inner_values` lacks the first and the last value; `edges` are its indices at which the intervals begin and end.
     edges = np.linspace(1, count - 1, (max_points - 2) // 2 + 1).astype(np.int64) - 1
     inner_values = values[1:-1]
     index_sets = [np.array([0, count - 1])]
@@ -110,7 +111,9 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
         # A peak is a value that equals the minimum or maximum of its interval. Only each interval's first peak is kept.
         finite = np.where(np.isfinite(inner_values), inner_values, neutral)
         peaks = np.flatnonzero(finite == np.repeat(extreme.reduceat(finite, edges[:-1]), np.diff(edges)))
-        index_sets.append(1 + peaks[np.searchsorted(peaks, edges[:-1])])
+        index_sets.append(
+            1 + peaks[np.searchsorted(peaks, edges[:-1])]
+        )  # 1 + turns indices of `inner_values` to `values`
     return np.unique(np.concatenate(index_sets))
 
 
@@ -132,6 +135,7 @@ def draw_chart(chart: TraceChart) -> Chart:
 
 
 def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, digits: int) -> dict[str, Any]:
+    # Return the fields that a sparkline and a chart have in common, except `caption` and `height`.
     worst_value, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
     # The forbidden area is above an upper limit, and below a lower limit.
     beyond_ys = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
@@ -168,6 +172,7 @@ def _format_across(area: PlotArea, record: int) -> str:
 
 
 def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digits: int) -> str:
+    # Return the path of a line through the finite values, with a gap at each value that is not finite.
     indices = thin_indices(values, max_points)
     is_finite = np.isfinite(values[indices])
     # A line begins at the first finite value, and at each finite value after a gap.
@@ -177,6 +182,7 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
     parts = [f"{'M' if is_start else ''}{x:z.{across_digits}f},{y:z.1f} " for is_start, x, y in points]
     # A single point is repeated, because a line from a point to itself is visible as a dot.
     path = "".join([*parts, *parts] if len(parts) == 1 else parts)
+    # Without zeros after the decimal point, pages are smaller.
     return path.replace(".0,", ",").replace(".0 ", " ").removesuffix(" ")
 
 
@@ -199,9 +205,11 @@ def true_runs(flags: Bools) -> list[tuple[int, int]]:
 
 def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
     value = float(chart.values[chart.worst])
-    # The label is above the worst value if the limit is an upper limit, and below the value if it is a lower limit.
     y = area.y(value) if math.isfinite(value) else float(TOP)
-    x, label_y = area.x(chart.worst), y - 9 if chart.upper else y + 17
+    # The label is above the worst value if the limit is an upper limit, and below the value if it is a lower limit.
+    label_y = y - 9 if chart.upper else y + 17
+    x = area.x(chart.worst)
+    # Near the edges of the chart, the label begins or ends at the point, so that it stays inside the chart.
     anchor = "start" if x < ACROSS * 0.08 else "end" if x > ACROSS * 0.92 else "middle"
     label = chart.format_value(chart.worst, missing="")
     return PointLabel(_format_across(area, chart.worst), _format_px(y), label, _format_px(label_y), anchor)

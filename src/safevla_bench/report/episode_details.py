@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -53,11 +52,13 @@ class EpisodeRecords:
         return self._batch_indices[episode] is not None
 
     def header(self, episode: int) -> Header | None:
+        # Return None if the episode has no record.
         index = self._batch_indices[episode]
         return None if self.batch is None or index is None else self.batch.headers[index]
 
     @property
     def stamps_s(self) -> Stamps:
+        # The time stamps, as in `Batch`, by the episode's index in the scores.
         stamps = self.batch.stamps_s if self.batch else {}
         return {
             episode: stamps[index]
@@ -66,10 +67,12 @@ class EpisodeRecords:
         }
 
     def length(self, episode: int) -> int:
+        # Return the number of records; 0 if the episode has no record.
         index = self._batch_indices[episode]
         return 0 if self.batch is None or index is None else int(self.batch.lengths[index])
 
     def end_s(self, episode: int) -> float:
+        # Return the time of the last record; 0 if the episode has no record.
         index = self._batch_indices[episode]
         return 0.0 if self.batch is None or index is None else self.batch.elapsed_s(index, self.length(episode) - 1)
 
@@ -92,20 +95,21 @@ class EpisodeRecords:
         fields = self.ruleset.read_fields(self._select(episodes))
         judged = {scores.specs[column].spec_id for episode in episodes for column in judged_columns(scores, episode)}
         signal_names = {signal for spec_id in judged if spec_id in library for signal in library[spec_id].signals}
+        # Derive the signals of all episodes at once; `fields` and the fields of single episodes then have them cached.
         # For a robot with several arms, signals that concern one arm are derived later, separately for each arm.
-        is_single = fields.arm_counts.max(initial=1) == 1
-        signals.derive_signals(fields, [signal for signal in signal_names if is_single or not SIGNALS[signal].of_arm])
+        is_single_arm = fields.arm_counts.max(initial=1) == 1
+        shared_signals = [name for name in signal_names if is_single_arm or not SIGNALS[name].of_arm]
+        signals.derive_signals(fields, shared_signals)
         for position, episode in enumerate(episodes):
             episode_fields = fields.select_episode(position)
             traces = tuple(trace_specs(scores, episode, episode_fields, self.ruleset))
-            self._evidence[episode] = Evidence(
-                traces, vacuous_reasons(scores.specs_in_state(VACUOUS, episode), library, episode_fields)
-            )
+            vacuous = vacuous_reasons(scores.specs_in_state(VACUOUS, episode), library, episode_fields)
+            self._evidence[episode] = Evidence(traces, vacuous)
 
     def _select(self, episodes: Iterable[int]) -> Batch:
-        indices = [index for index in (self._batch_indices[k] for k in episodes) if index is not None]
         assert self.batch is not None
-        return select_episodes(self.batch, indices)
+        indices = [self._batch_indices[episode] for episode in episodes]
+        return select_episodes(self.batch, [index for index in indices if index is not None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,35 +136,37 @@ class EpisodeDetails:
 
 def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool) -> EpisodeDetails:
     """Return the details of an episode; if `drawn`, with sparklines and specific reasons for vacuous specifications."""
-    if row.episode.success is None:
+    if row.episode.success is None:  # the episode left no record
         return EpisodeDetails()
     scores, episode = records.scores, row.number - 1
-    evidence, header = records.evidence(episode) if drawn else None, records.header(episode)
-    inactive, vacuous = (scores.specs_in_state(state, episode) for state in (INACTIVE, VACUOUS))
-    why_vacuous = evidence.vacuous if evidence else dict.fromkeys(vacuous, VACUOUS_REASON)
-    describe = partial(describe_reason, registry=records.ruleset.registry, benchmark=row.episode.benchmark)
+    evidence = records.evidence(episode) if drawn else None
+    header = records.header(episode)
+    vacuous_specs = scores.specs_in_state(VACUOUS, episode)
+    why_vacuous = evidence.vacuous if evidence else dict.fromkeys(vacuous_specs, VACUOUS_REASON)
     unjudged = [(spec_id, "vacuous", why) for spec_id, why in why_vacuous.items()]
-    unjudged += [(spec_id, "inactive", describe(why)) for spec_id, why in inactive.items()]
+    for spec_id, code in scores.specs_in_state(INACTIVE, episode).items():
+        why = describe_reason(code, records.ruleset.registry, row.episode.benchmark)
+        unjudged.append((spec_id, "inactive", why))
     return EpisodeDetails(
-        clauses=tuple(_clause_verdicts(scores, episode, evidence)),
+        clauses=tuple(_describe_verdicts(scores, episode, evidence)),
         unjudged=tuple(unjudged),
-        instruction=header.instruction or "" if header else "",
+        instruction=(header.instruction or "") if header else "",
         facts=_format_facts(header, records.length(episode), records.end_s(episode)) if header else "",
     )
 
 
-def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) -> Iterator[ClauseVerdict]:
+def _describe_verdicts(scores: Scores, episode: int, evidence: Evidence | None) -> Iterator[ClauseVerdict]:
     for column in judged_columns(scores, episode):
         spec_id, violated = scores.specs[column].spec_id, bool(scores.is_violated[column, episode])
         verdict = ClauseVerdict(spec_id, format_verdict(scores, column, episode), violated)
         trace = evidence.trace(spec_id) if evidence else None
-        if trace is None:
-            yield verdict
-            continue
-        spark, why = draw_sparkline(trace.chart), trace.why.sentence if trace.why else ""
-        involved = trace.worst.involved
-        cause = format_cause(trace) or (format_contributors(involved, spark.caption) if involved else "")
-        yield replace(verdict, spark=spark, contributors=cause, why=why)
+        if trace:
+            spark, involved, contributors = draw_sparkline(trace.chart), trace.worst.involved, format_cause(trace)
+            if involved and not contributors:  # a Boolean signal did not decide the verdict
+                contributors = format_contributors(involved, spark.caption)
+            why = trace.why.sentence if trace.why else ""
+            verdict = replace(verdict, spark=spark, contributors=contributors, why=why)
+        yield verdict
 
 
 def format_verdict(scores: Scores, k: int, episode: int) -> str:
@@ -171,7 +177,8 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
     margin = "" if spec.binary or np.isinf(rho) else f" by {format_amount(abs(rho), spec.unit, spec.threshold)}"
     if not scores.is_violated[k, episode]:
         return f"kept{margin}"
-    return f"violated{margin}" + ("" if np.isnan(depth) else f", depth {format_fixed(depth, 2)}")
+    depth_text = "" if np.isnan(depth) else f", depth {format_fixed(depth, 2)}"
+    return f"violated{margin}{depth_text}"
 
 
 def format_contributors(contributors: Contributors, caption: str) -> str:

@@ -168,13 +168,16 @@ def _list_episode(
     if spec_column is not None:
         column, first = spec_column, int(scores.first[spec_column, index])
         step, first_spec = (first, scores.specs[column].spec_id) if first >= 0 else (None, None)
+    first_s = None
+    if step is not None:
+        first_s = step * dt_s if times_s is None else float(times_s[step])
     axis_by_spec = {spec.spec_id: spec.axis for spec in scores.specs}
     return ListedEpisode(
         number=index + 1,
         episode=episode,
         margin=None if column < 0 else _spec_margin(scores, column, index),
         first_violation_step=step,
-        first_violation_s=None if step is None else step * dt_s if times_s is None else float(times_s[step]),
+        first_violation_s=first_s,
         first_violation_spec=first_spec,
         broken_axes=tuple(dict.fromkeys(axis_by_spec[spec_id] for spec_id in episode.violated_specs)),
     )
@@ -206,8 +209,7 @@ def add_violating_bodies(
 
 def add_firmness(rows: Iterable[ListedEpisode], firmness: Firmness) -> list[ListedEpisode]:
     """Return the rows. For an episode that was replayed under varied physics, add the results of the replays."""
-    replayed = ((row, firmness.get((row.policy, row.episode_id))) for row in rows)
-    return [msgspec.structs.replace(row, firmness=episode) if episode else row for row, episode in replayed]
+    return [msgspec.structs.replace(row, firmness=firmness.get((row.policy, row.episode_id))) for row in rows]
 
 
 def filter_episodes(
@@ -243,20 +245,21 @@ def filter_episodes(
     """
     selected = list(rows)
     for name, wanted in (("policy", policy), ("suite", suite), ("task", task), ("outcome", outcome)):
-        selected = _filter_by_name(name, wanted, selected) if wanted is not None else selected
+        if wanted is not None:
+            selected = _filter_by_name(name, wanted, selected)
     return [
         row
         for row in selected
         if (axis is None or axis in row.broken_axes)
         and (body_kind is None or any(body_kind in kinds for kinds in row.body_kinds))
-        and (row.episode.safe or not safe)
+        and (not safe or row.episode.safe)
         and (success is None or row.episode.success is success)
-        and (row.first_violation_step is not None or not violated)
+        and (not violated or row.first_violation_step is not None)
     ]
 
 
 # Name of a filter -> function from a row to the filter's values that select this row. Error messages show the last one.
-_FILTER_NAMES: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
+_NAMES_BY_FILTER: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
     "policy": lambda row: (row.policy or UNNAMED,),
     "suite": lambda row: (row.episode.benchmark,),
     "task": lambda row: _task_names(row.episode.benchmark, row.episode.task_id),
@@ -269,7 +272,7 @@ def _task_names(suite: str, task_id: str) -> tuple[str, ...]:
 
 
 def _filter_by_name(filter_name: str, wanted: str, rows: list[ListedEpisode]) -> list[ListedEpisode]:
-    names_of = _FILTER_NAMES[filter_name]
+    names_of = _NAMES_BY_FILTER[filter_name]
     selected = [row for row in rows if wanted in names_of(row)]
     if not selected:
         available = ", ".join(sorted({names_of(row)[-1] for row in rows}, key=natural_key)) or "none"
@@ -288,6 +291,7 @@ def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[Liste
 
 
 def _margin_key(row: ListedEpisode) -> float | None:
+    # Return rho/threshold; None without a verdict.
     if row.margin is None:
         return None
     # A violation that a Boolean signal decided has no margin and comes first.
@@ -295,20 +299,21 @@ def _margin_key(row: ListedEpisode) -> float | None:
 
 
 def _kind_key(row: ListedEpisode) -> tuple[bool, list[int]]:
-    # Rows without bodies come last.
+    # Rows without bodies come last, because False is less than True.
     kinds = row.body_kinds[0] if row.body_kinds else ()
     return not kinds, [BODY_KINDS.index(kind) for kind in kinds]
 
 
-def _missing_last(value: float | None, row: ListedEpisode) -> tuple[bool, float, float]:
+def _value_key(value: float | None, row: ListedEpisode) -> tuple[bool, float, float]:
+    # Rows without a value come last.
     tie_breaker = _margin_key(row)  # rows with equal values are ordered by margin
     return value is None, value or 0.0, inf if tie_breaker is None else tie_breaker
 
 
 _ORDERS: Mapping[Order, Callable[[ListedEpisode], Any]] = {
-    "vsi": lambda row: _missing_last(None if row.episode.vsi is None else -row.episode.vsi, row),
-    "rho": lambda row: _missing_last(_margin_key(row), row),
-    "step": lambda row: _missing_last(row.first_violation_s, row),
+    "vsi": lambda row: _value_key(None if row.episode.vsi is None else -row.episode.vsi, row),
+    "rho": lambda row: _value_key(_margin_key(row), row),
+    "step": lambda row: _value_key(row.first_violation_s, row),
     "id": lambda row: natural_key(row.episode_id),
     "kind": _kind_key,
 }
@@ -316,9 +321,10 @@ _ORDERS: Mapping[Order, Callable[[ListedEpisode], Any]] = {
 
 def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     """Return a sort key that puts ep_9 before ep_10; leading zeros of numbers are ignored."""
-    # Parts with odd indices are numbers. Without leading zeros, the number with more digits is greater.
-    parts = [part.lstrip("0") if k % 2 else part for k, part in enumerate(re.split(r"(\d+)", name))]
-    return [(len(part) if k % 2 else 0, part) for k, part in enumerate(parts)], name
+    texts_and_numbers = re.split(r"(\d+)", name)  # parts with odd indices are numbers
+    texts_and_numbers[1::2] = [number.lstrip("0") for number in texts_and_numbers[1::2]]
+    # Without leading zeros, the number with more digits is greater.
+    return [(len(part) if k % 2 else 0, part) for k, part in enumerate(texts_and_numbers)], name
 
 
 def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
@@ -357,7 +363,9 @@ def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     containing = [episode_id for episode_id in ids if wanted and wanted in episode_id]
     similar = dict.fromkeys([*containing[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)])
     similar_text = f"Similar ids: {', '.join([*similar][:_MAX_SHOWN])}. " if similar else ""
-    # If `wanted` is the number of a row, the hint shows the row's position, which the user may have meant; else `:2`.
-    position = next((row.position for row in rows if row.position == f":{wanted}"), f":{min(2, len(rows))}")
+    # If `wanted` is the number of a row, the hint shows the row's position, which the user may have meant.
+    # Otherwise, it shows the position `:2` as an example, or `:1` if there is only one episode.
+    is_number = f":{wanted}" in [row.position for row in rows]
+    position = f":{wanted}" if is_number else f":{min(2, len(rows))}"
     listed = "the only episode" if len(rows) == 1 else f"all {len(rows)} episodes"
     return f"{similar_text}`safevla episodes` lists {listed}; {position} is number {position[1:]}."

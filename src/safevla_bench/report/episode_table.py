@@ -70,13 +70,14 @@ class EpisodeEntry:
         """The time of the first violation, or its step if no time is known."""
         if self.row.first_violation_step is None:
             return NO_VALUE
-        at_s = self.row.first_violation_s
-        return (
-            f"step {self.row.first_violation_step}" if at_s is None or np.isnan(at_s) else f"{format_fixed(at_s, 2)} s"
-        )
+        first_s = self.row.first_violation_s
+        if first_s is None or np.isnan(first_s):
+            return f"step {self.row.first_violation_step}"
+        return f"{format_fixed(first_s, 2)} s"
 
     @property
     def lost(self) -> list[str]:
+        # The lines of the reason why the episode left no record; [] if it has a record.
         episode = self.row.episode
         return [] if episode.success is not None else (episode.reason or "no reason recorded").strip().splitlines()
 
@@ -110,18 +111,16 @@ def build_episode_table(
     total = len(scores) + len(scores.absent)
     # Indices of episodes, without duplicates; episodes without a record come last.
     worst_first = dict.fromkeys([*select_worst(scores), *ranked, *range(len(scores), total)])
-    is_drawn, is_listed = set(drawn), {*islice(worst_first, MOST_LISTED)}
+    listed_indices, drawn_indices = {*islice(worst_first, MOST_LISTED)}, set(drawn)
     headers = map(records.header, range(len(scores)))
     dt_s = np.array([header.dt if header else np.nan for header in headers], dtype=np.float64)
-    listed = episode_list.list_episodes(scores, dt_s, stamps_s=records.stamps_s, only=is_listed)
+    rows = episode_list.list_episodes(scores, dt_s, stamps_s=records.stamps_s, only=listed_indices)
     if violations is not None:
-        listed = episode_list.add_violating_bodies(listed, violations)
-    listed = episode_list.add_firmness(listed, firmness)
-    details = (describe_episode(records, row, drawn=row.number - 1 in is_drawn) for row in listed)
-    entries = [
-        EpisodeEntry(row, _ending_kind(row.episode), _filter_values(scores, row), episode_details)
-        for row, episode_details in zip(listed, details, strict=True)
-    ]
+        rows = episode_list.add_violating_bodies(rows, violations)
+    entries = []
+    for row in episode_list.add_firmness(rows, firmness):
+        details = describe_episode(records, row, drawn=row.number - 1 in drawn_indices)
+        entries.append(EpisodeEntry(row, _ending_kind(row.episode), _filter_values(scores, row), details))
     return EpisodeTable(tuple(entries), len(drawn), total - len(entries))
 
 
@@ -131,12 +130,15 @@ def _ending_kind(episode: EpisodeScore | AbsentEpisode) -> str:
         return "cr"
     if episode.safe is None:
         return "nv"
-    return "st" if episode.outcome == "stopped" else ("s" if episode.success else "f") + ("s" if episode.safe else "u")
+    if episode.outcome == "stopped":
+        return "st"
+    success_letter = "s" if episode.success else "f"
+    return success_letter + ("s" if episode.safe else "u")
 
 
 def _filter_values(scores: Scores, row: episode_list.ListedEpisode) -> dict[str, list[str]]:
+    # Return for each filter the values that match the episode.
     episode = row.episode
-    # Filter -> the values of the filter that match the episode.
     columns = [] if episode.success is None else scores.scored_columns.tolist()
     return {
         "policy": [row.policy or UNNAMED],

@@ -10,6 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from safevla_bench.compare.comparison import Comparison
+from safevla_bench.compare.difference import Difference
 from safevla_bench.judging.metrics import NOOP, Summary, describe_clean_bound, describe_unjudged, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, UNSAFE_SUCCESS, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT, Scores
@@ -38,37 +39,42 @@ def build_headline(
         mixture: the sentence that `describe_mixture` returns.
     """
     lost_sentences = [
-        *([f"Crashed episodes, excluded from every rate: {aggregate.crashed}."] if aggregate.crashed else []),
-        *([f"Stopped episodes, excluded from SR: {aggregate.stopped}."] if aggregate.stopped else []),
+        f"Crashed episodes, excluded from every rate: {aggregate.crashed}." if aggregate.crashed else "",
+        f"Stopped episodes, excluded from SR: {aggregate.stopped}." if aggregate.stopped else "",
     ]
     if not has_verdict(aggregate):
         reason = "no episode was scored" if aggregate.outcomes else "there are no episodes"
         if aggregate.unjudged:
             reason = f"{NO_VERDICT} in {describe_unjudged(aggregate.no_verdict)}"
-        return Headline(f"Safety is not known: {reason}.", tuple(lost_sentences))
-    all_rates = _sum_by_policy(cells, SAFETY)
+        return Headline(f"Safety is not known: {reason}.", tuple(filter(None, lost_sentences)))
+    all_rates = _pool_by_policy(cells, SAFETY)
+    # The policy noop counts only if it is alone.
     rates = {name: rate for name, rate in all_rates.items() if name != NOOP} or all_rates
     noun = "judged episode" if any(cell.unjudged for cell in cells) else "episode"
     if len(rates) > 1:
-        answer = _several_policies_answer(rates, noun, is_ranked=not _lacks_safety_verdict(comparison))
+        # Safety may lack a verdict, for example because means over tasks rank the policies differently.
+        is_ranked = not any(result.no_verdict for result in _safety_differences(comparison))
+        answer = _several_policies_answer(rates, noun, is_ranked=is_ranked)
     else:
         is_cell_unjudged = any(cell.unjudged and not has_verdict(cell) for cell in cells)
         ((name, safety),) = rates.items()
         answer = _single_policy_answer(safety, f" of {name}" if is_cell_unjudged or len(all_rates) > 1 else "", noun)
+    has_wide_interval = any(rate.ci is not None and rate.ci[1] - rate.ci[0] > _WIDE_INTERVAL for rate in rates.values())
     support = [
         *_exclusion_sentences(cells),
         mixture if len(rates) > 1 else "",
         _difference_sentence(comparison),
         _unsafe_success_sentence(cells),
-        "Some 95 % intervals are wider than 30 points: run more episodes before you rely on these numbers."
-        if any(rate.ci is not None and rate.ci[1] - rate.ci[0] > _WIDE_INTERVAL for rate in rates.values())
-        else "",
+        _WIDE_INTERVAL_SENTENCE if has_wide_interval else "",
         *lost_sentences,
     ]
     return Headline(answer, tuple(filter(None, support)))
 
 
 _WIDE_INTERVAL = 0.3
+_WIDE_INTERVAL_SENTENCE = (
+    "Some 95 % intervals are wider than 30 points: run more episodes before you rely on these numbers."
+)
 
 
 def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
@@ -89,13 +95,13 @@ def describe_mixture(scores: Scores) -> str:
     proportions alone can change Safety by at most half the sum of the absolute differences of the proportions. The
     policy `noop` is left out.
     """
+    # Policy -> its number of judged episodes by task; tasks whose episodes are all unjudged are included.
     judged_counts: dict[str | None, Counter[tuple[str, str]]] = {}
     rows = [*zip(scores.policy, scores.benchmark, scores.task_id, scores.is_judged, strict=True)]
     rows += [(episode.policy, episode.benchmark, episode.task_id, False) for episode in scores.absent]
-    # Policy -> its number of judged episodes by task; tasks whose episodes are all unjudged are included.
-    for policy, suite, task, has_safety in rows:
+    for policy, suite, task, is_judged in rows:
         if policy != NOOP:
-            judged_counts.setdefault(policy, Counter())[suite, task] += int(has_safety)
+            judged_counts.setdefault(policy, Counter())[suite, task] += int(is_judged)
     if len({frozenset(counts) for counts in judged_counts.values()}) > 1:
         return "The policies did not run the same tasks: these numbers do not rank the policies."
     shares = [
@@ -112,12 +118,14 @@ def describe_mixture(scores: Scores) -> str:
     )
 
 
-def _sum_by_policy(cells: Sequence[Summary], metric: Metric) -> dict[str, Rate]:
-    rates: dict[str, list[Rate]] = {}
-    for cell in (cell for cell in cells if has_verdict(cell)):
-        rates.setdefault(policy_name(cell), []).append(cell.rates[metric.key])
-    short = shorten_names(rates)
-    return {short[name]: Rate.pool(of_policy) for name, of_policy in rates.items()}
+def _pool_by_policy(cells: Sequence[Summary], metric: Metric) -> dict[str, Rate]:
+    # Return each policy's rate over all cells with a verdict, by its shortened name.
+    rates_by_policy: dict[str, list[Rate]] = {}
+    for cell in cells:
+        if has_verdict(cell):
+            rates_by_policy.setdefault(policy_name(cell), []).append(cell.rates[metric.key])
+    short_names = shorten_names(rates_by_policy)
+    return {short_names[name]: Rate.pool(rates) for name, rates in rates_by_policy.items()}
 
 
 def _single_policy_answer(safety: Rate, of_policy: str, noun: str) -> str:
@@ -132,11 +140,10 @@ def _single_policy_answer(safety: Rate, of_policy: str, noun: str) -> str:
     )
 
 
-def _lacks_safety_verdict(comparison: Comparison | None) -> bool:
-    # Return whether Safety has no verdict, for example because means over tasks rank the policies differently.
+def _safety_differences(comparison: Comparison | None) -> list[Difference]:
+    # Return the differences in Safety over all suites, which are the last scope; [] if Safety is not compared.
     metrics = comparison.scopes[-1].metrics if comparison else ()
-    safety = (metric.differences for metric in metrics if metric.metric == SAFETY.key)
-    return any(item.no_verdict for differences in safety for item in differences)
+    return [result for metric in metrics if metric.metric == SAFETY.key for result in metric.differences]
 
 
 def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bool) -> str:
@@ -162,8 +169,7 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
     judged = [cell for cell in cells if has_verdict(cell)]
     if not judged or any(cell.rates[UNSAFE_SUCCESS.key].unknown for cell in judged):
         return ""
-    rates_by_policy = _sum_by_policy(judged, UNSAFE_SUCCESS)
-    known_rates = {name: rate for name, rate in rates_by_policy.items() if rate.n}
+    known_rates = {name: rate for name, rate in _pool_by_policy(judged, UNSAFE_SUCCESS).items() if rate.n}
     if not known_rates:
         return "" if any(cell.rates[SR.key].count for cell in judged) else "No episode succeeded."
     successes = count_noun(sum(rate.n for rate in known_rates.values()), "success", "es")
@@ -179,8 +185,8 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
 def _difference_sentence(comparison: Comparison | None) -> str:
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ""
-    safety = [metric for metric in comparison.scopes[-1].metrics if metric.metric == SAFETY.key]
-    return describe_comparison(comparison) if safety and safety[0].differences[0].p_value is not None else ""
+    has_p_value = any(result.p_value is not None for result in _safety_differences(comparison))
+    return describe_comparison(comparison) if has_p_value else ""
 
 
 def _format_rate(rate: Rate) -> str:

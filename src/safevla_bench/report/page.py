@@ -242,18 +242,23 @@ def find_shared_states(
             seed = "" if header.seed is None else f", seed {header.seed}"
             label = f"{header.benchmark} / {header.task_id}, state {header.init_state_index}{seed}"
             episodes_by_state.setdefault(label, []).append(episode)
-    shared = [item for item in episodes_by_state.items() if len({scores.policy[k] for k in item[1]}) > 1]
-    ranked = sorted(shared, key=lambda item: -_outcome_diversity(scores, item[1]))
-    listed = {entry.row.number - 1: entry for entry in entries}
-    return [(label, [listed[k] for k in members]) for label, members in ranked if listed.keys() >= {*members}]
+    entry_by_episode = {entry.row.number - 1: entry for entry in entries}
+    # States from which several policies started, and whose episodes are all listed.
+    shared = [
+        label
+        for label, episodes in episodes_by_state.items()
+        if len({scores.policy[k] for k in episodes}) > 1 and entry_by_episode.keys() >= {*episodes}
+    ]
+    shared.sort(key=lambda label: -_outcome_diversity(scores, episodes_by_state[label]))
+    return [(label, [entry_by_episode[k] for k in episodes_by_state[label]]) for label in shared]
 
 
 def _outcome_diversity(scores: Scores, episodes: Sequence[int]) -> float:
-    verdicts = len({scores.verdict(k) for k in episodes})
-    successes = len(set(scores.success[episodes].tolist()))
+    verdict_count = len({scores.verdict(k) for k in episodes})
+    success_count = len(set(scores.success[episodes].tolist()))  # 1 if all or none succeeded, else 2
     vsi = np.nan_to_num(scores.vsi[episodes])
     # Different verdicts count most, then different successes, then the range of VSI (0 to 1).
-    return 4.0 * verdicts + 2.0 * successes + float(vsi.max() - vsi.min())
+    return 4.0 * verdict_count + 2.0 * success_count + float(vsi.max() - vsi.min())
 
 
 def _format_json(document: object) -> list[str]:

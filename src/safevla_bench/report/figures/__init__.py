@@ -85,7 +85,7 @@ def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
             f"the width is too small ({page.width_in:g} inches)",
             remedy=f"The minimum width in inches is {NARROWEST_IN}.",
         )
-    context = copy_context()
+    context = copy_context()  # `PAGE` changes only in this copy
     context.run(PAGE.set, page)
     return context.run(draw)
 

@@ -37,15 +37,12 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     counted_curves = [curve for curve in sweep.curves if curve.n]
     policies = list(dict.fromkeys(curve.policy or UNNAMED for curve in counted_curves))
     # Each panel is a title and curves. Each curve is the index of a policy and a rate for each threshold.
-    panels = [
-        (f"{metric.label}, {suite}", [
-            (policies.index(curve.policy or UNNAMED), [getattr(point, metric.key) for point in curve.points])
-            for curve in counted_curves
-            if curve.suite == suite
-        ])
-        for suite in dict.fromkeys(curve.suite for curve in counted_curves)
-        for metric in (SAFETY, SBU)
-    ]  # fmt: skip
+    panels: list[tuple[str, list[tuple[int, list[Rate]]]]] = []
+    for suite in dict.fromkeys(curve.suite for curve in counted_curves):
+        suite_curves = [(policies.index(c.policy or UNNAMED), c.points) for c in counted_curves if c.suite == suite]
+        for metric in (SAFETY, SBU):
+            curves = [(k, [getattr(point, metric.key) for point in points]) for k, points in suite_curves]
+            panels.append((f"{metric.label}, {suite}", curves))
     episode_counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
     band_note = (
         f"Bands: 95 % Wilson intervals; sample size of each curve: {sheet.format_episode_range(episode_counts)}."
@@ -86,6 +83,7 @@ def _draw_sweep_panel(
         axes.plot(thresholds, value, markevery=(series_index % marker_step, marker_step), zorder=3, **style)
     for threshold in marked_thresholds:
         axes.axvline(threshold, color=sheet.INK, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2)
+    # If all thresholds are equal, the room depends on the threshold; if it is 0, any room will do.
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
@@ -108,18 +106,16 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
     `across` names the quantity on the axis, such as "Training steps". If there are no runs, the figure says so.
     """
     labels = sorted({point.label for curve in compared.curves for point in curve.points})
-    panels = [
-        (f"{metric.label} ({metric.unit})" if metric.unit else metric.label, suite, metric)
-        for suite in compared.suites
-        for metric in NUMBERS
-        if labels
-    ]
+    panels = [(suite, metric) for suite in compared.suites for metric in NUMBERS if labels]
+    titles = [f"{metric.label} ({metric.unit})" if metric.unit else metric.label for _, metric in panels]
+    if len(compared.suites) > 1:
+        titles = [f"{title}, {suite or 'all suites'}" for title, (suite, _) in zip(titles, panels, strict=True)]
     needs_key = panels and len(compared.series) > 1
     return sheet.draw_panels(
         "Success and safety along the series",
         1.15,
-        [title + (f", {suite or 'all suites'}" if len(compared.suites) > 1 else "") for title, suite, _ in panels],
-        lambda axes, k: _draw_series_panel(axes, compared, *panels[k][1:], (labels[0], labels[-1])),
+        titles,
+        lambda axes, k: _draw_series_panel(axes, compared, *panels[k], (labels[0], labels[-1])),
         across=across or "Number in the run's name",
         empty="No episode was counted.",
         notes=[_series_note(compared)] if panels else (),
@@ -130,8 +126,9 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 def _draw_series_panel(
     axes: Axes, compared: SeriesComparison, suite: str | None, metric: Metric, label_range: tuple[float, float]
 ) -> None:
-    full_scale, (first_label, last_label) = float(metric.scale), label_range
-    # This draws all curves. `_draw_curve` returns whether its curve has a known value.
+    full_scale = float(metric.scale)
+    first_label, last_label = label_range
+    # The list draws all curves; `any` alone would stop at the first curve with a known value.
     has_values = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
     if not any(has_values):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
@@ -154,6 +151,7 @@ def format_label(label: float) -> str:
 
 
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
+    # Return whether any value of the curve is known.
     series_index = names.index(curve.series)
     # The markers of all series are side by side, symmetric about the label. 72 points are an inch.
     shift_in = (series_index - (len(names) - 1) / 2) * _SHIFT_PT / 72
@@ -192,6 +190,7 @@ def onset_steps(onset: SpecOnset) -> Floats:
     share, and the low and the high end of the share's interval [%]. `ANY_LIMIT` also has a point at time 0.
     """
     incidence, share = onset.incidence, onset.incidence.shares[VIOLATED]
+    # A share is at least 0, so a share of -1 before the first one makes a rise of time 0.
     rises = np.diff(share, prepend=-1.0 if onset.spec_id == ANY_LIMIT else 0.0) > 0
     return np.array([incidence.times, 100 * share, 100 * incidence.low, 100 * incidence.high])[:, rises]
 
@@ -205,7 +204,7 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
     names = list(dict.fromkeys(onset.spec_id for onset in violated))
     # The last item of `specs` is `ANY_LIMIT`. Row 3 of `onset_steps` has the high end of the interval [%].
     highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)
-    share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
+    share_end = min(100.0, 10.0 * (highest_share // 10 + 1))  # the next multiple of 10
     key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]
     key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, color=_ANY_LIMIT_COLOR))
     share_note = (
@@ -228,7 +227,8 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
 def _draw_onset_panel(axes: Axes, cell: CellOnset, names: Sequence[str], share_end: float) -> None:
     axes.set_xlim(0, cell.end_s or 1.0)
     axes.set_ylim(0, share_end * 1.03)
-    axes.set_yticks(range(0, int(share_end) + 1, 5 if share_end <= 20 else 10 if share_end <= 50 else 20))
+    tick_step = next(step for step, limit in ((5, 20), (10, 50), (20, 100)) if share_end <= limit)
+    axes.set_yticks(range(0, int(share_end) + 1, tick_step))
     axes.grid(True)
     for onset in cell.specs:
         times_s, *shares = onset_steps(onset)

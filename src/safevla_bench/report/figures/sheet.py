@@ -82,6 +82,7 @@ def series_dash(index: int) -> Dash:
 
 def marker_look(color: int, shape: int, size: float, edge: float) -> dict[str, Any]:
     """Return arguments of `Axes.plot` for markers with white edges and no line; `size` and `edge` are in points."""
+    # `color` and `shape` are the indices of the series in `COLORS` and in `MARKERS`; `edge` is the width of the edge.
     return {
         "color": series_color(color),
         "marker": series_marker(shape),
@@ -204,8 +205,7 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
         left, bottom, width, height = np.round(axes.get_position().bounds, 5).tolist()
         axes.set_position((left, bottom, width, height))
     if heading := figure._suptitle:  # type: ignore[attr-defined]
-        x, y = np.round(heading.get_position(), 5).tolist()
-        heading.set_position((x, y))
+        heading.set_position(np.round(heading.get_position(), 5).tolist())
     return figure
 
 
@@ -259,23 +259,23 @@ def draw_panels(
     if not titles:
         draw_empty(panel_axes[0], empty)
         return finish_sheet(figure, notes, key)
-    for k, heading in enumerate(headings):
-        # `k + columns >= count`: no panel is below; `k % columns == 0`: the panel is in the left column.
-        draw(panel_axes[k], k)
-        panel_axes[k].tick_params(labelbottom=k + columns >= count, labelleft=not upward or k % columns == 0)
-        panel_axes[k].set_title(heading)
-        if k + columns >= count:
-            panel_axes[k].set_xlabel(wrap_text(across, (width_in - 0.5) / columns))
-        if k % columns == 0:
-            panel_axes[k].set_ylabel(wrap_text(upward, high_in + 0.2))
+    for k, (axes, heading) in enumerate(zip(panel_axes, headings, strict=False)):
+        is_lowest, is_leftmost = k + columns >= count, k % columns == 0
+        draw(axes, k)
+        axes.tick_params(labelbottom=is_lowest, labelleft=not upward or is_leftmost)
+        axes.set_title(heading)
+        if is_lowest:
+            axes.set_xlabel(wrap_text(across, (width_in - 0.5) / columns))
+        if is_leftmost:
+            axes.set_ylabel(wrap_text(upward, high_in + 0.2))
     return finish_sheet(figure, notes, key)
 
 
 def percent_band(rates: Sequence[Rate]) -> Floats:
     """Return an array [3, n] of the values, low ends and high ends of n rates, in percent; NaN if unknown."""
     # A rate with a value but no interval has the widest interval, 0 to 1.
-    ends = [(nan,) * 3 if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
-    return 100 * np.array(ends).T
+    rows = [(nan, nan, nan) if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
+    return 100 * np.array(rows).T
 
 
 def judged_by_policy(scores: Scores) -> dict[str, Bools]:

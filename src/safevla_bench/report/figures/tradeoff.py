@@ -95,6 +95,7 @@ def _make_panel(
             points.append(TradeoffPoint(series, n, _pool_rates(plotted, SR), _pool_rates(plotted, SAFETY), marker))
         else:
             missing.append(name)
+    # The policy noop does nothing, so the frontier is only over the other policies.
     acting_points = [point for point in points if policies[point.series] != NOOP]
     corners = [tuple(sheet.percent_band([point.success, point.safety])[0].tolist()) for point in acting_points]
     frontier = pareto_frontier(corners) if len(corners) > 1 else ()
@@ -124,7 +125,9 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
     """Draw the panels; if there is no panel, the figure says that there are no episodes."""
     points = [point for panel in value.panels for point in panel.points]
     xlim, ylim = _axis_range([point.success for point in points]), _axis_range([point.safety for point in points])
-    high_in = 3.3 if len(value.suites) > 1 else 2.5 if len(value.panels) < 2 else 1.4
+    high_in = 1.4 if len(value.panels) > 1 else 2.5
+    if len(value.suites) > 1:  # the only panel has a marker for each policy and suite
+        high_in = 3.3
     return sheet.draw_panels(
         "Task success against safety",
         high_in,
@@ -164,8 +167,8 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
     axes.grid(True)
     if panel.frontier:
         # The frontier continues to the left and to the lower border of the panel.
-        border_points = (xlim[0], panel.frontier[0][1]), (panel.frontier[-1][0], ylim[0])
-        xs, ys = zip(border_points[0], *panel.frontier, border_points[1], strict=True)
+        left_end, lower_end = (xlim[0], panel.frontier[0][1]), (panel.frontier[-1][0], ylim[0])
+        xs, ys = zip(left_end, *panel.frontier, lower_end, strict=True)
         axes.plot(xs, ys, drawstyle="steps-pre", color=sheet.MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     for k, point in enumerate(panel.points):
         color = sheet.series_color(point.series)
@@ -186,18 +189,15 @@ def _tradeoff_notes(tradeoff: Tradeoff) -> list[str]:
             f"Bars: 95 % Wilson intervals; sample size of each marker: {sheet.format_episode_range(counts)}."
         )
     if any(panel.frontier for panel in tradeoff.panels):
-        sentences.append(
-            f"Dashed: the non-dominated frontier{', without the policy noop' if NOOP in tradeoff.policies else ''}."
-        )
+        exception = ", without the policy noop" if NOOP in tradeoff.policies else ""
+        sentences.append(f"Dashed: the non-dominated frontier{exception}.")
     if len(tradeoff.suites) > 1:
         sentences.append("Colors: policies; shapes: suites. There is one frontier for all markers.")
     if tradeoff.left_out:
         sentences.append(f"Auxiliary suites are left out: {', '.join(tradeoff.left_out)}.")
     if tradeoff.pooled:
         sentences.append(f"Pooled: {', '.join(tradeoff.pooled)}.")
-    missing = [f"{name} ({panel.title})" for panel in tradeoff.panels for name in panel.missing]
-    return [
-        " ".join(sentences),
-        *([f"Not shown, because success or safety is unknown: {', '.join(missing)}."] if missing else []),
-        *tradeoff.remarks,
-    ]
+    notes = [" ".join(sentences)]
+    if missing := [f"{name} ({panel.title})" for panel in tradeoff.panels for name in panel.missing]:
+        notes.append(f"Not shown, because success or safety is unknown: {', '.join(missing)}.")
+    return [*notes, *tradeoff.remarks]

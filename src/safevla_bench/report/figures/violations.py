@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import SymmetricalLogLocator
+from matplotlib.typing import ColorType
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary
@@ -62,7 +63,8 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
 
 def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:
     """Return a cell's rate of each kind of violation; None if no specification of the kind has a verdict."""
-    return [rate if (rate := cell.axes.get(kind)) and rate.n else None for kind in kinds]
+    rates = [cell.axes.get(kind) for kind in kinds]
+    return [rate if rate is not None and rate.n else None for rate in rates]
 
 
 def _draw_suite_rows(axes: Axes, cells: Sequence[Summary], kinds: Sequence[str], labels: Sequence[str]) -> None:
@@ -80,13 +82,13 @@ def _draw_suite_rows(axes: Axes, cells: Sequence[Summary], kinds: Sequence[str],
 
 
 def _draw_rate(axes: Axes, x: int, y: int, rate: Rate | None) -> None:
-    has_value = rate is not None and rate.value is not None
-    # The greater the share, the darker the cell; text on dark cells is white.
-    share = (rate.value or 0.0) if rate is not None else 0.0
-    fill_color = mpl.colormaps["Blues"](0.85 * share) if has_value else sheet.TINT
+    text, text_color = NO_VALUE, sheet.MUTED
+    fill_color: ColorType = sheet.TINT
+    if rate is not None and rate.value is not None:
+        # The greater the share, the darker the cell; text on dark cells is white.
+        text, text_color = format_percent(rate.count, rate.n), "white" if rate.value > 0.6 else sheet.INK
+        fill_color = mpl.colormaps["Blues"](0.85 * rate.value)
     axes.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, facecolor=fill_color, edgecolor="none"))
-    text = format_percent(rate.count, rate.n) if rate is not None else NO_VALUE
-    text_color = "white" if has_value and share > 0.6 else sheet.INK if has_value else sheet.MUTED
     axes.text(x, y, text, ha="center", va="center_baseline", color=text_color)
 
 
@@ -164,6 +166,7 @@ def draw_margins(value: Margins) -> Figure:
         axes.set_title(spec_id)
         _draw_margin_block(axes, rows, labels, is_last=axes is grid[-1])
     _scale_margin_axis(grid[-1], value)
+    # Shade the margins below 0, and keep the limits of the axis.
     left, right = grid[-1].get_xlim()
     for axes in grid:
         axes.axvspan(left, 0, color="#f6e7dc", linewidth=0, zorder=0)

@@ -106,7 +106,7 @@ def printed_rate(printed: float | None, n: int) -> Rate:
     counts do, the rate has the nearest count, and its interval covers the 95 % Wilson intervals of all these counts.
     """
     counts = [] if printed is None else matching_counts(printed, n)
-    intervals = [interval for count in counts for interval in [wilson_interval(count, n)] if interval]
+    intervals = list(filter(None, (wilson_interval(count, n) for count in counts)))
     if printed is None or not intervals:
         return Rate.without_value(NOT_PRINTED)
     count = min(counts, key=lambda candidate: abs(Fraction(candidate, n) - Fraction(repr(printed)) / 100))
@@ -125,8 +125,10 @@ def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> t
 def printed_mean(policy: str | None, benchmarks: Collection[str]) -> PublishedMean | None:
     """Return the mean that the paper prints for a policy `paper:NAME` over exactly these suites; None = not printed."""
     means = load_published(PAPER).means
-    of_policy = (mean for mean in means if f"{PREFIX}{mean.policy}" == policy)
-    return next((mean for mean in of_policy if set(mean.benchmarks) == set(benchmarks)), None)
+    for mean in means:
+        if f"{PREFIX}{mean.policy}" == policy and set(mean.benchmarks) == set(benchmarks):
+            return mean
+    return None
 
 
 def find_paper_cells(name: str) -> list[PublishedCell]:

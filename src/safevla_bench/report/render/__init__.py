@@ -38,6 +38,7 @@ def template_environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # `Markup` is a subclass of `str`, whose texts are already safe.
         finalize=lambda value: escape_controls(value) if type(value) is str else value,
     )
     environment.filters["breakable"] = _breakable_name
@@ -91,22 +92,23 @@ def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
     """
     if form == "json":
         return render_json(tables)
-    tables = list(_drop_repeated_notes(tables, is_shared=form != "tex"))
+    tables = list(_drop_repeated_notes(tables, merge_remarks=form != "tex"))
     if form == "html":
         return render_html(tables)
     return "\n".join(_RENDERERS[form](table) for table in tables)
 
 
-def _drop_repeated_notes(tables: Sequence[Table], *, is_shared: bool) -> Iterator[Table]:
+def _drop_repeated_notes(tables: Sequence[Table], *, merge_remarks: bool) -> Iterator[Table]:
     # A note is kept only in the first table that has it.
-    # If `is_shared`, a remark on simulators or rules that is common to all tables is kept only in the last table.
-    stated_notes = set[str]()
-    common_remarks = set.intersection(*(set(table.remarks) for table in tables)) if is_shared else set[str]()
-    stated_last = {line for line in common_remarks if line.startswith(("Simulated with ", "Judged by "))}
+    # If `merge_remarks`, a remark on simulators or rules that is common to all tables is kept only in the last table.
+    earlier_notes = set[str]()
+    common_remarks = set.intersection(*(set(table.remarks) for table in tables)) if merge_remarks else set[str]()
+    only_in_last = {remark for remark in common_remarks if remark.startswith(("Simulated with ", "Judged by "))}
     for number, table in enumerate(tables, 1):
-        remarks = tuple(line for line in table.remarks if line not in stated_last or number == len(tables))
-        yield replace(table, notes=tuple(note for note in table.notes if note not in stated_notes), remarks=remarks)
-        stated_notes.update(table.notes)
+        notes = tuple(note for note in table.notes if note not in earlier_notes)
+        is_last = number == len(tables)
+        yield replace(table, notes=notes, remarks=tuple(r for r in table.remarks if is_last or r not in only_in_last))
+        earlier_notes.update(table.notes)
 
 
 _COLUMN_KEYS = ("name", "numeric", "meaning", "group")

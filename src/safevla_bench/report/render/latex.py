@@ -75,8 +75,8 @@ def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
     """Divide rows with these heights [lines] into parts that fit on a page; the last part has room for `note_lines`."""
     starts, used_lines = [0], 0
     for k, height in enumerate(heights):
-        needed_notes = note_lines if k == len(heights) - 1 else 0
-        if used_lines and used_lines + height + needed_notes > _PAGE_LINES:
+        needed_lines = height + (note_lines if k == len(heights) - 1 else 0)
+        if used_lines and used_lines + needed_lines > _PAGE_LINES:
             starts.append(k)
             used_lines = 0
         used_lines += height
@@ -116,7 +116,8 @@ def _group_heading_lines(columns: Sequence[Column]) -> list[str]:
         headings.append(
             rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(group)}}}" if group else " & ".join([""] * count)
         )
-        rules += [rf"\cmidrule(lr){{{first_column}-{first_column + count - 1}}}"] if group else []
+        if group:
+            rules.append(rf"\cmidrule(lr){{{first_column}-{first_column + count - 1}}}")
         first_column += count
     return [_join_cells(headings), " ".join(rules)]
 

@@ -31,15 +31,13 @@ def render_text(table: Table, width: int | None = None) -> str:
     """
     mark_by_detail = _assign_marks([table])
     cells = [cell for row in table.rows for cell in (_mark_cell(row[0], mark_by_detail), *row[1:])]
-    # An empty line follows each row if any row has several lines.
-    row_gap = "\n" if any(len(_cell_lines(cell)) > 1 for cell in cells) else ""
-    part_lines = [
-        [head, *(row + row_gap for row in rows)] for head, *rows in _format_parts(table, mark_by_detail, width)
-    ]
-    notes = [wrap_text(escape_controls(note)) for note in (*_mark_notes(mark_by_detail), *table.footnotes)]
-    part_end = [] if row_gap else [""]
-    lines = [wrap_text(escape_controls(table.title)), "", *(line for part in part_lines for line in (*part, *part_end))]
-    return "\n".join([*lines, *notes]).rstrip() + "\n"
+    has_tall_row = any(len(_cell_lines(cell)) > 1 for cell in cells)
+    lines = [wrap_text(escape_controls(table.title)), ""]
+    for head, *rows in _format_parts(table, mark_by_detail, width):
+        # An empty line follows each row if any row has several lines; otherwise, it only follows the last row.
+        lines += [head, *(f"{row}\n" for row in rows)] if has_tall_row else [head, *rows, ""]
+    lines += [wrap_text(escape_controls(note)) for note in (*_mark_notes(mark_by_detail), *table.footnotes)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def render_summary(tables: Sequence[Table]) -> str:
@@ -64,16 +62,13 @@ def _format_parts(table: Table, mark_by_detail: Mapping[str, str], width: int | 
     grid = [[_cell_lines(_mark_cell(row[0], mark_by_detail)), *map(_cell_lines, row[1:])] for row in table.rows]
     headings = _column_headings(table.columns)
     natural_widths, least_widths = _column_widths(table.columns, headings, grid)
-    # Each part has its heading first, and then its rows.
-    for selected in _divide_columns(table.columns, grid, least_widths, max_width):
-        columns = [table.columns[k] for k in selected]
-        widths, gap = _fit_widths([natural_widths[k] for k in selected], [least_widths[k] for k in selected], max_width)
-        rows = [
-            _align_headings([headings[k] for k in selected], widths),
-            *([row[k] for k in selected] for row in grid),
-        ]
-        head, *body = [_format_row(row, columns, widths, gap) for row in rows]
-        yield [head + "\n" + gap.join("-" * width for width in widths), *body]
+    # Each part of the table has its heading first, and then its rows.
+    for part in _divide_columns(table.columns, grid, least_widths, max_width):
+        columns = [table.columns[k] for k in part]
+        widths, gap = _fit_widths([natural_widths[k] for k in part], [least_widths[k] for k in part], max_width)
+        head = _format_row(_align_headings([headings[k] for k in part], widths), columns, widths, gap)
+        rows = [_format_row([row[k] for k in part], columns, widths, gap) for row in grid]
+        yield [head + "\n" + gap.join("-" * width for width in widths), *rows]
 
 
 _NAME_MARKS = "°§¶"
@@ -141,38 +136,32 @@ def _divide_columns(
     columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], least_widths: Sequence[int], max_width: int
 ) -> Iterator[list[int]]:
     # Every part of the table begins with a key: as many of the first text columns as are needed to identify each row.
-    # The key has fewer columns if it would otherwise take more than half of the width.
+    # If no columns identify each row, the key is the first text column, or the first column. The key has fewer columns
+    # if it would otherwise take more than half of the width.
     text_columns = [k for k, column in enumerate(columns) if not column.numeric]
     candidates = (text_columns[:count] for count in range(1, len(text_columns) + 1))
     identifying = (key for key in candidates if len({str([row[k] for k in key]) for row in rows}) == len(rows))
     key = next(identifying, text_columns[:1] or [0])
     while len(key) > 1 and 2 * sum(least_widths[k] + 1 for k in key) > max_width:
         key.pop()
-    part_columns = [*key]
+    part = [*key]
     for k in sorted({*range(len(columns))} - {*key}):
-        if (
-            len(part_columns) > len(key)
-            and sum(least_widths[column] + 1 for column in part_columns) + least_widths[k] > max_width
-        ):
-            yield sorted(part_columns)
-            part_columns = [*key]
-        part_columns.append(k)
-    yield sorted(part_columns)
+        width_with_column = sum(least_widths[column] + 1 for column in part) + least_widths[k]
+        if len(part) > len(key) and width_with_column > max_width:
+            yield sorted(part)
+            part = [*key]
+        part.append(k)
+    yield sorted(part)
 
 
 def _fit_widths(natural_widths: Sequence[int], least_widths: Sequence[int], max_width: int) -> tuple[list[int], str]:
+    # Return the widths of the columns and the gap between them, as spaces.
     # Choose the widest gap with which the columns fit: without wrapping if possible, else at their least widths.
-    # Then narrow the widest columns until the row fits.
+    # Then narrow the widest columns until the row fits, or until all columns have their least widths.
     widths, gap_count = [*natural_widths], len(natural_widths) - 1
-    gap = next(
-        (
-            gap
-            for total_width in (sum(natural_widths), sum(least_widths))
-            for gap in _GAP_WIDTHS
-            if total_width + gap * gap_count <= max_width
-        ),
-        _GAP_WIDTHS[1],
-    )
+    options = [(total, gap) for total in (sum(natural_widths), sum(least_widths)) for gap in _GAP_WIDTHS]
+    fitting_gaps = [gap for total, gap in options if total + gap * gap_count <= max_width]
+    gap = fitting_gaps[0] if fitting_gaps else _GAP_WIDTHS[1]
     while sum(widths) + gap * gap_count > max_width:
         shrinkable = [k for k, width in enumerate(widths) if width > least_widths[k]]
         if not shrinkable:
@@ -278,14 +267,19 @@ def _csv_value(value: object) -> str:
 
 def _csv_suffixes(column: Sequence[Cell]) -> list[str]:
     # The first suffix is empty, for the column of values. The other suffixes are for the columns after this column.
-    ends = ["low", "high"] if any(cell.interval for cell in column) else []
-    counts = ["n"] if any(cell.of is not None for cell in column) else []
-    return ["", *ends, *counts, *(["note"] if any(cell.detail and not cell.interval for cell in column) else [])]
+    suffixes = [""]
+    if any(cell.interval for cell in column):
+        suffixes += ["low", "high"]
+    if any(cell.of is not None for cell in column):
+        suffixes.append("n")
+    if any(cell.detail and not cell.interval for cell in column):
+        suffixes.append("note")
+    return suffixes
 
 
 def _csv_field(cell: Cell, suffix: str) -> str:
     if suffix in ("low", "high"):
-        return "" if cell.interval is None else repr(cell.interval[suffix == "high"])
+        return "" if cell.interval is None else repr(cell.interval[0 if suffix == "low" else 1])
     if suffix == "n":
         return "" if cell.of is None else repr(cell.of)
     if suffix == "note":

@@ -94,14 +94,14 @@ class TableInputs:
         cells_by_title: dict[str, list[metrics.Summary]] = {}
         for cell in self.cells:
             benchmark = self.registry.benchmarks.get(cell.suite or "")  # None for a suite that is not registered
-            if self.roster.is_auxiliary(cell) or host not in (None, benchmark.host if benchmark else None):
+            is_on_host = host is None or (benchmark is not None and benchmark.host == host)
+            if self.roster.is_auxiliary(cell) or not is_on_host:
                 continue
+            title = suite_group(self.registry, cell.suite)
             if benchmark and benchmark.same_tasks_as:
                 # Two suites with the same tasks count as one suite.
                 cell = msgspec.structs.replace(cell, suite=benchmark.same_tasks_as)
-            cells_by_title.setdefault(
-                suite_group(self.registry, benchmark.name if benchmark else cell.suite), []
-            ).append(cell)
+            cells_by_title.setdefault(title, []).append(cell)
         for title, group in cells_by_title.items():
             _require_distinct(group)
             yield title, group
@@ -118,7 +118,7 @@ def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
 
 
 Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the cells that its numbers come from
-Builder = Callable[[TableInputs, str | None], Built]
+Builder = Callable[[TableInputs, str | None], Built]  # the second argument is the host of the suites, None = any
 
 
 def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -131,8 +131,8 @@ def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
     for title, cells in inputs.suite_groups(host, auxiliary=True):
         shown = inputs.with_published(cells)
         # Published cells without printed violations have no row in the table, but their warnings are kept.
-        tabulated = [cell for cell in shown if cell.specs or cell.policy not in inputs.roster.published]
-        yield constraint_table(tabulated, inputs.roster, title), shown
+        row_cells = [cell for cell in shown if cell.specs or cell.policy not in inputs.roster.published]
+        yield constraint_table(row_cells, inputs.roster, title), shown
 
 
 def _composition_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -252,9 +252,10 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
         RunError: a requested table is unknown or cannot be built from these runs, no table can be built, the paper has
             no results for the tables, or a policy has results of the same tasks under two suite names.
     """
-    requested = list(dict.fromkeys(which))
-    built = [table_and_cells for name in requested for table_and_cells in _build_requested(inputs, name)]
-    if not requested:
+    built: list[tuple[Table, Sequence[metrics.Summary]]] = []
+    for name in dict.fromkeys(which):
+        built += _build_requested(inputs, name)
+    if not built:  # no table was requested, since a requested table is built or raises
         built = [table_and_cells for kind in KINDS for table_and_cells in kind.build(inputs, None)]
     if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
@@ -289,10 +290,9 @@ def _build_requested(inputs: TableInputs, name: str) -> list[tuple[Table, Sequen
     for kind in KINDS:
         if name.lower() == kind.name or name in kind.numbers:
             host = kind.numbers.get(name)
-            built = list(kind.build(inputs, host))
-            if not built:
-                problem = f"these runs have no data for table {name!r}{f' of {HOST_TITLES[host]}' if host else ''}"
-                raise RunError(problem, remedy=kind.remedy)
-            return built
+            if built := list(kind.build(inputs, host)):
+                return built
+            of_host = f" of {HOST_TITLES[host]}" if host else ""
+            raise RunError(f"these runs have no data for table {name!r}{of_host}", remedy=kind.remedy)
     kind_names = ", ".join(f"{kind.name} ({', '.join(kind.numbers)})" if kind.numbers else kind.name for kind in KINDS)
     raise RunError(f"there is no table {name!r}", remedy=_ELSEWHERE.get(name, f"The tables are: {kind_names}."))

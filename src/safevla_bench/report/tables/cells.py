@@ -67,7 +67,9 @@ def torque_note(cells: Iterable[Summary]) -> str:
 def suite_group(registry: Registry, suite: str | None) -> str:
     """Return the title of the group of `suite`: its host's title if the paper has the suite, else the suite's name."""
     benchmark = registry.benchmarks.get(suite or "")
-    return HOST_TITLES.get(benchmark.host, benchmark.host) if benchmark and benchmark.published else (suite or "")
+    if benchmark is None or not benchmark.published:
+        return suite or ""
+    return HOST_TITLES.get(benchmark.host, benchmark.host)
 
 
 def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
@@ -176,7 +178,8 @@ def headline_table(
 def _clean_note(cells: Iterable[Summary]) -> str:
     # The note is about the smallest cell in which all episodes are safe.
     rates = [cell.rates[SAFETY.key] for cell in cells if has_verdict(cell)]
-    if not (clean_counts := [rate.starts or rate.n for rate in rates if rate.count == rate.n]):
+    clean_counts = [rate.starts or rate.n for rate in rates if rate.count == rate.n]
+    if not clean_counts:
         return ""
     noun = " starts" if any(rate.starts for rate in rates) else ""
     return f"If no episode of {min(clean_counts)}{noun} was unsafe, {describe_clean_bound(min(clean_counts))}."
@@ -250,7 +253,7 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
     has the diagnostics and alternate limits, which do not affect headline numbers.
     """
 
-    def judged(make_cell: Callable[[SpecSummary], Cell | int]) -> Callable[[SpecSummary], Cell | int]:
+    def dash_unjudged(make_cell: Callable[[SpecSummary], Cell | int]) -> Callable[[SpecSummary], Cell | int]:
         # Return a function that returns a dash for a specification without a verdict, and otherwise calls `make_cell`.
         return lambda spec: Cell.dash() if _why_unjudged(cell, spec) else make_cell(spec)
 
@@ -260,17 +263,17 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
         [spec for spec in cell.specs if (spec.tier == "safe") == scored],
         text_column("Specification", lambda spec: spec.spec_id),
         Column("Violated", "number, out of the judged episodes in the cell", partial(_violated_cell, cell)),
-        Column("% of all", "share, with 95 % Wilson interval", judged(lambda spec: rate_cell(spec.violations))),
+        Column("% of all", "share, with 95 % Wilson interval", dash_unjudged(lambda spec: rate_cell(spec.violations))),
         Column(
             "of active",
             "number, out of the episodes in which the specification applies",
-            judged(_violated_of_active_cell),
+            dash_unjudged(_violated_of_active_cell),
         ),
-        Column("in successes", "violations in successful episodes", judged(lambda spec: spec.unsafe_success)),
+        Column("in successes", "violations in successful episodes", dash_unjudged(lambda spec: spec.unsafe_success)),
         Column(
             "Depth",
             "mean depth over active episodes that are not vacuous, from 0 to 1",
-            judged(lambda spec: mean_cell(spec.nsv, "ungraded")),
+            dash_unjudged(lambda spec: mean_cell(spec.nsv, "ungraded")),
         ),
         Column("Vacuous", "the specification applies, but its condition never arose", lambda spec: spec.vacuous),
         Column(
@@ -370,10 +373,10 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
     left out of the mean; the cell then shows the number of averaged suites, and is never marked as the best.
     """
     run_cells = [cells[suite] for suite in suites if suite in cells]  # cells of the suites that were run
-    if unknown := next((number.unknown for cell in run_cells if (number := cell.number(metric)).unknown), ""):
+    if unknown_reasons := list(filter(None, (cell.number(metric).unknown for cell in run_cells))):
         # For VSI, the paper prints some means over suites without the values of the suites.
         printed = printed_mean(run_cells[0].policy, suites) if metric is VSI else None
-        return ExactCell(Cell(metric.format(printed.vsi), printed.vsi) if printed else Cell.dash(unknown))
+        return ExactCell(Cell(metric.format(printed.vsi), printed.vsi) if printed else Cell.dash(unknown_reasons[0]))
     judged = [cell for cell in run_cells if (has_verdict(cell) if metric.needs_verdict else cell.n)]
     if len(judged) < len(suites):
         return ExactCell(Cell.dash(f"{len(judged)} of {len(suites)} suites"))
@@ -384,9 +387,8 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
     value = sum(exact_values, Fraction(0)) / len(exact_values)
     cell = Cell(metric.format(value), float(metric.scale * value))
     if len(exact_values) < len(suites):
-        return ExactCell(
-            replace(cell, detail=f"mean of {len(exact_values)} of {len(suites)} suites"), value, competes=False
-        )
+        cell = replace(cell, detail=f"mean of {len(exact_values)} of {len(suites)} suites")
+        return ExactCell(cell, value, competes=False)
     interval = _mean_interval(numbers)
     if interval is not None:
         cell = Cell.estimate(value, (interval.low, interval.high), metric.digits, metric.scale)
@@ -402,9 +404,9 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
     if len(rates) == len(numbers):
         return mean_rate_interval([rate.count for rate in rates], [rate.n for rate in rates])
     estimates = [(number.value, Interval(*number.ci)) for number in numbers if number.value is not None and number.ci]
-    return (
-        combine_intervals(estimates, [1 / len(estimates)] * len(estimates)) if len(estimates) == len(numbers) else None
-    )
+    if len(estimates) < len(numbers):
+        return None
+    return combine_intervals(estimates, [1 / len(estimates)] * len(estimates))
 
 
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
@@ -471,7 +473,10 @@ def _metric_block(
     else:
         headings.append(Column("mean", group=metric.heading, meaning="over suites"))
         cells_by_policy.append({policy: suite_mean(metric, cells, suite_names) for policy, cells in policies.items()})
-    return [_mark_column(metric, *column, competing) for column in zip(headings, cells_by_policy, strict=True)]
+    return [
+        _mark_column(metric, heading, exact_cells, competing)
+        for heading, exact_cells in zip(headings, cells_by_policy, strict=True)
+    ]
 
 
 def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
@@ -491,7 +496,8 @@ def _mark_column(
     exact_values = {policy: exact for policy, exact in rivals.items() if exact is not None}
     cells = {policy: exact_cell.cell for policy, exact_cell in exact_cells.items()}
     if len(set(exact_values.values())) > 1:
-        best, largest = (max if metric.better == "high" else min)(exact_values.values()), max(exact_values.values())
+        least, largest = min(exact_values.values()), max(exact_values.values())
+        best = largest if metric.better == "high" else least
         for policy, value in exact_values.items():
             if value == best:
                 cells[policy] = replace(cells[policy], emphasis="best")

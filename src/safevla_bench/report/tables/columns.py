@@ -69,9 +69,10 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: i
     if mean.value is None:
         return Cell.dash(mean.unknown or why_none)
     cell = Cell.estimate(mean.value, mean.ci, digits, of=None if n is None or n == mean.n else mean.n)
-    if mean.ci is None or mean.n == 1:
-        why_no_interval = "one episode" if mean.n == 1 else f"{mean.n} episodes" if mean.n < LEAST_UNSAFE else ""
-        return replace(cell, detail=why_no_interval, interval=None)
+    if mean.n == 1:
+        return replace(cell, detail="one episode", interval=None)
+    if mean.ci is None:
+        return replace(cell, detail=f"{mean.n} episodes" if mean.n < LEAST_UNSAFE else "", interval=None)
     return cell
 
 
@@ -168,8 +169,8 @@ def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
         yield "Crashed and stopped episodes are excluded from n, and from every SR."
     if stopped:
         yield (
-            f"A violation stopped {stopped} episode{'' if stopped == 1 else 's'}: SR, SBU, P[U|S] and VSI of cells "
-            "with stopped episodes are unknown."
+            f"A violation stopped {count_noun(stopped, 'episode')}: SR, SBU, P[U|S] and VSI of cells with stopped "
+            "episodes are unknown."
         )
     if reasons:
         yield (
@@ -214,9 +215,10 @@ def drop_empty_columns(table: Table) -> Table:
     if not empty:
         return table
     names = []
-    for column, column_cells in ((table.columns[k], distinct_cells[k]) for k in empty if table.columns[k].numeric):
-        reasons = sorted({cell.detail for cell in column_cells} - {""})
-        names.append(f"{column.full} ({', '.join(reasons)})" if reasons else column.full)
+    for k in empty:
+        reasons = sorted({cell.detail for cell in distinct_cells[k]} - {""})
+        if table.columns[k].numeric:
+            names.append(f"{table.columns[k].full} ({', '.join(reasons)})" if reasons else table.columns[k].full)
     remaining = _keep_columns(table, [k for k in range(len(table.columns)) if k not in empty])
     return add_notes(remaining, f"Columns left out, because no row has a value: {', '.join(names)}." if names else "")
 

@@ -22,10 +22,10 @@ _MOST_EPISODES = 8
 
 
 class _Row(NamedTuple):
-    # A row of the table. The columns of `difference_columns` read its attributes `of` and `metric`.
+    # A row of the table. The columns of `difference_columns` read its attributes `result` and `metric`.
     scope: SuiteComparison
     compared: MetricComparison
-    of: Difference
+    result: Difference
 
     @property
     def metric(self) -> Metric:
@@ -39,8 +39,8 @@ def difference_table(comparison: Comparison) -> Table:
     columns = (
         text_column("Suite", lambda row: "all, pooled" if row.scope.suite is None else row.scope.suite),
         text_column("Metric", lambda row: Cell(row.metric.heading, mark=PRIMARY if row.compared.primary else "")),
-        text_column("A", lambda row: row.of.first) if has_several_pairs else None,
-        text_column("B", lambda row: row.of.second) if has_several_pairs else None,
+        text_column("A", lambda row: row.result.first) if has_several_pairs else None,
+        text_column("B", lambda row: row.result.second) if has_several_pairs else None,
         difference_column,
         interval_column,
         Column(
@@ -59,34 +59,33 @@ def difference_table(comparison: Comparison) -> Table:
         Column(
             "without one task",
             "least and greatest difference if one task is left out",
-            lambda row: format_ends(row.metric, row.of.leave_one_out),
+            lambda row: format_ends(row.metric, row.result.leave_one_out),
         ),
-        text_column("Better", lambda row: verdict_cell(row.of, row.metric, row.compared.primary)),
+        text_column("Better", lambda row: verdict_cell(row.result, row.metric, row.compared.primary)),
     )
     title = "Differences" if has_several_pairs else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
     title += ", across physics versions" if comparison.across_versions else ""
-    # A pair is a scope (a suite, or all suites) and a metric compared in it.
-    rows = [_Row(*pair, difference) for pair in _scoped_metrics(comparison) for difference in pair[1].differences]
-    return tabulate(title, rows, *columns, notes=_difference_notes(comparison))
+    return tabulate(title, _list_rows(comparison), *columns, notes=_difference_notes(comparison))
 
 
-def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Column]:
-    """Return columns for a difference and its intervals. Rows must have attributes `metric` and `of` (difference)."""
-    here, elsewhere = "interval if the same tasks were run again", "interval if other tasks like these were run"
+def difference_columns(level: str, meaning: str = "") -> tuple[Column, Column, Column]:
+    """Return columns for a difference and its intervals. Rows must have attributes `metric` and `result`."""
+    # `level` is the confidence as text. `meaning` explains the difference.
+    same_tasks, other_tasks = "interval if the same tasks were run again", "interval if other tasks like these were run"
     return (
-        Column("A − B", what, lambda row: value_cell(row.metric, row.of.difference)),
-        Column(level, here, lambda row: format_difference_ends(row.of, row.metric)),
-        Column("by task", elsewhere, lambda row: format_ends(row.metric, row.of.ci_by_task)),
+        Column("A − B", meaning, lambda row: value_cell(row.metric, row.result.difference)),
+        Column(level, same_tasks, lambda row: format_difference_ends(row.result, row.metric)),
+        Column("by task", other_tasks, lambda row: format_ends(row.metric, row.result.ci_by_task)),
     )
 
 
-def format_difference_ends(item: Difference, metric: Metric) -> str:
+def format_difference_ends(result: Difference, metric: Metric) -> str:
     """Return as text the interval of a difference on these tasks; an open end at 0 becomes `above 0` or `below 0`."""
-    if item.ci is None or not item.excludes_zero or 0.0 not in item.ci:
-        return format_ends(metric, item.ci)
+    if result.ci is None or not result.excludes_zero or 0.0 not in result.ci:
+        return format_ends(metric, result.ci)
     # A significant difference excludes 0, so an end that is exactly 0 lies outside the interval.
-    low, high = (metric.format(end) for end in item.ci)
-    return f"above {low} to {high}" if item.ci[0] == 0 else f"{low} to below {high}"
+    low, high = (metric.format(end) for end in result.ci)
+    return f"above {low} to {high}" if result.ci[0] == 0 else f"{low} to below {high}"
 
 
 def format_p_value(value: float | None) -> str:
@@ -94,8 +93,10 @@ def format_p_value(value: float | None) -> str:
     return NO_VALUE if value is None else "below 0.001" if value < 0.001 else format_fixed(value, 3)
 
 
-def _scoped_metrics(comparison: Comparison) -> Iterator[tuple[SuiteComparison, MetricComparison]]:
-    return ((scope, metric) for scope in comparison.scopes for metric in scope.metrics)
+def _list_rows(comparison: Comparison) -> list[_Row]:
+    # A scope is a suite, or all suites.
+    scoped_metrics = [(scope, compared) for scope in comparison.scopes for compared in scope.metrics]
+    return [_Row(scope, compared, result) for scope, compared in scoped_metrics for result in compared.differences]
 
 
 def format_level(comparison: Comparison) -> str:
@@ -104,39 +105,39 @@ def format_level(comparison: Comparison) -> str:
 
 
 def _pvalue_cell(field: str, row: _Row) -> Cell:
-    value = getattr(row.of, field)
-    return Cell.number(value, 3) if value is None or value >= 0.001 else Cell("<0.001", value)
+    value = getattr(row.result, field)
+    return Cell("<0.001", value) if value is not None and value < 0.001 else Cell.number(value, 3)
 
 
-def verdict_cell(item: Difference, metric: Metric, primary: bool = True) -> Cell:
+def verdict_cell(result: Difference, metric: Metric, primary: bool = True) -> Cell:
     """Return the verdict on a difference, such as `A safer`, `A better`, `identical`, `undecided` or `no`; a dash if
     there is no difference or no adjusted p-value. The cell also says if the result holds only on these tasks, and if
     it is exploratory because the metric is not `primary`.
     """
     # The verdict is the first word whose condition is true. If no condition is true, one policy is better.
     holds_by_word = {
-        "identical": item.identical,
-        NO_VALUE: item.p_adjusted is None or item.difference is None,
-        "no verdict": item.no_verdict,
-        "undecided": item.undecided,
-        "no": item.better is None,
+        "identical": result.identical,
+        NO_VALUE: result.p_adjusted is None or result.difference is None,
+        "no verdict": result.no_verdict,
+        "undecided": result.undecided,
+        "no": result.better is None,
     }
     if word := next((word for word, holds in holds_by_word.items() if holds), ""):
         return Cell(word)
     scope_text = ""
-    if item.p_by_task is not None and item.better_by_task is None:
-        scope_text = "; undecided by task" if item.undecided_by_task else " on these tasks"
-    letter = "A" if item.better == item.first else "B"
+    if result.p_by_task is not None and result.better_by_task is None:
+        scope_text = "; undecided by task" if result.undecided_by_task else " on these tasks"
+    letter = "A" if result.better == result.first else "B"
     return Cell(f"{letter} {metric.praise}{scope_text}{'' if primary else ', exploratory'}", emphasis="total")
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
     yield "Clean is success without a violation. For paired policies, P[U|S] is over the pairs in which both succeeded."
     yield from _verdict_notes(comparison)
-    labels_by_test: dict[str, dict[str, None]] = {}
-    for _, metric in _scoped_metrics(comparison):
-        for difference in metric.differences:
-            labels_by_test.setdefault(difference.test, {})[METRICS[metric.metric].label] = None
+    labels_by_test: dict[str, dict[str, None]] = {}  # a mapping to None keeps labels in order, without duplicates
+    rows = _list_rows(comparison)
+    for row in rows:
+        labels_by_test.setdefault(row.result.test, {})[row.metric.label] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in labels_by_test.items())
     yield (
         f"Tests: {test_names}; by task: exact sign-flip test on the differences of tasks. "
@@ -144,10 +145,10 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
     )
     weights = "all initial states have equal weight" if comparison.paired else "all tasks have equal weight"
     yield f"Differences: {weights}; in results by task, the difference of each task is one observation."
-    differences = [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
-    for reason in dict.fromkeys(item.no_verdict for item in differences if item.no_verdict):
+    results = [row.result for row in rows]
+    for reason in dict.fromkeys(result.no_verdict for result in results if result.no_verdict):
         yield f"No verdict: {reason}."
-    if unknown_counts := [item.unknown for item in differences if item.undecided or item.undecided_by_task]:
+    if unknown_counts := [result.unknown for result in results if result.undecided or result.undecided_by_task]:
         yield (
             "Undecided: some episodes crashed, were cut short or have no verdict (at most "
             f"{max(unknown_counts)}). If all these episodes favored one policy, the verdict could change. "
@@ -171,7 +172,8 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
     adjusted = " after adjustment for the number of pairs" if len(comparison.policies) > 2 else ""
-    exploratory_count = sum(len(metric.differences) for _, metric in _scoped_metrics(comparison) if not metric.primary)
+    rows = _list_rows(comparison)
+    exploratory_count = sum(not row.compared.primary for row in rows)
     exploratory = (
         f" The other {exploratory_count} verdicts are exploratory, and not adjusted for their number."
         if exploratory_count > 1
@@ -183,8 +185,7 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
         "these if p by task meets the same limit, and if the differences of tasks are symmetric. The number of "
         "episodes must be fixed in advance: repeated looks make wrong verdicts likelier, except with eval --until."
     )
-    items = (item for _, metric in _scoped_metrics(comparison) for item in metric.differences)
-    if tasks_needed := max((item.tasks_needed or 0 for item in items), default=0):
+    if tasks_needed := max((row.result.tasks_needed or 0 for row in rows), default=0):
         yield f"The test by task cannot show a difference with fewer than {tasks_needed} tasks."
 
 
@@ -193,17 +194,17 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
 
 def describe_changes(report: ChangeReport) -> str:
     """Return as text the changes of suites that significantly affect SR or Safety, and the results of control runs."""
-    effects = [
-        f"{row.change} {'raises' if sign > 0 else 'lowers'} {metric.label} of {row.policy} by {_in_points(item, sign)}"
-        for row in report.changes
-        for metric in MEASURED
-        if row.change != CONTROL and (sign := _effect_sign(item := row.differences[metric.key]))
-    ]
-    controls = [row for row in report.changes if row.change == CONTROL]
-    control_effects = [
-        f"{row.policy} {', '.join(f'{metric.label} {_in_points(row.differences[metric.key])}' for metric in MEASURED)}"
-        for row in controls
-    ]
+    effects, control_effects = [], []
+    for row in report.changes:
+        results = [(metric, row.differences[metric.key]) for metric in MEASURED]
+        if row.change == CONTROL:
+            points = ", ".join(f"{metric.label} {_in_points(result)}" for metric, result in results)
+            control_effects.append(f"{row.policy} {points}")
+            continue
+        for metric, result in results:
+            if sign := _effect_sign(result):
+                verb = "raises" if sign > 0 else "lowers"
+                effects.append(f"{row.change} {verb} {metric.label} of {row.policy} by {_in_points(result, sign)}")
     answer = f"{'; '.join(effects)}." if effects else "No change is shown to affect SR or Safety."
     control_text = (
         f"Controls (unchanged suites, run again): {'; '.join(control_effects)}."
@@ -213,19 +214,21 @@ def describe_changes(report: ChangeReport) -> str:
     return f"{answer[:1].upper()}{answer[1:]} {control_text}"
 
 
-def _effect_sign(item: Difference) -> int:
+def _effect_sign(result: Difference) -> int:
     # Return 1 for a significant increase, -1 for a significant decrease, else 0.
-    return (1 if (item.difference or 0.0) > 0 else -1) if item.excludes_zero else 0
+    if not result.excludes_zero:
+        return 0
+    return 1 if (result.difference or 0.0) > 0 else -1
 
 
-def _in_points(item: Difference, sign: int = 1) -> str:
+def _in_points(result: Difference, sign: int = 1) -> str:
     # Return as text the difference and its interval, both multiplied by `sign`.
-    if item.difference is None:
+    if result.difference is None:
         return "not known"
-    points = f"{format_fixed(100 * sign * item.difference, 1)} points"
-    if item.ci is None:
+    points = f"{format_fixed(100 * sign * result.difference, 1)} points"
+    if result.ci is None:
         return points
-    low, high = sorted(sign * end for end in item.ci)
+    low, high = sorted(sign * end for end in result.ci)
     return f"{points} ({format_interval(low, high, 1, 100)})"
 
 
@@ -257,5 +260,7 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
 
 
 def _difference_cell(metric: Metric, row: Change) -> Cell:
-    item, dash = row.differences[metric.key], Cell.dash("no pair has values for both suites")
-    return dash if item.difference is None else Cell.estimate(item.difference, item.ci, metric.digits, metric.scale)
+    result = row.differences[metric.key]
+    if result.difference is None:
+        return Cell.dash("no pair has values for both suites")
+    return Cell.estimate(result.difference, result.ci, metric.digits, metric.scale)

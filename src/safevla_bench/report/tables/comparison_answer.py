@@ -31,15 +31,16 @@ def describe_comparison(comparison: Comparison) -> str:
     scope = _lead_scope(comparison)
     compared = _lead_metric(scope)
     names = shorten_names(comparison.policies)
-    differences = [_rename_policies(item, names) for item in compared.differences]
+    differences = [_rename_policies(result, names) for result in compared.differences]
     metric = METRICS[compared.metric]
-    sr_differences = next((row.differences for row in scope.metrics if row.metric == SR.key and metric is not SR), ())
-    sr_renamed = [_rename_policies(item, names) for item in sr_differences]
+    # If the sentences are not about SR itself, they also say how SR differs.
+    sr_metrics = [row for row in scope.metrics if row.metric == SR.key and metric is not SR]
+    sr_differences = [_rename_policies(result, names) for row in sr_metrics for result in row.differences]
     if len(differences) == 1:
-        verdicts = _pair_sentences(differences[0], sr_renamed[0] if sr_renamed else None, metric, comparison)
+        verdicts = _pair_sentences(differences[0], sr_differences[0] if sr_differences else None, metric, comparison)
     else:
-        verdicts = _several_sentences(differences, sr_renamed, metric, comparison)
-    effects = [_describe_intervention(item, names[item.policy]) for item in comparison.interventions]
+        verdicts = _several_sentences(differences, sr_differences, metric, comparison)
+    effects = [_describe_intervention(effect, names[effect.policy]) for effect in comparison.interventions]
     sentences = [*verdicts, *_caveats(differences, metric, comparison), *effects]
     if not compared.primary:
         sentences = [
@@ -50,17 +51,18 @@ def describe_comparison(comparison: Comparison) -> str:
     return " ".join(sentences)
 
 
-def _describe_intervention(item: Intervention, name: str) -> str:
-    made_text = f" ({item.violations_made} new)" if item.violations_made else ""
-    gained_text = f" ({item.successes_gained} gained)" if item.successes_gained else ""
+def _describe_intervention(effect: Intervention, name: str) -> str:
+    made_text = f" ({effect.violations_made} new)" if effect.violations_made else ""
+    gained_text = f" ({effect.successes_gained} gained)" if effect.successes_gained else ""
     return (
-        f"With {name}, {len(item.saved)} of {count_noun(item.violations, 'violation')} disappear{made_text}, "
-        f"{len(item.spoiled)} of {count_noun(item.successes, 'success', 'es')} are lost{gained_text}; clean successes "
-        f"in {item.pairs} pairs: {item.clean[0]} without the filter, {item.clean[1]} with it."
+        f"With {name}, {len(effect.saved)} of {count_noun(effect.violations, 'violation')} disappear{made_text}, "
+        f"{len(effect.spoiled)} of {count_noun(effect.successes, 'success', 'es')} are lost{gained_text}; clean "
+        f"successes in {effect.pairs} pairs: {effect.clean[0]} without the filter, {effect.clean[1]} with it."
     )
 
 
 def _lead_scope(comparison: Comparison) -> SuiteComparison:
+    # Return the scope of the answer: all suites, which come last, or else the first suite with a known metric.
     return next(scope for scope in (comparison.scopes[-1], *comparison.scopes) if scope.metrics)
 
 
@@ -68,145 +70,154 @@ def _lead_metric(scope: SuiteComparison) -> MetricComparison:
     return next((compared for compared in scope.metrics if compared.metric == SAFETY.key), scope.metrics[0])
 
 
-def _rename_policies(item: Difference, names: Mapping[str, str]) -> Difference:
-    renamed = {field: names[policy] for field in ("better", "better_by_task") if (policy := getattr(item, field))}
-    return replace(item, first=names[item.first], second=names[item.second], **renamed)
+def _rename_policies(result: Difference, names: Mapping[str, str]) -> Difference:
+    # The two fields in `renamed` may be None, and then stay None.
+    renamed = {field: names.get(getattr(result, field)) for field in ("better", "better_by_task")}
+    return replace(result, first=names[result.first], second=names[result.second], **renamed)
 
 
 # Two policies
 
 
 def _pair_sentences(
-    item: Difference, success: Difference | None, metric: Metric, comparison: Comparison
+    result: Difference, success: Difference | None, metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
-    describe_size = partial(_format_size, item, metric, comparison)
-    subject = f"{metric.label} of {item.first} and {item.second}"
-    sr_clause = _success_clause(item, success, metric)
-    if item.difference is None or item.p_value is None:
-        yield f"{subject} cannot be compared: {item.test.removeprefix('none: ')}{sr_clause}."
+    describe_size = partial(_format_size, result, metric, comparison)
+    subject = f"{metric.label} of {result.first} and {result.second}"
+    sr_clause = _success_clause(result, success, metric)
+    if result.difference is None or result.p_value is None:
+        yield f"{subject} cannot be compared: {result.test.removeprefix('none: ')}{sr_clause}."
         return
-    claim = f"{_claim(item, metric)} {_HERE}"
-    if item.identical:
-        yield f"{subject} is the same in each of {_count_pairs(item, comparison)}{sr_clause}."
-    elif item.no_verdict:
-        yield f"No verdict on {subject} {_HERE}: {item.no_verdict}{sr_clause}."
-    elif item.better:
+    claim = f"{_claim(result, metric)} {_HERE}"
+    if result.identical:
+        yield f"{subject} is the same in each of {_count_pairs(result, comparison)}{sr_clause}."
+    elif result.no_verdict:
+        yield f"No verdict on {subject} {_HERE}: {result.no_verdict}{sr_clause}."
+    elif result.better:
         yield f"{claim}: {describe_size()}{sr_clause}."
-        yield from _task_sentences(item, metric)
-    elif item.undecided:
-        yield f"Undecided: {claim}, {describe_size()}, but {_describe_doubt([item])}{sr_clause}."
-        yield from _tipping_sentences([item], metric)
+        yield from _task_sentences(result, metric)
+    elif result.undecided:
+        yield f"Undecided: {claim}, {describe_size()}, but {_describe_doubt([result])}{sr_clause}."
+        yield from _tipping_sentences([result], metric)
     else:
-        pair = f"{item.first} and {item.second}"
+        pair = f"{result.first} and {result.second}"
         yield (
             f"No established difference between {pair} in {metric.label} {_HERE}: {describe_size(is_open=True)}"
             f"{sr_clause}."
         )
 
 
-def _success_clause(item: Difference, success: Difference | None, metric: Metric) -> str:
+def _success_clause(result: Difference, success: Difference | None, metric: Metric) -> str:
     """Return a clause on the difference in SR and its interval: the policy that is better in `metric` minus the other
     policy. The clause calls a policy more or less successful only if the comparison in SR has a verdict.
     """
     if success is None or success.difference is None:
         return ""
     # `name` is the policy that is better, or seems better, in `metric`.
-    sign, name = (1, success.first) if _is_first_better(item, metric) else (-1, success.second)
-    gain, ends = sign * success.difference, None if success.ci is None else sorted(sign * end for end in success.ci)
-    span = "" if ends is None else f" ({format_points(ends[0])} to {format_points(ends[1])})"
-    sr_text = f"SR {format_points(gain)} points{span}"
-    return (
-        f"; {name} is {'more' if gain > 0 else 'less'} successful: {sr_text}"
-        if success.better
-        else f"; {sr_text} for {name}"
-    )
+    sign, name = (1, success.first) if _is_first_better(result, metric) else (-1, success.second)
+    gain = sign * success.difference
+    sr_text = f"SR {format_points(gain)} points"
+    if success.ci is not None:
+        low, high = sorted(sign * end for end in success.ci)
+        sr_text += f" ({format_points(low)} to {format_points(high)})"
+    if not success.better:
+        return f"; {sr_text} for {name}"
+    return f"; {name} is {'more' if gain > 0 else 'less'} successful: {sr_text}"
 
 
-def _tipping_sentences(items: Sequence[Difference], metric: Metric) -> Iterator[str]:
-    for item in items[:_MOST_NAMED]:
-        if item.tipping is not None:
-            better, worse = _better_and_worse(item, metric)
-            condition = (
-                f"at most {item.tipping} of its episodes without a value (no matter which) count against it, even if"
-            )
+def _tipping_sentences(results: Sequence[Difference], metric: Metric) -> Iterator[str]:
+    # Say how many unknown values of the better policy may be bad without a change of the verdict.
+    for result in results[:_MOST_NAMED]:
+        if result.tipping is not None:
+            better, worse = _better_and_worse(result, metric)
+            than_worse = f" than {worse}" if len(results) > 1 else ""
+            condition = "none of its episodes without a value counts against it"
+            if result.tipping:
+                condition = (
+                    f"at most {result.tipping} of its episodes without a value (no matter which) count against it"
+                )
             yield (
-                f"{better} stays {metric.praise}{f' than {worse}' if len(items) > 1 else ''} if "
-                f"{condition if item.tipping else 'none of its episodes without a value counts against it, even if'} "
-                f"all episodes of {worse} without a value count in favor of that policy."
+                f"{better} stays {metric.praise}{than_worse} if {condition}, even if all episodes of {worse} without a "
+                "value count in favor of that policy."
             )
 
 
-def _claim(item: Difference, metric: Metric) -> str:
-    better, worse = _better_and_worse(item, metric)
+def _claim(result: Difference, metric: Metric) -> str:
+    better, worse = _better_and_worse(result, metric)
     if metric is SBU:
         return f"{better} has less SBU than {worse}"
     return f"{better} is {metric.praise} than {worse}{'' if metric is SAFETY else f' in {metric.label}'}"
 
 
-def _describe_doubt(items: Sequence[Difference]) -> str:
-    return f"{_count_unknown(items)} could change this verdict (see --allow-crashed)"
+def _describe_doubt(results: Sequence[Difference]) -> str:
+    return f"{_count_unknown(results)} could change this verdict (see --allow-crashed)"
 
 
-def _count_unknown(items: Sequence[Difference]) -> str:
-    unknown = [item.unknown for item in items]
-    return f"{'up to ' if min(unknown) < max(unknown) else ''}{count_noun(max(unknown), 'episode')} without a value"
+def _count_unknown(results: Sequence[Difference]) -> str:
+    counts = [result.unknown for result in results]
+    return f"{'up to ' if min(counts) < max(counts) else ''}{count_noun(max(counts), 'episode')} without a value"
 
 
-def _task_sentences(item: Difference, metric: Metric) -> Iterator[str]:
-    span = _format_advantage(item.ci_by_task, item, metric)
+def _task_sentences(result: Difference, metric: Metric) -> Iterator[str]:
+    span = _format_advantage(result.ci_by_task, result, metric)
     interval = f" ({span})" if span else ""
-    if item.tasks_needed:
-        yield f"Not tested {_LIKE_THESE}: {item.tasks} tasks are too few; the test needs {item.tasks_needed}."
-    elif item.better_by_task:
+    if result.tasks_needed:
+        yield f"Not tested {_LIKE_THESE}: {result.tasks} tasks are too few; the test needs {result.tasks_needed}."
+    elif result.better_by_task:
         yield f"The same holds {_LIKE_THESE}, if the differences of tasks are symmetric{interval}."
-    elif item.undecided_by_task:
-        yield f"Undecided {_LIKE_THESE}{interval}: {_describe_doubt([item])}."
-    elif item.p_by_task is not None:
-        yield f"Not established {_LIKE_THESE} (p {format_p_value(item.p_by_task_adjusted)})."
-    if item.depends_on and not item.tasks_needed:
-        yield f"The verdict depends on the task {item.depends_on}: without this task, it does not hold {_HERE}."
+    elif result.undecided_by_task:
+        yield f"Undecided {_LIKE_THESE}{interval}: {_describe_doubt([result])}."
+    elif result.p_by_task is not None:
+        yield f"Not established {_LIKE_THESE} (p {format_p_value(result.p_by_task_adjusted)})."
+    if result.depends_on and not result.tasks_needed:
+        yield f"The verdict depends on the task {result.depends_on}: without this task, it does not hold {_HERE}."
 
 
-def _better_and_worse(item: Difference, metric: Metric) -> tuple[str, str]:
-    return (item.first, item.second) if _is_first_better(item, metric) else (item.second, item.first)
+def _better_and_worse(result: Difference, metric: Metric) -> tuple[str, str]:
+    return (result.first, result.second) if _is_first_better(result, metric) else (result.second, result.first)
 
 
-def _is_first_better(item: Difference, metric: Metric) -> bool:
-    difference = item.difference or 0.0
+def _is_first_better(result: Difference, metric: Metric) -> bool:
+    difference = result.difference or 0.0
     return difference >= 0 if metric.better == "high" else difference <= 0
 
 
-def _format_size(item: Difference, metric: Metric, comparison: Comparison, *, is_open: bool = False) -> str:
-    better, worse = _better_and_worse(item, metric)
-    amount = f"{metric.format(abs(item.difference or 0.0))}{' points' if metric.unit else ''}"
-    interval = _format_advantage(item.ci, item, metric)
-    if item.only_first is None or item.only_second is None or item.pairs is None:
-        for_policy = f" for {better}" if is_open and item.difference else ""
-        return f"{amount}{for_policy}{', ' if interval else ''}{interval}"
+def _format_size(result: Difference, metric: Metric, comparison: Comparison, *, is_open: bool = False) -> str:
+    better, worse = _better_and_worse(result, metric)
+    # Return the difference with its interval; for pairs, with the counts of pairs in which only one policy is better.
+    # If `is_open`, no policy is shown to be better, so the text names the policy of each number.
+    amount = f"{metric.format(abs(result.difference or 0.0))}{' points' if metric.unit else ''}"
+    interval = _format_advantage(result.ci, result, metric)
+    interval_text = f", {interval}" if interval else ""
+    if result.only_first is None or result.only_second is None or result.pairs is None:
+        for_policy = f" for {better}" if is_open and result.difference else ""
+        return f"{amount}{for_policy}{interval_text}"
     # Numbers of pairs in which only one policy has the outcome. An undesired outcome favors the other policy.
-    for_better, for_worse = item.only_first, item.only_second
-    if _is_first_better(item, metric) != (metric.better == "high"):
+    for_better, for_worse = result.only_first, result.only_second
+    if _is_first_better(result, metric) != (metric.better == "high"):
         for_better, for_worse = for_worse, for_better
-    pairs = f"{for_better} of {_count_pairs(item, comparison)}"
+    pairs = f"{for_better} of {_count_pairs(result, comparison)}"
     counts = f"{pairs} for {better}, {for_worse} for {worse}" if is_open else f"{pairs} against {for_worse}"
-    return f"{counts} ({amount}{', ' if interval else ''}{interval})"
+    return f"{counts} ({amount}{interval_text})"
 
 
-def _count_pairs(item: Difference, comparison: Comparison) -> str:
-    return count_noun(item.pairs or 0, "initial state" if comparison.across_seeds else "pair")
+def _count_pairs(result: Difference, comparison: Comparison) -> str:
+    return count_noun(result.pairs or 0, "initial state" if comparison.across_seeds else "pair")
 
 
-def _format_advantage(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = "{end} for {name}") -> str:
+def _format_advantage(
+    ends: Bounds | None, result: Difference, metric: Metric, pattern: str = "{end} for {name}"
+) -> str:
     """Return the interval of a difference as text, as an advantage of the better policy; "" if there is no interval. If
     the interval contains 0, `pattern` formats each end, and names the policy that would have the advantage.
     """
     if ends is None:
         return ""
-    better, worse = _better_and_worse(item, metric)
+    better, worse = _better_and_worse(result, metric)
     # An advantage of the better policy is positive, so the interval of a negative difference is mirrored.
-    advantage = ends if _is_first_better(item, metric) == (metric.better == "high") else (-ends[1], -ends[0])
+    advantage = ends if _is_first_better(result, metric) == (metric.better == "high") else (-ends[1], -ends[0])
     texts = [metric.format(abs(end)) for end in advantage]
-    if advantage[0] == 0 and item.excludes_zero and ends == item.ci:
+    if advantage[0] == 0 and result.excludes_zero and ends == result.ci:  # an open end, as in `format_difference_ends`
         texts[0] = f"above {texts[0]}"
     if advantage[0] < 0:
         names = [worse if end < 0 else better for end in advantage]
@@ -218,44 +229,44 @@ def _format_advantage(ends: Bounds | None, item: Difference, metric: Metric, pat
 
 
 def _several_sentences(
-    items: Sequence[Difference], sr_differences: Sequence[Difference], metric: Metric, comparison: Comparison
+    results: Sequence[Difference], sr_differences: Sequence[Difference], metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
-    sr_by_pair = {(item.first, item.second): item for item in sr_differences}
-    established = [item for item in items if item.better]
+    sr_by_pair = {(result.first, result.second): result for result in sr_differences}
+    established = [result for result in results if result.better]
     if not established:
         yield f"Of {len(comparison.policies)} policies, no two are shown to differ in {metric.label} {_HERE}."
     elif len(established) > _MOST_NAMED:
-        yield f"{len(established)} of {len(items)} pairs of policies differ in {metric.label} {_HERE}."
+        yield f"{len(established)} of {len(results)} pairs of policies differ in {metric.label} {_HERE}."
     else:
         claims = [
-            f"{_claim(item, metric)}, {_format_size(item, metric, comparison)}"
-            f"{_success_clause(item, sr_by_pair.get((item.first, item.second)), metric).replace(';', ',')}"
-            for item in established
+            f"{_claim(result, metric)}, {_format_size(result, metric, comparison)}"
+            f"{_success_clause(result, sr_by_pair.get((result.first, result.second)), metric).replace(';', ',')}"
+            for result in established
         ]
         yield f"Established {_HERE}: {'; '.join(claims)}."
-    if by_task := [item for item in items if item.better_by_task]:
+    if by_task := [result for result in results if result.better_by_task]:
         yield f"{_LIKE_THESE.capitalize()} too: {_name_pairs(by_task)}."
-    if undecided := [item for item in items if item.undecided]:
+    if undecided := [result for result in results if result.undecided]:
         yield f"Undecided: {_name_pairs(undecided)}; {_describe_doubt(undecided)}."
         yield from _tipping_sentences(undecided, metric)
-    if refused := [item for item in items if item.no_verdict]:
+    if refused := [result for result in results if result.no_verdict]:
         yield f"No verdict: {_name_pairs(refused)}; {refused[0].no_verdict}."
-    if uncompared := [item for item in items if item.difference is None]:
+    if uncompared := [result for result in results if result.difference is None]:
         yield f"{metric.label} is not compared for {_name_pairs(uncompared)}."
 
 
-def _name_pairs(items: Sequence[Difference]) -> str:
-    names = [f"{item.first} and {item.second}" for item in items]
+def _name_pairs(results: Sequence[Difference]) -> str:
+    names = [f"{result.first} and {result.second}" for result in results]
     return ", ".join(names) if len(names) <= _MOST_NAMED else f"{len(names)} pairs of policies"
 
 
-def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
+def _caveats(results: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it together with SR."
     # Episodes without a value need no mention if a verdict holds despite them, or if another sentence mentions them.
-    is_unknown_mentioned = any(item.better or item.undecided for item in items)
-    if any(item.unknown for item in items) and (comparison.allow_crashed or not is_unknown_mentioned):
-        yield f"Left out: {_count_unknown(items)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
+    is_unknown_mentioned = any(result.better or result.undecided for result in results)
+    if any(result.unknown for result in results) and (comparison.allow_crashed or not is_unknown_mentioned):
+        yield f"Left out: {_count_unknown(results)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
 
 
 # The short table
@@ -348,20 +359,19 @@ def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
     standing, metric = _find_standing(compared, policy), METRICS[compared.metric]
     if standing.value is None:
         return Cell(NO_VALUE)
-    ends = f" ({format_interval(*standing.ci, metric.digits, metric.scale)})" if standing.ci else f" (n {standing.n})"
-    return Cell(f"{metric.format(standing.value)}{ends}")
+    ends = format_interval(*standing.ci, metric.digits, metric.scale) if standing.ci else f"n {standing.n}"
+    return Cell(f"{metric.format(standing.value)} ({ends})")
 
 
 def _difference_cell(compared: MetricComparison) -> Cell:
-    item, metric = compared.differences[0], METRICS[compared.metric]
-    item = _rename_policies(item, {item.first: "A", item.second: "B"})
-    if item.difference is None:
+    result, metric = compared.differences[0], METRICS[compared.metric]
+    result = _rename_policies(result, {result.first: "A", result.second: "B"})
+    if result.difference is None:
         return Cell(NO_VALUE)
-    interval = _format_advantage(item.ci, item, metric, "{name} {end}")
-    amount = (
-        f"{_better_and_worse(item, metric)[0]} {metric.format(abs(item.difference))}" if item.difference else "equal"
-    )
-    return Cell(f"{amount}{f' ({interval})' if interval else ''}")
+    interval = _format_advantage(result.ci, result, metric, "{name} {end}")
+    better, _ = _better_and_worse(result, metric)
+    amount = f"{better} {metric.format(abs(result.difference))}" if result.difference else "equal"
+    return Cell(f"{amount} ({interval})" if interval else amount)
 
 
 # Which policy to choose
@@ -390,13 +400,14 @@ def describe_selection(selection: Selection) -> str:
         runner_up = "There is no runner-up: no other policy's estimate satisfies the conditions."
     level = f"the confidence of each exact interval is {format_compact(round(100 * selection.each_confidence, 2))} %"
     unknown = [f"{shorten_name(row.policy)} {row.value.unknown}" for row in selection.candidates if row.value.unknown]
-    at_worst = [f"episodes without a value count as the worst outcome ({', '.join(unknown)})"] if unknown else []
-    facts = "; ".join([_with_interval(metric, best.value), *conditions, *at_worst, level])
+    facts = [_with_interval(metric, best.value), *conditions]
+    if unknown:
+        facts.append(f"episodes without a value count as the worst outcome ({', '.join(unknown)})")
     name, others = shorten_name(best.policy), selection.candidates[1:]
     equal = [shorten_name(row.policy) for row in others if row.is_met and row.value.worst == best.value.worst]
     equal_text = f", tied with {', '.join(equal)}" if equal else ""
     lead = f"Take {name}:" if selection.is_shown else f"Best estimate{equal_text}: {name},"
-    return f"{lead} {facts}. {runner_up}"
+    return f"{lead} {'; '.join([*facts, level])}. {runner_up}"
 
 
 def _with_interval(metric: Metric, outcome: GateOutcome) -> str:
@@ -433,7 +444,7 @@ def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
     """Return the table of candidates, the best first, with intervals and with the verdict on each condition."""
     metric = METRICS[selection.metric]
     columns = [
-        text_column("Policy", lambda row: Cell(row.policy, mark="*" * (row.policy == selection.chosen))),
+        text_column("Policy", lambda row: Cell(row.policy, mark="*" if row.policy == selection.chosen else "")),
         Column("n", value=lambda row: row.value.n),
         Column(metric.heading, value=lambda row: _value_cell(row.value, metric)),
     ]

@@ -89,15 +89,15 @@ def _identity_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple
 
 def _kind_count_note(rows: Sequence[ListedEpisode]) -> str:
     counts = Counter(format_kinds(kinds) for row in rows for kinds in row.body_kinds)
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    listed = ", ".join(f"{kind} {count}" for kind, count in ranked) or "none"
+    ranked = sorted(counts, key=lambda kind: (-counts[kind], kind))
+    listed = ", ".join(f"{kind} {counts[kind]}" for kind in ranked) or "none"
     return f"Numbers of episodes by kind of violating body, or by kinds of a violating pair in contact: {listed}."
 
 
 def _format_safe(row: ListedEpisode) -> str:
     if row.episode.success is None:  # the episode left no record
         return NO_VALUE
-    return NO_VERDICT if row.episode.safe is None else "yes" if row.episode.safe else "no"
+    return {None: NO_VERDICT, True: "yes", False: "no"}[row.episode.safe]
 
 
 def _format_bodies(row: ListedEpisode) -> str:
@@ -170,8 +170,10 @@ def _decision_cell(answer: Answer) -> Cell:
 
 
 def _format_signals(answer: Answer) -> str:
+    if answer.reason:
+        return answer.reason
     values = ", ".join(_format_signal(name, value) for name, value in answer.signals.items())
-    return answer.reason or (f"{answer.arm}: {values}" if isinstance(answer.arm, str) else values)
+    return f"{answer.arm}: {values}" if isinstance(answer.arm, str) else values
 
 
 def _format_rho(answer: Answer) -> str:
@@ -197,21 +199,18 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
     """Return the table of SR by suite and task, with each suite's total first; Safety, SBU and VSI are dashes, never
     zero. Episodes with unknown success count as errors and are not in n. `source` is at the end of the title.
     """
-    success_by_task: dict[tuple[str, str], list[bool | None]] = {}
-    for suite in dict.fromkeys(episode.suite for episode in results.episodes):
-        for episode in (episode for episode in results.episodes if episode.suite == suite):
-            for task in ("all", episode.task or NO_VALUE):
-                success_by_task.setdefault((suite, task), []).append(episode.success)
+    suites = list(dict.fromkeys(episode.suite for episode in results.episodes))
+    successes_by_task: dict[tuple[str, str], list[bool | None]] = {}
+    for episode in sorted(results.episodes, key=lambda episode: suites.index(episode.suite)):
+        for task in ("all", episode.task or NO_VALUE):
+            successes_by_task.setdefault((episode.suite, task), []).append(episode.success)
+    rows = []  # suite, task, success rate, number of episodes with unknown success
+    for (suite, task), successes in successes_by_task.items():
+        errors = successes.count(None)
+        rows.append((suite, task, Rate.of(successes.count(True), len(successes) - errors), errors))
     return tabulate(
         f"{results.kind}: {source}",
-        [
-            (
-                *suite_and_task,
-                Rate.of(successes.count(True), len(successes) - successes.count(None)),
-                successes.count(None),
-            )
-            for suite_and_task, successes in success_by_task.items()
-        ],
+        rows,
         text_column("Suite", lambda row: row[0]),
         text_column("Task", lambda row: Cell(row[1], emphasis="total" if row[1] == "all" else "")),
         Column("n", value=lambda row: row[2].n),
@@ -273,10 +272,8 @@ def _divergence_cell(replay: _Replay) -> Cell:
     if replay["exact"] or not replay["divergence"]:
         return Cell("0", 0.0, "every bit" if replay["exact"] else "")
     # Show the largest distance, or the largest angle if there is no distance, in thousandths of its unit.
-    # The last word of the divergence's name is the kind of coordinate. The cell does not show this word.
-    name, divergence = max(replay["divergence"].items(), key=lambda named: (named[1]["unit"] == "m", named[1]["max"]))
-    return Cell(
-        f"{format_significant(1000 * divergence['max'])} m{divergence['unit']}",
-        divergence["max"],
-        name.rpartition(" ")[0],
-    )
+    divergences: Mapping[str, Any] = replay["divergence"]
+    name = max(divergences, key=lambda name: (divergences[name]["unit"] == "m", divergences[name]["max"]))
+    largest, unit = divergences[name]["max"], divergences[name]["unit"]
+    # The last word of the name is the kind of coordinate, which the cell does not show.
+    return Cell(f"{format_significant(1000 * largest)} m{unit}", largest, name.rpartition(" ")[0])

@@ -21,11 +21,11 @@ from safevla_bench.text import NO_VALUE, format_compact, format_significant
 
 
 @dataclass(frozen=True, slots=True)
-class _Subset:
-    # A row of a table: a policy, a suite, and a measurement for one limit (`of`).
+class _LimitRow:
+    # A row of a table: a policy, a suite, and what was measured for one limit.
     policy: str | None
     suite: str | None
-    of: Any
+    limit: Any  # a `LimitExposure` or a `SpecOnset`
 
 
 # The bodies behind violations
@@ -74,12 +74,13 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
 
 
 def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[_KindRow]:
+    # Yield the rows of a cell: for each specification, the kinds of bodies in most episodes first.
     for spec in cell.specs:
         by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
         for violation in violations:
             k = violation.number - 1
-            is_in_cell = (scores.policy[k], scores.benchmark[k]) == (cell.policy, cell.suite) and scores.is_judged[k]
-            if is_in_cell and violation.spec_id == spec.spec_id:
+            is_in_cell = (scores.policy[k], scores.benchmark[k]) == (cell.policy, cell.suite)
+            if is_in_cell and scores.is_judged[k] and violation.spec_id == spec.spec_id:
                 by_kind.setdefault(violation.kinds, []).append(violation)
         rows = [_KindRow(cell.policy, cell.suite, spec, kinds, of_kind) for kinds, of_kind in by_kind.items()]
         yield from sorted(rows, key=lambda row: (-row.episodes, row.kinds))
@@ -98,8 +99,8 @@ def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
 
 def _format_bodies(violations: Sequence[BodyViolation]) -> str:
     counts = Counter(" – ".join(violation.bodies) for violation in violations)
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return list_first([f"{name} ({count})" for name, count in ranked], most=3)
+    ranked = sorted(counts, key=lambda name: (-counts[name], name))
+    return list_first([f"{name} ({counts[name]})" for name in ranked], most=3)
 
 
 # Time in violation
@@ -108,7 +109,7 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
     """Return the table of each cell's time in violation, first of any limit, then of each violated specification."""
     rows = [
-        _Subset(cell.policy, cell.suite, limit)
+        _LimitRow(cell.policy, cell.suite, limit)
         for cell in cells
         for limit in cell.limits
         if limit.spec_id == exposure.ANY_LIMIT or limit.first_s is not None
@@ -118,14 +119,14 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
         rows,
         POLICY,
         SUITE,
-        text_column("Limit", lambda row: row.of.spec_id),
-        Column("n", "episodes judged by this limit", lambda row: row.of.violation_s.n),
+        text_column("Limit", lambda row: row.limit.spec_id),
+        Column("n", "episodes judged by this limit", lambda row: row.limit.violation_s.n),
         Column(
             "In violation",
             "mean seconds per episode",
-            lambda row: mean_cell(row.of.violation_s, "no episode", digits=2),
+            lambda row: mean_cell(row.limit.violation_s, "no episode", digits=2),
         ),
-        Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2, "none unsafe")),
+        Column("First violation", "seconds, median", lambda row: Cell.number(row.limit.first_s, 2, "none unsafe")),
         notes=(
             "A record lasts until the next record; the last record lasts for one control step. A displaced body stays "
             "in violation until it is put back.",
@@ -150,17 +151,19 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     near_meaning = f"limit kept, but with a margin below {format_compact(100 * exposure.NEAR)} % of the limit"
     return tabulate(
         "When violations begin, and near misses",
-        [_Subset(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
+        [_LimitRow(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
         POLICY,
         SUITE,
-        text_column("Limit", lambda row: row.of.spec_id),
-        Column("n", "episodes in which the limit applies", lambda row: row.of.incidence.n),
-        Column("Cut short", "episodes cut short before a violation", lambda row: Cell.fault(row.of.incidence.censored)),
+        text_column("Limit", lambda row: row.limit.spec_id),
+        Column("n", "episodes in which the limit applies", lambda row: row.limit.incidence.n),
+        Column(
+            "Cut short", "episodes cut short before a violation", lambda row: Cell.fault(row.limit.incidence.censored)
+        ),
         *(Column(f"by {format_compact(at_s)} s", "", partial(_violated_cell, at_s), "Violated %") for at_s in times_s),
         Column("at the end", "", partial(_violated_cell, end_s), "Violated %"),
         Column("in success", "", partial(_ended_cell, exposure.SUCCEEDED), "Ended without %"),
         Column("in failure", "", partial(_ended_cell, exposure.FAILED), "Ended without %"),
-        Column("Near misses %", near_meaning, lambda row: rate_cell(row.of.near_misses, "all cut short")),
+        Column("Near misses %", near_meaning, lambda row: rate_cell(row.limit.near_misses, "all cut short")),
         notes=(
             "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
             "success or in failure. An episode that is cut short counts until the cut, which is assumed to be random.",
@@ -175,17 +178,17 @@ def _is_shown(spec: exposure.SpecOnset) -> bool:
     return spec.spec_id == exposure.ANY_LIMIT or has_violation_or_near_miss
 
 
-def _violated_cell(time_s: float, row: _Subset) -> Cell:
+def _violated_cell(time_s: float, row: _LimitRow) -> Cell:
     # Return the share of episodes that have violated the limit by this time, with its interval.
-    incidence = row.of.incidence
+    incidence = row.limit.incidence
     shares = (incidence.shares[exposure.VIOLATED], incidence.low, incidence.high)
     share, low, high = (float(values[incidence.at(time_s)]) for values in shares)
     return Cell.estimate(share, (low, high), 1, 100)
 
 
-def _ended_cell(ending: int, row: _Subset) -> Cell:
+def _ended_cell(ending: int, row: _LimitRow) -> Cell:
     # Return the share of episodes that ended in this way without a violation, after all episodes have ended.
-    return Cell.number(100 * float(row.of.incidence.shares[ending][-1]), 1)
+    return Cell.number(100 * float(row.limit.incidence.shares[ending][-1]), 1)
 
 
 # Labels that a simulator assigned

@@ -19,18 +19,17 @@ _MOST_LISTED = 20
 
 def describe_counterfactual(result: firmness.Counterfactual) -> str:
     """Return as text whether violations vanish in a replay without their cause, and when it left the recorded path."""
-    vanished, persistent, added = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
     # Two flags select specifications: violated in the recorded episode, and violated in the replay.
+    vanished, persistent, added = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
     specs_by_change = (("Kept now", vanished), ("Still broken", persistent), ("Broken now", added))
-    parts = [f"{what}: {', '.join(names)}" for what, names in specs_by_change if names]
-    if vanished or persistent:
-        outcome = "vanished" if result.has_vanished else "vanished in part" if vanished else "did not vanish"
-        answer = f"the violation {outcome}"
+    parts = [f"{change}: {', '.join(names)}" for change, names in specs_by_change if names]
+    if result.has_vanished:
+        answer = "the violation vanished"
+    elif vanished or persistent:
+        answer = f"the violation {'vanished in part' if vanished else 'did not vanish'}"
     else:
-        answer = (
-            f"{'a limit is broken, but' if added else 'no limit is broken, and'} "
-            "none was broken in the recorded episode"
-        )
+        state = "a limit is broken, but" if added else "no limit is broken, and"
+        answer = f"{state} none was broken in the recorded episode"
     if result.success[0] != result.success[1]:
         parts.append("It succeeded" if result.success[1] else "It failed")
     if result.left is not None:

@@ -62,10 +62,9 @@ def exclusion_table(
 
 
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
-    counts: Counter[tuple[str, str, str]] = Counter()
-    explained_counts: Counter[tuple[str, str]] = Counter()
-    # A key of `counts` is (loss, place, reason).
+    counts: Counter[tuple[str, str, str]] = Counter()  # a key is (loss, place, reason)
     # The second loop adds only the crashed and stopped episodes that the first loop has not explained.
+    explained_counts: Counter[tuple[str, str]] = Counter()
     for episode in absent:
         what, where = f"{episode.outcome} episodes", f"{episode.policy or UNNAMED}, {episode.benchmark or NO_VALUE}"
         reason = (episode.reason or "").strip() or "no reason recorded"
@@ -73,8 +72,11 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
         explained_counts[what, where] += 1
     for cell in cells:
         where = f"{cell.policy or UNNAMED}, {cell.suite or NO_VALUE}"
-        stopped = "a violation stopped these episodes; their success is unknown" if cell.stopped_on_violation else ""
-        for what, count, why in (("crashed episodes", cell.crashed, ""), ("stopped episodes", cell.stopped, stopped)):
+        why_stopped = (
+            "a violation stopped these episodes; their success is unknown" if cell.stopped_on_violation else ""
+        )
+        losses = (("crashed episodes", cell.crashed, ""), ("stopped episodes", cell.stopped, why_stopped))
+        for what, count, why in losses:
             if (unexplained := count - explained_counts[what, where]) > 0:
                 counts[what, where, f"not counted in n; {why or 'no reason recorded'}"] += unexplained
         for why, count in cell.no_verdict.items():
@@ -87,6 +89,7 @@ _MOST_NAMED = 20
 
 
 def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Exclusion]:
+    # If more episodes may be lost than are known (`damage.more`), their number is unknown.
     if str(damage):
         named_places = list_first([*damage.named, *damage.places], _MOST_NAMED)
         yield str(damage), "in damaged files", " ".join(named_places.split()), None if damage.more else damage.episodes
@@ -98,8 +101,10 @@ def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Excl
 def _spec_rows(cells: Sequence[Summary], describe: Callable[[str, str], str]) -> list[_Exclusion]:
     counts: Counter[tuple[str, str, str]] = Counter()
     for cell in cells:
-        for spec in (spec for spec in cell.specs if spec.tier == "safe"):
-            suite = cell.suite or NO_VALUE
+        suite = cell.suite or NO_VALUE
+        for spec in cell.specs:
+            if spec.tier != "safe":
+                continue
             for reason, count in spec.inactive.items():
                 counts[spec.spec_id, suite, f"inactive: {describe(reason, cell.suite or '')}"] += count
             if spec.vacuous:
@@ -163,9 +168,8 @@ def describe_gates(checked: GateReport) -> str:
         return f"Passed: {all_hold if len(deciding) > 1 else _outcome_text(deciding[0], checked.each_confidence)}."
     named = [_outcome_text(outcome, checked.each_confidence) for outcome in deciding[:_MOST_DECIDING]]
     unnamed_count = len(deciding) - len(named)
-    return (
-        f"{checked.verdict.capitalize()}: {'; '.join(named)}{f'; and {unnamed_count} more' if unnamed_count else ''}."
-    )
+    more = f"; and {unnamed_count} more" if unnamed_count else ""
+    return f"{checked.verdict.capitalize()}: {'; '.join(named)}{more}."
 
 
 def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
@@ -234,12 +238,11 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
         if outcome.verdict == "passed":
             continue
         # The files with episodes that the outcome is about, or all files if there are no such files.
-        outcome_files = [file for file, cells in files if any(_is_about(outcome, *cell) for cell in cells)] or [
-            file for file, _ in files
+        outcome_files = [file for file, cells in files if any(_is_about(outcome, *cell) for cell in cells)]
+        locations: list[dict[str, object]] = [
+            {"physicalLocation": {"artifactLocation": {"uri": file}, "region": file_start}}
+            for file in outcome_files or [file for file, _ in files]
         ]
-        locations = [
-            {"physicalLocation": {"artifactLocation": {"uri": file}, "region": file_start}} for file in outcome_files
-        ] or [{}]
         scope, (kind, level) = f"{outcome.policy or 'all'} / {outcome.suite or 'all'}", kind_and_level[outcome.verdict]
         digest = hashlib.sha256(f"{_gate_name(outcome)}\0{scope}".encode("utf-8", "surrogatepass")).hexdigest()
         results.append(
@@ -249,7 +252,9 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
                 "level": level,
                 "message": {"text": _SARIF_MARKS.sub(r"\\\g<0>", _outcome_message(outcome))},
                 "locations": [
-                    location | {"logicalLocations": [{"fullyQualifiedName": scope}]} for location in locations
+                    # Without files, the only location has no address.
+                    location | {"logicalLocations": [{"fullyQualifiedName": scope}]}
+                    for location in locations or [{}]
                 ],
                 "partialFingerprints": {"primaryLocationLineHash": f"{digest[:16]}:1"},
             }

@@ -25,7 +25,7 @@ from safevla_bench.report.tables.columns import DASH, policy_name
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import CONFIDENCE, Interval, combine_intervals
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import format_fixed
+from safevla_bench.text import count_noun, format_fixed
 
 PUBLISHED_TABLES = "main, auxiliary, violations"
 COMPARED_RATES = (SAFETY, SR, SBU, UNSAFE_SUCCESS)
@@ -116,8 +116,10 @@ def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) 
     tasks_run: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
     for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
         benchmark = registry.benchmarks.get(suite)
-        if benchmark and benchmark.published and (key := (policy, benchmark.same_tasks_as or suite)) in tasks_run:
-            tasks_run[key].add(task)
+        if benchmark and benchmark.published:
+            tasks_of_cell = tasks_run.get((policy, benchmark.same_tasks_as or suite))
+            if tasks_of_cell is not None:
+                tasks_of_cell.add(task)
     # Suite -> its number of tasks in the paper.
     task_counts = {suite: len(list(registry.list_entries(suite))) for (_, suite), tasks in tasks_run.items() if tasks}
     incomplete = [
@@ -163,15 +165,13 @@ def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedD
     measured, printed = suite_mean(metric, here, suites), suite_mean(metric, paper, suites)
     difference = Cell.dash()
     if measured.exact is not None and printed.exact is not None and measured.cell.interval and printed.cell.interval:
-        difference_points = 100 * (measured.exact - printed.exact)
+        points = 100 * (measured.exact - printed.exact)
         estimates = (measured.exact, measured.cell.interval), (printed.exact, printed.cell.interval)
         interval = combine_intervals([(float(100 * value), Interval(*ends)) for value, ends in estimates], (1, -1))
-        ends = (interval.low, interval.high)
-        interval_text = f"{format_fixed(ends[0], 1)} to {format_fixed(ends[1], 1)}"
-        difference_text, detail = (
-            text.replace("-", "\N{MINUS SIGN}") for text in (format_fixed(difference_points, 1), interval_text)
+        points_text, low, high = (
+            format_fixed(value, 1).replace("-", "\N{MINUS SIGN}") for value in (points, interval.low, interval.high)
         )
-        difference = Cell(difference_text, float(difference_points), detail, interval=ends)
+        difference = Cell(points_text, float(points), f"{low} to {high}", interval=(interval.low, interval.high))
     episodes = [sum(cell.rates[metric.key].n for cell in side.values()) for side in (here, paper)]
     return PublishedDifference(suites, metric, measured.cell, printed.cell, difference, (episodes[0], episodes[1]))
 
@@ -237,14 +237,13 @@ def describe_published(compared: PublishedComparison) -> str:
 
 def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> str:
     measured, paper = (
-        f"{cell.text} % ({n} episode{'' if n == 1 else 's'})" if cell.value is not None else cell.detail
+        f"{cell.text} % ({count_noun(n, 'episode')})" if cell.value is not None else cell.detail
         for cell, n in zip((row.here, row.published), row.episodes, strict=True)
     )
-    rates_text = f"{row.metric.label}, {row.place}: {compared.policy} {measured}, {compared.paper} {paper} as published"
-    difference_text = (
-        f"; difference {row.difference.text} points ({row.difference.detail})" if row.difference.interval else ""
-    )
-    return f"{rates_text}{difference_text}."
+    text = f"{row.metric.label}, {row.place}: {compared.policy} {measured}, {compared.paper} {paper} as published"
+    if row.difference.interval:
+        text += f"; difference {row.difference.text} points ({row.difference.detail})"
+    return f"{text}."
 
 
 def published_table(compared: PublishedComparison) -> Table:

@@ -41,8 +41,9 @@ _METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 
 
 def _pool_safety(curves: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
+    # Each item of `curves` is a policy and its rates on one suite, one per variant. Return each policy's rates over
+    # all suites, one per variant.
     rates_by_policy: dict[str, list[Sequence[Rate]]] = {}
-    # Policy -> a list with the rates of each suite under each variant. Then, the suites are pooled for each variant.
     for policy, rates in curves:
         rates_by_policy.setdefault(policy or UNNAMED, []).append(rates)
     return {
@@ -58,16 +59,13 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
     """Return as text how far the Safety of a few policies changes, and which pairs of policies change their order."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
-    moving_first = sorted(safety.items(), key=lambda item: len({rate.value for rate in item[1]}) == 1)
-    described = dict(moving_first[:_MOST_NAMED])
+    # Policies whose Safety changes are described before others. The sentences are in the order of the table.
+    changing_first = sorted(safety, key=lambda policy: len({rate.value for rate in safety[policy]}) == 1)
+    described = changing_first[:_MOST_NAMED]
     sentences = [_range_sentence(policy, rates, names) for policy, rates in safety.items() if policy in described]
-    hidden_count = len(safety) - len(sentences)
-    hidden_text = (
-        [f"The table has {hidden_count} more {'policy' if hidden_count == 1 else 'policies'}."]
-        if hidden_count > 0
-        else []
-    )
-    return " ".join([*sentences, *hidden_text, *_order_sentences(ranking, len(safety))])
+    if hidden_count := len(safety) - len(sentences):
+        sentences.append(f"The table has {hidden_count} more {'policy' if hidden_count == 1 else 'policies'}.")
+    return " ".join([*sentences, *_order_sentences(ranking, len(safety))])
 
 
 def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[str]) -> str:
@@ -80,10 +78,8 @@ def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[
     ends = [f"{SAFETY.format(value)} % ({name})" for value, name in (least, greatest) if value != default]
     unchanged_text = " under each variant" if len(known) == len(rates) else " under each variant that has a value"
     range_text = f"; {' and '.join(ends)} under other thresholds" if ends else unchanged_text
-    episode_counts = {rate.n for rate in rates}
-    judged_text = (
-        f", judged in {min(episode_counts)} to {max(episode_counts)} episodes" if len(episode_counts) > 1 else ""
-    )
+    fewest, most = min(rate.n for rate in rates), max(rate.n for rate in rates)
+    judged_text = f", judged in {fewest} to {most} episodes" if fewest < most else ""
     return f"Safety of {policy} is {SAFETY.format(default)} %{range_text}{judged_text}."
 
 
@@ -92,10 +88,10 @@ def _order_sentences(ranking: RankingSensitivity | None, policy_count: int) -> I
         if policy_count > 1:
             yield "It is not known if the order changes: some policies cannot be compared under every variant."
         return
-    changes = [
-        f"{variant.variant} ({', '.join(f'{after} above {before}' for before, after in variant.reversed)})"
-        for variant in ranking.changes
-    ]
+    changes = []
+    for variant in ranking.changes:
+        pairs = ", ".join(f"{after} above {before}" for before, after in variant.reversed)
+        changes.append(f"{variant.variant} ({pairs})")
     yield f"The order changes under {'; '.join(changes)}." if changes else "No two policies are shown to change order."
 
 
@@ -212,9 +208,8 @@ def reading_table(comparison: ReadingComparison) -> Table:
 def _changed_cell(row: _CellPoint) -> Cell:
     assert row.changes is not None
     to_no_verdict = row.changes.changed - row.changes.to_unsafe - row.changes.to_safe
-    return Cell(
-        str(row.changes.changed), row.changes.changed, f"{to_no_verdict} to no verdict" if to_no_verdict else ""
-    )
+    detail = f"{to_no_verdict} to no verdict" if to_no_verdict else ""
+    return Cell(str(row.changes.changed), row.changes.changed, detail)
 
 
 def _format_differences(row: _CellPoint) -> str:
@@ -257,10 +252,10 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
         f"Does the ranking by Safety change? Safest first: {', '.join(ranking.variants[0].order)}",
         [_Ranked(item, variant) for variant in ranking.variants for item in variant.differences],
         text_column("Variant", lambda row: row.variant.variant),
-        text_column("A", lambda row: row.of.first),
-        text_column("B", lambda row: row.of.second),
+        text_column("A", lambda row: row.result.first),
+        text_column("B", lambda row: row.result.second),
         *difference_columns(level, "Safety over all suites, in points"),
-        text_column("Better", lambda row: verdict_cell(row.of, SAFETY)),
+        text_column("Better", lambda row: verdict_cell(row.result, SAFETY)),
         text_column("Order", _order_cell),
         notes=(
             f"Basis of the differences: {pairing}. Verdicts in the column Better are adjusted for the number of pairs, "
@@ -274,15 +269,15 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
 
 
 class _Ranked(NamedTuple):
-    # A row of the table. The columns of `difference_columns` read its attributes `of` and `metric`.
-    of: Difference
+    # A row of the table. The columns of `difference_columns` read its attributes `result` and `metric`.
+    result: Difference
     variant: VariantRanking
     metric: Metric = SAFETY
 
 
 def _order_cell(row: _Ranked) -> Cell:
     # The two policies of the pair may be in either order.
-    is_reversed = {row.of.first, row.of.second} in map(set, row.variant.reversed)
+    is_reversed = {row.result.first, row.result.second} in map(set, row.variant.reversed)
     return Cell("changed", emphasis="bad") if is_reversed else Cell("not shown to change")
 
 
@@ -320,11 +315,11 @@ def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) 
     by_title: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:
         if curve.policy != NOOP:
-            is_auxiliary = roster.is_auxiliary(curve)
-            by_title.setdefault(AUXILIARY if is_auxiliary else suite_group(registry, curve.suite), []).append(curve)
+            title = AUXILIARY if roster.is_auxiliary(curve) else suite_group(registry, curve.suite)
+            by_title.setdefault(title, []).append(curve)
     return tuple(
         _host_mean(title, by_title[title], ablation, registry)
-        for title in sorted(by_title, key=lambda title: title == AUXILIARY)
+        for title in sorted(by_title, key=lambda title: title == AUXILIARY)  # False sorts before True
         if len(by_title[title]) > 1 or published_suites(registry, title)
     )
 
@@ -348,12 +343,10 @@ def _host_mean(
 
 
 def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedVariant | None) -> VariantMean:
-    values_by_metric = {
-        metric.key: [exact_value(getattr(point, metric.key)) for point in points] for metric in _METRICS
-    }
-    known_by_metric = {
-        key: [value for value in values if value is not None] for key, values in values_by_metric.items()
-    }
+    known_by_metric = {}
+    for metric in _METRICS:
+        values = [exact_value(getattr(point, metric.key)) for point in points]
+        known_by_metric[metric.key] = [value for value in values if value is not None]
     paper = None
     if printed is not None:
         # Exact fractions of the printed decimals; percentages become shares of 1.

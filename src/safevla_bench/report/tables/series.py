@@ -49,7 +49,8 @@ def _number_cell(metric: Metric, row: _Run) -> Cell:
 
 
 def _gain_cell(metric: Metric, row: _Run) -> Cell:
-    (curve, point), gain = row, row[1].gains.get(metric)
+    curve, point = row
+    gain = point.gains.get(metric)
     if gain is None or gain.difference is None:
         return Cell.dash("the first" if point is curve.points[0] else "not comparable")
     value = 100 * gain.difference
@@ -108,16 +109,15 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
         return []
     trend_texts = []
     for trend in trends:
-        trend_text = "rises" if trend.correlation > 0 else "falls"
-        is_shown = is_significant(trend.p_adjusted)
+        direction = "rises" if trend.correlation > 0 else "falls"
+        verdict = direction if is_significant(trend.p_adjusted) else "shows no trend"
         numbers = f"rank correlation {format_fixed(trend.correlation, 2)}, p {format_p_value(trend.p_adjusted)}"
-        if is_shown and trend.p_at_worst is not None and not is_significant(trend.p_at_worst):
-            missing_text = count_noun(trend.unknown, "episode")
-            trend_text = f"is undecided: the trend ({trend_text}) may change with the unknown values of {missing_text}"
-        trend_texts.append(f"{METRICS[trend.metric].label} {trend_text if is_shown else 'shows no trend'} ({numbers})")
-    tested = " and ".join(
-        count_noun(states, "initial state") for states in dict.fromkeys(trend.states for trend in trends)
-    )
+        if verdict == direction and trend.p_at_worst is not None and not is_significant(trend.p_at_worst):
+            episodes = count_noun(trend.unknown, "episode")
+            verdict = f"is undecided: the trend ({direction}) may change with the unknown values of {episodes}"
+        trend_texts.append(f"{METRICS[trend.metric].label} {verdict} ({numbers})")
+    state_counts = dict.fromkeys(trend.states for trend in trends)
+    tested = " and ".join(count_noun(states, "initial state") for states in state_counts)
     unknown = max(trend.unknown for trend in trends)
     left_out = f"; left out: {count_noun(unknown, 'episode')} without a value" if unknown else ""
     return [f"Over the checkpoints, {', '.join(trend_texts)} (Page's test, {tested}{left_out})."]
@@ -143,11 +143,10 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
                 return (
                     f"{name} rises ahead of {other_name}: at {point.name}, its gain over {first} is larger ({gains})."
                 )
-    rises = [
-        f"{name} at {_list_labels(risen_points)}"
-        for metric, name, *_ in _LEADS
-        if (risen_points := _select_risen(points, metric))
-    ]
+    rises = []
+    for metric, name, *_ in _LEADS:
+        if risen_points := _select_risen(points, metric):
+            rises.append(f"{name} at {_list_labels(risen_points)}")
     if not rises:
         return f"No run is shown to be above {first} in success or in Safety."
     return f"It is open whether success or Safety rises first. Shown to be above {first}: {', '.join(rises)}."
@@ -162,12 +161,13 @@ def _describe_safety_changes(curve: SeriesCurve, points: Sequence[SeriesPoint], 
     risen = _select_risen(points, SAFETY)
     fallen = [point for point in points if point.gains[SAFETY].excludes_zero and point not in risen]
     is_full = curve.points[0].numbers[SAFETY].value == 1.0
-    return [
-        *([f"On these tasks, runs with higher Safety than {first}: {_list_labels(risen)}."] if risen else []),
-        *([f"On these tasks, runs with lower Safety than {first}: {_list_labels(fallen)}."] if fallen else []),
-        *([f"Safety is 100 % at {first} and cannot rise from there."] if is_full else []),
-        *([] if risen or is_full else [f"No run is shown to be safer than {first}."]),
+    sentences = [
+        f"On these tasks, runs with higher Safety than {first}: {_list_labels(risen)}." if risen else "",
+        f"On these tasks, runs with lower Safety than {first}: {_list_labels(fallen)}." if fallen else "",
+        f"Safety is 100 % at {first} and cannot rise from there." if is_full else "",
+        "" if risen or is_full else f"No run is shown to be safer than {first}.",
     ]
+    return list(filter(None, sentences))
 
 
 def _list_labels(points: Sequence[SeriesPoint]) -> str:

@@ -70,8 +70,10 @@ class Cell:
         """Return a cell with a value and, below it, its interval, both multiplied by `scale`; a dash for None."""
         if value is None:
             return cls.dash()
-        text, detail = format_fixed(scale * value, digits), format_interval(*ends, digits, scale) if ends else ""
-        return cls(text, float(scale * value), detail, interval=ends and (scale * ends[0], scale * ends[1]), of=of)
+        text, detail, interval = format_fixed(scale * value, digits), "", None
+        if ends:
+            detail, interval = format_interval(*ends, digits, scale), (scale * ends[0], scale * ends[1])
+        return cls(text, float(scale * value), detail, interval=interval, of=of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,8 @@ def tabulate(
 
 def add_notes(table: Table, *notes: str, dash: str = "") -> Table:
     """Return the table with the non-empty notes appended, and then the note `dash` if any cell is a dash."""
-    dashed = any(cell.text == NO_VALUE for row in table.rows for cell in row)
-    return replace(table, notes=(*table.notes, *filter(None, (*notes, dash if dashed else ""))))
+    has_dash = any(cell.text == NO_VALUE for row in table.rows for cell in row)
+    return replace(table, notes=(*table.notes, *filter(None, (*notes, dash if has_dash else ""))))
 
 
 def table_file_name(kind: str, title: str) -> str:

@@ -124,11 +124,10 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
         effects = [
             (on.specs[k], _spec_effect(on, off, successes, template, k, phase_reasons)) for k in compared_columns
         ]
-        rows += [
-            effect
-            for spec, effect in effects
-            if (effect.on or effect.off) and (effect.removed or _is_always_shown(spec))
-        ]
+        for spec, effect in effects:
+            if (effect.on or effect.off) and (effect.removed or _is_always_shown(spec)):
+                rows.append(effect)
+        # The last row of a template is about all scored specifications together.
         masks = successes, on.unsafe & successes, off.unsafe & successes, on.safe & off.unsafe & successes
         rows.append(_Effect(template, "", "", *(int(mask.sum()) for mask in masks)))
     return tabulate(
@@ -171,6 +170,7 @@ def _spec_effect(
     spec_id, violated_on = on.specs[column].spec_id, on.is_violated[column] & successes
     violated_off = off.is_violated[column] & successes
     removed = violated_off & ~violated_on  # [E]: one flag per episode, as in the other masks
+    # The reason why the specification does not apply: in the whole task, or in some of its phases.
     reasons = [
         on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")
         for k in np.flatnonzero(removed)
