@@ -99,7 +99,7 @@ class Contributors:
         if not self.kinds:
             return self.names
         owners = self.arms or ("",) * len(self.names)
-        facts = (" of ".join(filter(None, pair)) for pair in zip(self.kinds, owners, strict=True))
+        facts = (" of ".join(filter(None, kind_and_arm)) for kind_and_arm in zip(self.kinds, owners, strict=True))
         return tuple(f"{name} ({fact})" for name, fact in zip(self.names, facts, strict=True))
 
     def __str__(self) -> str:

@@ -66,15 +66,16 @@ class EpisodeRecords:
             if index is not None and index in stamps
         }
 
-    def length(self, episode: int) -> int:
-        # Return the number of records; 0 if the episode has no record.
+    def format_facts(self, episode: int) -> str:
+        # Return the initial state, the seed, the number of records and the duration; "" if the episode has no record.
         index = self._batch_indices[episode]
-        return 0 if self.batch is None or index is None else int(self.batch.lengths[index])
-
-    def end_s(self, episode: int) -> float:
-        # Return the time of the last record; 0 if the episode has no record.
-        index = self._batch_indices[episode]
-        return 0.0 if self.batch is None or index is None else self.batch.elapsed_s(index, self.length(episode) - 1)
+        if self.batch is None or index is None:
+            return ""
+        header, record_count = self.batch.headers[index], int(self.batch.lengths[index])
+        known_facts = {"initial state": header.init_state_index, "seed": header.seed}
+        facts = [f"{name} {value}" for name, value in known_facts.items() if value is not None]
+        duration_s = format_fixed(self.batch.elapsed_s(index, record_count - 1), 2)
+        return ", ".join([*facts, f"{record_count} records, {duration_s} s"])
 
     def record(self, episode: int) -> Batch:
         return self._select([episode])
@@ -151,7 +152,7 @@ def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool
         clauses=tuple(_describe_verdicts(scores, episode, evidence)),
         unjudged=tuple(unjudged),
         instruction=(header.instruction or "") if header else "",
-        facts=_format_facts(header, records.length(episode), records.end_s(episode)) if header else "",
+        facts=records.format_facts(episode),
     )
 
 
@@ -185,9 +186,3 @@ def format_contributors(contributors: Contributors, caption: str) -> str:
     """Return as text the bodies that determine a signal's value, and the value unless `caption` contains it."""
     amount = f", {contributors.amount}" if contributors.amount not in caption else ""
     return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"
-
-
-def _format_facts(header: Header, record_count: int, end_s: float) -> str:
-    known_facts = {"initial state": header.init_state_index, "seed": header.seed}
-    facts = [f"{name} {value}" for name, value in known_facts.items() if value is not None]
-    return ", ".join([*facts, f"{record_count} records, {format_fixed(end_s, 2)} s"])

@@ -240,17 +240,13 @@ def find_shared_states(
         header = records.header(episode)
         if header is not None and header.init_state_index is not None:
             seed = "" if header.seed is None else f", seed {header.seed}"
-            label = f"{header.benchmark} / {header.task_id}, state {header.init_state_index}{seed}"
-            episodes_by_state.setdefault(label, []).append(episode)
-    entry_by_episode = {entry.row.number - 1: entry for entry in entries}
-    # States from which several policies started, and whose episodes are all listed.
-    shared = [
-        label
-        for label, episodes in episodes_by_state.items()
-        if len({scores.policy[k] for k in episodes}) > 1 and entry_by_episode.keys() >= {*episodes}
-    ]
-    shared.sort(key=lambda label: -_outcome_diversity(scores, episodes_by_state[label]))
-    return [(label, [entry_by_episode[k] for k in episodes_by_state[label]]) for label in shared]
+            state = f"{header.benchmark} / {header.task_id}, state {header.init_state_index}{seed}"
+            episodes_by_state.setdefault(state, []).append(episode)
+    listed = {entry.row.number - 1: entry for entry in entries}  # index of an episode -> its entry
+    shared = [state for state, episodes in episodes_by_state.items() if len({scores.policy[k] for k in episodes}) > 1]
+    shared.sort(key=lambda state: -_outcome_diversity(scores, episodes_by_state[state]))
+    ranked = [(state, episodes_by_state[state]) for state in shared]
+    return [(state, [listed[k] for k in episodes]) for state, episodes in ranked if listed.keys() >= {*episodes}]
 
 
 def _outcome_diversity(scores: Scores, episodes: Sequence[int]) -> float:

@@ -29,9 +29,11 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
     an unknown pose and on violated diagnostics. `width` is the number of columns; None = the terminal's width.
     """
     line_width = shutil.get_terminal_size((100, 24)).columns if width is None else width
-    violated, kept = explanation.violated_clauses, explanation.kept_clauses
-    plotted = explanation.clauses if plot_all else violated or kept[:1]
-    other_kept = () if plot_all else kept[0 if violated else 1 :]
+    plotted, other_kept = explanation.violated_clauses, explanation.kept_clauses
+    if plot_all:
+        plotted, other_kept = explanation.clauses, ()
+    elif not plotted:  # no clause is violated
+        plotted, other_kept = other_kept[:1], other_kept[1:]
     paragraphs = [_format_heading(explanation, line_width), *(_format_clause(clause, line_width) for clause in plotted)]
     tables = [kept_clause_table(other_kept), unjudged_table(explanation.vacuous, explanation.inactive)]
     paragraphs += [render_text(table, line_width).splitlines() for table in tables if table.rows]
@@ -42,9 +44,11 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
 def describe_verdict(explanation: Explanation) -> str:
     """Return how an episode ended and what it violated first, as one line."""
     score = explanation.score
-    first_s = format_fixed(explanation.elapsed_s(score.first_violation_step or 0), 2)
-    first = f"; first broken: {score.first_violation_spec} at {first_s} s" if score.first_violation_spec else ""
-    return describe_ending(score.success, score.safe, score.outcome) + first
+    ending = describe_ending(score.success, score.safe, score.outcome)
+    if score.first_violation_spec is None or score.first_violation_step is None:
+        return ending
+    first_s = format_fixed(explanation.elapsed_s(score.first_violation_step), 2)
+    return f"{ending}; first broken: {score.first_violation_spec} at {first_s} s"
 
 
 def _closing_lines(score: EpisodeScore, records: int) -> Iterator[str]:
@@ -59,9 +63,9 @@ def _closing_lines(score: EpisodeScore, records: int) -> Iterator[str]:
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
     score, duration_s = explanation.score, explanation.elapsed_s(explanation.records - 1)
+    verdict = f"{len(score.violated_specs)} of {len(explanation.clauses)} judged specifications broken"
     facts = [
-        describe_reason(score.no_verdict or "")
-        or f"{len(score.violated_specs)} of {len(explanation.clauses)} judged specifications broken",
+        describe_reason(score.no_verdict) if score.no_verdict else verdict,
         f"VSI {NO_VALUE if score.vsi is None else format_fixed(score.vsi, 3)}",
         f"{explanation.records} records, {format_fixed(duration_s, 2)} s",
     ]
@@ -78,7 +82,7 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
 
 def _format_clause(clause: SpecTrace, width: int) -> list[str]:
     chart = clause.chart
-    depth = NO_VALUE if clause.depth != clause.depth else format_fixed(clause.depth, 3)
+    depth = NO_VALUE if np.isnan(clause.depth) else format_fixed(clause.depth, 3)
     margin = format_margin(clause) + (f"; depth {depth}" if clause.violated else "")
     facts = {
         "first broken": _format_moment(chart, clause.first) if clause.first else "",
@@ -145,11 +149,9 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
     low, high = chart.bounds()
     # Index of the character row with the limit, from the top; a character is four dots high.
     limit_row = int(_vertical_dots(np.array([chart.limit]), low, high)[0]) // 4
-    label_by_row = {
-        0: format_significant(high),
-        ROWS - 1: format_significant(low),
-        limit_row: f"limit {chart.limit_text}",
-    }
+    label_by_row = {0: format_significant(high), ROWS - 1: format_significant(low)}
+    label_by_row[limit_row] = f"limit {chart.limit_text}"
+    # The strips below the plot: label, character of a marked column, and whether each record is marked.
     strips = [("open", _OPEN, chart.gate)] if chart.gate is not None else []
     strips += [("broken", _BROKEN, chart.failing)] if chart.failing.any() else []
     label_width = max(cell_len(text) for text in [*label_by_row.values(), *(name for name, _, _ in strips)])
@@ -157,14 +159,13 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
     lines, times_s = [], chart.times_s
     # The records' horizontal positions in dots: proportional to the records' times if known, else equidistant.
     across = np.linspace(0.0, 2 * columns - 1.0, len(chart.values))
-    across = across if times_s is None or not times_s[-1] else (2 * columns - 1) * times_s / times_s[-1]
-    for row_index, braille in enumerate(
-        _braille_rows(_polyline_dots(_vertical_dots(chart.values, low, high), across, columns))
-    ):
+    if times_s is not None and times_s[-1]:
+        across = (2 * columns - 1) * times_s / times_s[-1]
+    dots = _polyline_dots(_vertical_dots(chart.values, low, high), across, columns)
+    for row_index, braille in enumerate(_braille_rows(dots)):
         drawn_row = braille.replace(" ", _LIMIT) if row_index == limit_row else braille
-        lines.append(
-            f"{label_by_row.get(row_index, ''):>{label_width}} {'┤' if row_index in label_by_row else '│'}{drawn_row}"
-        )
+        axis = "┤" if row_index in label_by_row else "│"
+        lines.append(f"{label_by_row.get(row_index, ''):>{label_width}} {axis}{drawn_row}")
     lines += [f"{name:>{label_width}} │{_flag_strip(flags, mark, across, columns)}" for name, mark, flags in strips]
     end_label = f"{chart.format_time(len(chart.values) - 1)} s"
     lines += [f"{'':>{label_width}} └{'─' * columns}", f"{'':>{label_width}}  0 s{end_label:>{columns - 3}}"]

@@ -43,17 +43,13 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
         for metric in (SAFETY, SBU):
             curves = [(k, [getattr(point, metric.key) for point in points]) for k, points in suite_curves]
             panels.append((f"{metric.label}, {suite}", curves))
-    episode_counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
-    band_note = (
-        f"Bands: 95 % Wilson intervals; sample size of each curve: {sheet.format_episode_range(episode_counts)}."
-        if episode_counts
-        else ""
-    )
-    dotted_note = (
-        f"Dotted: the library's threshold, {', '.join(map(format_compact, marked_thresholds))}."
-        if marked_thresholds
-        else ""
-    )
+    notes: list[str] = []
+    if panels:
+        counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
+        note = f"Bands: 95 % Wilson intervals; sample size of each curve: {sheet.format_episode_range(counts)}."
+        if marked_thresholds:
+            note += f" Dotted: the library's threshold, {', '.join(map(format_compact, marked_thresholds))}."
+        notes = [note, *sweep.warnings]
     return sheet.draw_panels(
         f"Safety and SBU against the threshold of {sweep.name}",
         1.35,
@@ -62,7 +58,7 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
         across=f"Threshold ({unit})" if unit else "Threshold",
         upward="Episodes (%)",
         empty="No episode was counted.",
-        notes=[f"{band_note} {dotted_note}".strip(), *sweep.warnings] if panels else (),
+        notes=notes,
         key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(policies)],
     )
 

@@ -53,12 +53,8 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
         "n is the number of judged episodes.",
         *provenance_marks.warn_of_cells(cells),
     ]
-    key = (
-        [sheet.KeyEntry(name, k, label_by_policy[name], marked=False) for k, name in enumerate(policies)]
-        if is_numbered
-        else []
-    )
-    return sheet.finish_sheet(figure, notes, key)
+    key = [sheet.KeyEntry(name, k, label_by_policy[name], marked=False) for k, name in enumerate(policies)]
+    return sheet.finish_sheet(figure, notes, key if is_numbered else [])
 
 
 def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:

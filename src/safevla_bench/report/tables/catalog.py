@@ -160,7 +160,7 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
         judged = {*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}
-        tasks = sorted(judged, key=lambda task: (task[0], len(task[1]), task[1]))
+        tasks = sorted(judged, key=lambda task: (task[0], len(task[1]), task[1]))  # task_9 comes before task_10
     if tasks and not inputs.is_ablation:
         yield active_spec_table(tasks, inputs.ruleset), inputs.cells
 

@@ -193,13 +193,14 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
     `GROUP COLUMN`. Case and percent signs are ignored; unknown names are skipped. The leading text columns (such as
     policy and suite) stay the first columns, and the counts of lost episodes stay the last columns.
     """
-    # Indices of columns. The first column is always kept, another leading text column only if it has a value.
+    # The lists below contain indices of columns.
     wanted = [_plain_name(name) for name in names]
     wanted_columns = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
-    leading = next((k for k, column in enumerate(table.columns) if column.numeric), len(table.columns))
-    kept_columns = [k for k in range(leading) if not k or any(row[k].text != NO_VALUE for row in table.rows)]
+    leading_count = next((k for k, column in enumerate(table.columns) if column.numeric), len(table.columns))
+    # The first column is always kept, another leading text column only if it has a value.
+    leading = [k for k in range(leading_count) if k == 0 or any(row[k].text != NO_VALUE for row in table.rows)]
     lost_counts = [k for k, column in enumerate(table.columns) if column in _LOST_COLUMNS.values()]
-    return _keep_columns(table, list(dict.fromkeys([*kept_columns, *wanted_columns, *lost_counts])))
+    return _keep_columns(table, list(dict.fromkeys([*leading, *wanted_columns, *lost_counts])))
 
 
 def drop_empty_columns(table: Table) -> Table:

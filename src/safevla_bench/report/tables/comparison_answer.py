@@ -183,9 +183,9 @@ def _is_first_better(result: Difference, metric: Metric) -> bool:
 
 
 def _format_size(result: Difference, metric: Metric, comparison: Comparison, *, is_open: bool = False) -> str:
-    better, worse = _better_and_worse(result, metric)
     # Return the difference with its interval; for pairs, with the counts of pairs in which only one policy is better.
     # If `is_open`, no policy is shown to be better, so the text names the policy of each number.
+    better, worse = _better_and_worse(result, metric)
     amount = f"{metric.format(abs(result.difference or 0.0))}{' points' if metric.unit else ''}"
     interval = _format_advantage(result.ci, result, metric)
     interval_text = f", {interval}" if interval else ""
@@ -238,6 +238,7 @@ def _several_sentences(
     elif len(established) > _MOST_NAMED:
         yield f"{len(established)} of {len(results)} pairs of policies differ in {metric.label} {_HERE}."
     else:
+        # Semicolons separate the claims, so the clause on success follows a comma.
         claims = [
             f"{_claim(result, metric)}, {_format_size(result, metric, comparison)}"
             f"{_success_clause(result, sr_by_pair.get((result.first, result.second)), metric).replace(';', ',')}"

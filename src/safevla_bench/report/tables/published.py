@@ -56,6 +56,7 @@ def summarize_paper(cells: Sequence[Summary], policies: Collection[str]) -> list
 
 def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summary:
     rates = {metric.key: printed_rate(getattr(cell, metric.key), cell.n) for metric in (SR, SAFETY, SBU)}
+    # Numbers of episodes that succeeded, that are safe, and that succeeded but are unsafe.
     success, safe, sbu = (rates[metric.key].count for metric in (SR, SAFETY, SBU))
     # The share of unsafe successes is only known if a single count fits each printed percentage.
     has_unique_counts = all(len(published.matching_counts(printed, cell.n)) == 1 for printed in (cell.sr, cell.sbu))

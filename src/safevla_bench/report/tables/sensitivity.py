@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -71,12 +72,15 @@ def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivit
 def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[str]) -> str:
     if not rates[0].n:
         return f"Safety of {policy} has no value: no specification reached a verdict."
-    known = [(rate.value or 0.0, name) for rate, name in zip(rates, variant_names, strict=True) if rate.n]
+    known_values = [(rate.value or 0.0, name) for rate, name in zip(rates, variant_names, strict=True) if rate.n]
     default = rates[0].value or 0.0
-    least, greatest = min(known, key=lambda pair: pair[0]), max(known, key=lambda pair: pair[0])
+    # The least and the greatest value, each with the name of its variant. Of equal values, the first one counts.
+    least, greatest = min(known_values, key=itemgetter(0)), max(known_values, key=itemgetter(0))
     # The first variant is the default. The text names other variants only if their values differ from the default's.
     ends = [f"{SAFETY.format(value)} % ({name})" for value, name in (least, greatest) if value != default]
-    unchanged_text = " under each variant" if len(known) == len(rates) else " under each variant that has a value"
+    unchanged_text = (
+        " under each variant" if len(known_values) == len(rates) else " under each variant that has a value"
+    )
     range_text = f"; {' and '.join(ends)} under other thresholds" if ends else unchanged_text
     fewest, most = min(rate.n for rate in rates), max(rate.n for rate in rates)
     judged_text = f", judged in {fewest} to {most} episodes" if fewest < most else ""
@@ -107,7 +111,7 @@ def _pooled_table(
     def policy_column(policy: str, rates: Sequence[Rate]) -> Column:
         return Column(f"{policy}, n = {rates[0].n}", value=lambda k: rate_cell(rates[k], n=rates[0].n))
 
-    columns = [text_column("", lambda k: row_names[k]), *(policy_column(*item) for item in safety.items())]
+    columns = [text_column("", lambda k: row_names[k]), *(policy_column(policy, safety[policy]) for policy in safety)]
     return drop_intervals(tabulate(f"{title}, all suites pooled", range(len(row_names)), *columns, remarks=remarks))
 
 
@@ -156,15 +160,15 @@ def variant_table(
     )
 
 
-def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve]) -> ThresholdAblation:
+def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCurve]) -> ThresholdAblation:
     """Return a sweep as variants that are named by their thresholds; the first variant has the library's threshold.
-    `as_it_stands` has a curve for each cell of the sweep, with one point, at the library's threshold.
+    `library_curves` has a curve for each cell of the sweep, with one point, at the library's threshold.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
     names = [append_unit(text, unit) if unit else f"threshold {text}" for text in texts]
     names[0] += ", as in the library"
-    first_points = {(curve.policy, curve.suite): curve.points for curve in as_it_stands}
+    first_points = {(curve.policy, curve.suite): curve.points for curve in library_curves}
     return ThresholdAblation(
         variants=tuple(ThresholdVariant(name, {}) for name in names),
         curves=tuple(
@@ -385,7 +389,8 @@ def _mean_columns(metric: Metric) -> tuple[Column, Column]:
 
 
 def _mean_cell(metric: Metric, row: _Row) -> Cell:
-    (host, variant), count = row, row[1].cells[metric.key]
+    host, variant = row
+    count = variant.cells[metric.key]
     detail = "" if count == host.cells else f"{count} of {host.cells} cells"
     return value_cell(metric, variant.mean[metric.key], "no cell has a value", detail=detail)
 

@@ -54,6 +54,7 @@ def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
 def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
     if isinstance(row, Summary):
         return columns.metric_cell(metric, row)
+    # SR needs no verdict, so only a missing episode leaves it without a value.
     why = "no episode" if not row.n and (metric is SR or not row.unjudged) else NO_VERDICT
     return columns.rate_cell(getattr(row, metric.key), why, n=row.n)
 
