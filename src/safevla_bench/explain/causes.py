@@ -296,8 +296,8 @@ def _make_cause(
 
 
 def _choose_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
-    # Return the fields of the first arm that has one of the bodies. Return `reading` unchanged if no arm has one of
-    # them, or if an arm is already chosen.
+    # Return the fields of the arm that has a body in `names`; if several have one, of the arm with the first body.
+    # Return `reading` unchanged if no arm has one of these bodies, or if an arm is already chosen.
     header = reading.batch.headers[0]
     owners = [(header.arm_bodies or {}).get(name) for name in names]
     arm = next((arm for arm in owners if arm is not None), None)
@@ -330,7 +330,7 @@ def _find_grasp_stage(reading: RecordFields, step: int, registry: Registry) -> s
 
 
 def _measure_hand_speed(reading: RecordFields, step: int) -> float | None:
-    # Return the mean speed since the record before [m/s]; None if there is none, the arm or a position is unknown.
+    # Return the mean speed since the previous record [m/s]; None in record 0, or if the arm or a position is unknown.
     if step == 0 or (reading.batch.headers[0].arms and not reading.name_arm()):
         return None
     moved_m = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))

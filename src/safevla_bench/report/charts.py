@@ -111,9 +111,8 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
         # A peak is a value that equals the minimum or maximum of its interval. Only each interval's first peak is kept.
         finite = np.where(np.isfinite(inner_values), inner_values, neutral)
         peaks = np.flatnonzero(finite == np.repeat(extreme.reduceat(finite, edges[:-1]), np.diff(edges)))
-        index_sets.append(
-            1 + peaks[np.searchsorted(peaks, edges[:-1])]
-        )  # 1 + turns indices of `inner_values` to `values`
+        first_peaks = peaks[np.searchsorted(peaks, edges[:-1])]
+        index_sets.append(first_peaks + 1)  # as indices in `values`
     return np.unique(np.concatenate(index_sets))
 
 
