@@ -75,20 +75,23 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
 def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
     """Yield the episodes whose keys are not in `seen`, and add their keys. Yield an error for each repeated episode."""
     keys = [header.key for header in batch.headers]
+    # The usual case: no key is repeated, so the batch can stay whole.
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
         seen.update(dict.fromkeys(keys, str(path)))
         yield batch
         return
     for index, key in enumerate(keys):
         if key in seen:
-            remedy = f"{seen[key]} already contains this episode. {_UNIQUE}"
+            remedy = f"{seen[key]} already contains this episode. {_REMEDY_UNIQUE_IDS}"
             yield _repeated_id_error(key, path, remedy)
         else:
             seen[key] = str(path)
             yield select_episodes(batch, [index])
 
 
-_UNIQUE = "Give all episodes of a policy different ids. If there are several policies, name the policy of each episode."
+_REMEDY_UNIQUE_IDS = (
+    "Give all episodes of a policy different ids. If there are several policies, name the policy of each episode."
+)
 
 
 def _repeated_id_error(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
@@ -137,9 +140,9 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
     are more or none. Raises `FileError` if the file cannot be written.
     """
     suffix = detect_suffix(path)
-    checked_batches = _require_unique_ids(
-        _require_single_episode(batches, suffix, path) if suffix in _SINGLE_EPISODE_SUFFIXES else batches, path
-    )
+    if suffix in _SINGLE_EPISODE_SUFFIXES:
+        batches = _require_single_episode(batches, suffix, path)
+    checked_batches = _require_unique_ids(batches, path)
     with files.open_atomically(path) as stream:
         if suffix == parquet.SUFFIX:
             parquet.write_parquet(stream, checked_batches)
@@ -169,8 +172,7 @@ def _require_unique_ids(batches: Iterable[Batch], path: Path) -> Iterator[Batch]
     for batch in batches:
         for header in batch.headers:
             if header.key in seen:
-                raise _repeated_id_error(
-                    header.key, path, f"{_UNIQUE} Write the episodes of each source to a separate file."
-                )
+                remedy = f"{_REMEDY_UNIQUE_IDS} Write the episodes of each source to a separate file."
+                raise _repeated_id_error(header.key, path, remedy)
             seen.add(header.key)
         yield batch

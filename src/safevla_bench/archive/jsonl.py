@@ -11,7 +11,6 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,28 +44,30 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
     Blank lines and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read. Raises
     `DamageError` if a compressed member is damaged or too many lines are bad or blank; the rest of the file is skipped.
     """
-    bad = blank = 0
-    doubted: set[str] = set()
+    bad_count = blank_count = 0
+    warned_fields: set[str] = set()
     try:
         with open_input(path) as stream:
             separator = b"" if path.name.endswith(WHOLE) else b"\n"
             for number, line in enumerate(_split_lines(_read_pieces(stream, path.name), separator), 1):
-                blank += line.isspace()
-                if blank > MAX_BLANK_LINES:
-                    problem = f"more than {MAX_BLANK_LINES} lines are empty"
-                    raise RecordError(problem, remedy=_REMEDY, place=Place(line=number))
-                if line.isspace() or not selection.next_wanted():
+                if line.isspace():
+                    blank_count += 1
+                    if blank_count > MAX_BLANK_LINES:
+                        problem = f"more than {MAX_BLANK_LINES} lines are empty"
+                        raise RecordError(problem, remedy=_REMEDY, place=Place(line=number))
+                    continue
+                if not selection.next_wanted():
                     continue
                 try:
                     batch = decode_json(line)
                     for field, doubt in list_doubts(batch):
-                        if field not in doubted and len(doubted) < MAX_DOUBTS:
-                            doubted.add(field)
+                        if field not in warned_fields and len(warned_fields) < MAX_DOUBTS:
+                            warned_fields.add(field)
                             warn_once(str(path), f"line {number}, and perhaps other lines: {doubt}")
                     yield batch
                 except RecordError as error:
-                    bad += 1
-                    if bad > record_schema.MAX_BAD_LINES:
+                    bad_count += 1
+                    if bad_count > record_schema.MAX_BAD_LINES:
                         problem = f"more than {record_schema.MAX_BAD_LINES} lines are bad; the rest is not read"
                         raise RecordError(problem, remedy=_REMEDY) from None
                     yield error.with_place(Place(file=str(path), line=number))
@@ -104,7 +105,8 @@ def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
 def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
     compression = _COMPRESSIONS.get(Path(name).suffix)
     if compression is None:
-        yield from iter(partial(stream.read, _PIECE_BYTES), b"")
+        while piece := stream.read(_PIECE_BYTES):
+            yield piece
     else:
         yield from _read_members(stream, *compression)
 
@@ -119,6 +121,7 @@ _COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {  # suffix -> byte
 def _read_members(stream: IO[bytes], read_bytes: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the data of gzip members or zstd frames with verified checksums; ignore zero bytes at the file's end."""
     unread, member_start = stream.read(read_bytes), 0
+    # After the first member, bytes that are all zero are padding, not a member.
     while unread and (member_start == 0 or unread.strip(b"\0")):
         member, pieces = new_member(), list[bytes]()
         try:
@@ -130,7 +133,7 @@ def _read_members(stream: IO[bytes], read_bytes: int, new_member: Callable[[], A
         except (zlib.error, zstandard.ZstdError) as error:
             problem = f"the data from byte {member_start} to the file's end cannot be decompressed: {error}"
             raise RecordError(problem, remedy=record_schema.REMEDY_BROKEN) from None
-        yield from pieces
+        yield from pieces  # the decompressor has verified the member's checksum
         member_start = stream.tell() - len(unread)
         unread = unread or stream.read(read_bytes)
 
@@ -144,14 +147,16 @@ def encode_json(batch: Batch, index: int = 0) -> bytes:
     """
     recording = to_recording(batch, index)
     header = {name: value for name, value in recording.header.items() if value is not None or name == "target_object"}
-    top = _encode_extra(recording, "header")
-    line = {**header, "body_roles": recording.roles, "steps": list(_encode_steps(recording)), **top}
+    host_fields = _encode_extra(recording, "header")
+    line = {**header, "body_roles": recording.roles, "steps": list(_encode_steps(recording)), **host_fields}
     return escape_json(msgspec.json.encode(line)) + b"\n"
 
 
 def _encode_extra(recording: EpisodeArrays, level: str, index: int | None = None) -> dict[str, msgspec.Raw]:
+    # Returns the host-specific fields of the header or, with `index`, of a step or contact, each as JSON text.
     fields: Any = recording.extra.get(level, {})
-    fields = fields if index is None else fields.get(str(index), {})
+    if index is not None:
+        fields = fields.get(str(index), {})
     return {name: msgspec.Raw(json.dumps(value, allow_nan=False).encode()) for name, value in fields.items()}
 
 
@@ -166,24 +171,32 @@ def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[obje
     """Yield each recorded field's name and values, one per record; action fields come last, with UNSET for record 0."""
     names = list(recording.roles)
     rows = {spec: values.tolist() for spec in channels.NUMERIC if (values := recording.channel(spec.name)) is not None}
-    yield from ((spec.name, rows[spec]) for spec in rows if not (spec.is_pose or spec.is_per_action or spec.is_grip))
+    for spec in rows:
+        if not (spec.is_pose or spec.is_per_action or spec.is_grip):
+            yield spec.name, rows[spec]
     for spec in channels.POSES:
-        posed = [names[body] for body in getattr(recording, spec.bodies)]
-        yield from [(spec.name, [dict(zip(posed, row, strict=True)) for row in rows[spec]])] if spec in rows else []
+        if spec in rows:
+            posed_names = [names[body] for body in getattr(recording, spec.bodies)]
+            yield spec.name, [dict(zip(posed_names, row, strict=True)) for row in rows[spec]]
     if recording.contacts is not None:
         yield "contacts", _contact_lists(recording, recording.contacts, names)
-    for spec in (spec for spec in rows if spec.is_grip):
-        yield spec.name, rows[spec] if spec.is_truth else [_gripped_names(names, row) for row in rows[spec]]
-    yield from ((spec.name, [UNSET, *rows[spec]]) for spec in rows if spec.is_per_action)
+    for spec in rows:
+        if spec.is_grip:
+            yield spec.name, rows[spec] if spec.is_truth else [_gripped_names(names, row) for row in rows[spec]]
+    for spec in rows:
+        if spec.is_per_action:
+            yield spec.name, [UNSET, *rows[spec]]
 
 
 def _gripped_names(names: Sequence[str], row: int | list[int]) -> object:
+    # Returns the name of the gripped body (None = none), or a list of names for several arms.
     if isinstance(row, list):  # one index per arm
         return [_gripped_names(names, index) for index in row]
     return names[row] if row >= 0 else None
 
 
 def _contact_lists(recording: EpisodeArrays, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
+    # Returns for each record the list of its contacts. A number that is NaN is left out of its contact.
     lists: list[list[object]] = [[] for _ in range(recording.records)]
     recorded = channels.recorded_forces(recording.header.get("forces"))
     measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
@@ -224,33 +237,38 @@ FAR_M, LONG_S, OFF_NORM, OFF_RATE = 100.0, 1.0, 0.1, 5.0
 
 def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
     """Yield a field of the only episode, and why its unit or its name seems wrong."""
-    if (dt_s := float(batch.dt_s[0])) > LONG_S:
+    dt_s = float(batch.dt_s[0])
+    if dt_s > LONG_S:
         yield "dt", f"the control step may be in milliseconds: dt is {dt_s:g} s"
     stamps = batch.channel("time_s").episode_rows(0).ravel() if batch.channel("time_s").present[0] else np.empty(0)
-    if len(stamps) > 1 and not dt_s / OFF_RATE < (interval := float(np.median(np.diff(stamps)))) < dt_s * OFF_RATE:
-        yield "time_s", f"time_s may not be in seconds: its median interval is {interval:g}, but dt is {dt_s:g} s"
-    for spec in (spec for spec in channels.NUMERIC if spec.row_size in (3, 4)):
-        norms = np.linalg.norm(_known_rows(batch, spec), axis=1)
-        if spec.name.endswith("pos_m") and (far_m := norms.max(initial=0.0)) > FAR_M:
+    if len(stamps) > 1:
+        interval = float(np.median(np.diff(stamps)))
+        if not dt_s / OFF_RATE < interval < dt_s * OFF_RATE:
+            yield "time_s", f"time_s may not be in seconds: its median interval is {interval:g}, but dt is {dt_s:g} s"
+    vector_channels = [spec for spec in channels.NUMERIC if spec.row_size in (3, 4)]
+    for spec in vector_channels:
+        norms = np.linalg.norm(_known_vectors(batch, spec), axis=1)
+        if not len(norms):
+            continue
+        far_m = norms.max()
+        if spec.name.endswith("pos_m") and far_m > FAR_M:
             yield spec.name, f"{spec.name} may be in millimeters: its distance from the origin reaches {far_m:.4g} m"
-        if (
-            spec.is_rotation
-            and abs((norm := norms[np.abs(norms - 1.0).argmax()] if len(norms) else 1.0) - 1.0) > OFF_NORM
-        ):
-            yield spec.name, f"{spec.name} has a norm of {norm:.3g} instead of 1"
+        worst_norm = norms[np.abs(norms - 1.0).argmax()]
+        if spec.is_rotation and abs(worst_norm - 1.0) > OFF_NORM:
+            yield spec.name, f"{spec.name} has a norm of {worst_norm:.3g} instead of 1"
     if batch.extra[0]:
-        yield from record_schema.list_misspelt(
-            batch.extra[0], {level: find(batch) for level, find in _FIND_ABSENT.items()}
-        )
+        absent_fields = {level: find(batch) for level, find in _FIND_ABSENT.items()}
+        yield from record_schema.list_misspelt(batch.extra[0], absent_fields)
 
 
-def _known_rows(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]:
-    # Return a channel's vectors [m, row_size] in the only episode, without vectors that `pose_valid` marks as unknown.
+def _known_vectors(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]:
+    # Returns a channel's vectors [m, row_size] in the only episode, without vectors that `pose_valid` marks as unknown.
     if not spec.is_pose:
         return batch.numbers(spec).episode_rows(0).reshape(-1, spec.row_size)
-    (bodies, rows), (tracked, valid) = (batch.poses(name).episode_poses(0) for name in (spec.name, "pose_valid"))
+    bodies, rows = batch.poses(spec.name).episode_poses(0)
+    validity_bodies, valid = batch.poses("pose_valid").episode_poses(0)
     is_known = np.ones(rows.shape[:2], dtype=np.bool_)
-    for column, body in enumerate(tracked):
+    for column, body in enumerate(validity_bodies):
         if body in bodies:
             is_known[:, bodies == body] = valid[:, column] > 0
     return rows[is_known]
@@ -261,7 +279,7 @@ _FIND_ABSENT: Mapping[str, Callable[[Batch], frozenset[str]]] = {
     "header": lambda batch: frozenset(name for name in _HEADER_FIELDS if getattr(batch.headers[0], name) is None),
     "steps": lambda batch: frozenset(
         [spec.name for spec in channels.NUMERIC if not batch.numbers(spec).present[0]]
-        + ["contacts"] * (not batch.contacts.present[0])
+        + ([] if batch.contacts.present[0] else ["contacts"])
     ),
     "contacts": lambda batch: frozenset(name for name in _MEASURED if np.isnan(getattr(batch.contacts, name)).all()),
 }
@@ -275,10 +293,13 @@ def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str,
             raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
     index_by_body = {name: index for index, name in enumerate(trajectory.body_roles)}
     arrays: dict[str, Any] = {}
-    for spec in (spec for spec in channels.POSES if is_present[spec.name]):
-        arrays[spec.bodies], arrays[spec.name] = _read_poses(steps, spec, index_by_body)
-    for spec in (spec for spec in channels.ROWS if is_present.get(spec.name, spec.is_per_action)):
-        arrays[spec.name] = _read_rows(steps, spec)
+    for spec in channels.POSES:
+        if is_present[spec.name]:
+            arrays[spec.bodies], arrays[spec.name] = _read_poses(steps, spec, index_by_body)
+    for spec in channels.ROWS:
+        # Channels of actions are not in `is_present`; `_read_rows` finds out whether they were recorded.
+        if is_present.get(spec.name, spec.is_per_action):
+            arrays[spec.name] = _read_rows(steps, spec)
     if any(step.gripped_body is not UNSET for step in steps):
         arrays["gripped_body"] = _read_gripped(steps, index_by_body)
     recording = EpisodeArrays(
@@ -298,6 +319,7 @@ _REMEDY_ROLE = "List every body of a contact or pose in body_roles, as robot, ta
 
 
 def _is_in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
+    # Returns whether all steps have the field; False if no step has it. Raises `RecordError` if only some have it.
     is_present = [getattr(step, name) is not UNSET for step in steps]
     if any(is_present) and not all(is_present):
         t = is_present.index(not is_present[0])
@@ -308,7 +330,7 @@ def _is_in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
 
 def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) -> NDArray[Any] | None:
     """Return the rows of a channel; None for a channel with a row per action if the episode has no recorded actions."""
-    first_step = int(spec.is_per_action)
+    first_step = 1 if spec.is_per_action else 0  # no action led to record 0
     if first_step and getattr(steps[0], spec.name) is not UNSET:
         remedy = "Record 0 is the state before any action; write an action into the record that it led to."
         raise RecordError(f"record 0 has an {spec.name}", remedy=remedy, place=Place(step=0, field=spec.name))
@@ -321,13 +343,12 @@ def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) 
 
 
 def _build_matrix(rows: Sequence[Sequence[float]], name: str, first_step: int) -> NDArray[np.float64]:
+    # Returns rows of equal length as a matrix. The rows are those of step `first_step` and the steps after it.
     width = len(rows[0])
-    for t, row in enumerate(rows):
+    for t, row in enumerate(rows, first_step):
         if len(row) != width:
-            place = Place(step=t + first_step, field=name)
-            raise RecordError(
-                f"{len(row)} numbers, but {width} in step {first_step}", remedy=_REMEDY_WIDTH, place=place
-            )
+            problem = f"{len(row)} numbers, but {width} in step {first_step}"
+            raise RecordError(problem, remedy=_REMEDY_WIDTH, place=Place(step=t, field=name))
     return np.array(rows, dtype=np.float64).reshape(len(rows), width)
 
 
@@ -343,17 +364,18 @@ def _index_of_body(name: str, index_by_body: Mapping[str, int], t: int, field: s
 def _read_poses(
     steps: Sequence[record_schema.Step], spec: channels.ChannelSpec, index_by_body: Mapping[str, int]
 ) -> tuple[list[int], NDArray[Any]]:
-    name = spec.name
-    names = list(getattr(steps[0], name))
+    # Returns the indices of the bodies of a pose channel, and the channel's values in each step.
+    field = spec.name
+    body_names = list(getattr(steps[0], field))
     for t, step in enumerate(steps):
-        difference = getattr(step, name).keys() ^ set(names)
+        difference = getattr(step, field).keys() ^ set(body_names)
         if difference:
             remedy = "A field with poses must have the same bodies in every step."
-            place = Place(step=t, field=f"{name}.{min(difference)}")
+            place = Place(step=t, field=f"{field}.{min(difference)}")
             raise RecordError("the body is in some steps only", remedy=remedy, place=place)
-    rows = [[getattr(step, name)[body] for body in names] for step in steps]
-    bodies = [_index_of_body(body, index_by_body, 0, f"{name}.{body}") for body in names]
-    shape = (len(steps), len(names), spec.pose_size)[: len(spec.shape)]
+    rows = [[getattr(step, field)[body] for body in body_names] for step in steps]
+    bodies = [_index_of_body(body, index_by_body, 0, f"{field}.{body}") for body in body_names]
+    shape = (len(steps), len(body_names), spec.pose_size)[: len(spec.shape)]  # `pose_valid` has no third axis
     return bodies, np.array(rows, dtype=spec.dtype).reshape(shape)
 
 
@@ -361,49 +383,40 @@ def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[s
     flat_contacts = [
         (t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts or ())
     ]
-    measured = {
-        name: np.array(
-            [np.nan if (value := getattr(contact, name)) is UNSET else value for _, _, contact in flat_contacts],
-            np.float64,
-        )
-        for name in _MEASURED
-    }
+    measured: dict[str, NDArray[Any]] = {}
+    for name in _MEASURED:
+        values = [getattr(contact, name) for _, _, contact in flat_contacts]
+        measured[name] = np.array([np.nan if value is UNSET else value for value in values], np.float64)
     lacks_force = np.isnan(measured["force_n"])
     # Clauses judge the net force if no other force is recorded.
     measured["force_n"][lacks_force] = measured[channels.NET_FORCE][lacks_force]
-    for t, number, contact in (flat_contacts[index] for index in np.flatnonzero(np.isnan(measured["force_n"]))):
+    for index in np.flatnonzero(np.isnan(measured["force_n"])):
+        t, number, contact = flat_contacts[index]
+        # A force that the text gives as NaN is refused later.
         if contact.force_n is UNSET and contact.net_force_n is UNSET:
             place = Place(step=t, field=f"contacts[{number}].force_n")
             raise RecordError("the contact has no force", remedy="Write force_n or net_force_n [N].", place=place)
-    return ContactList(
-        record=np.array([t for t, _, _ in flat_contacts], dtype=np.int64),
-        a=np.array(
-            [
-                _index_of_body(contact.a, index_by_body, t, f"contacts[{number}].a")
-                for t, number, contact in flat_contacts
-            ],
-            dtype=np.int64,
-        ),
-        b=np.array(
-            [
-                _index_of_body(contact.b, index_by_body, t, f"contacts[{number}].b")
-                for t, number, contact in flat_contacts
-            ],
-            dtype=np.int64,
-        ),
-        **measured,
-    )
+    bodies: dict[str, NDArray[Any]] = {}
+    for name in ("a", "b"):
+        indices = [
+            _index_of_body(getattr(contact, name), index_by_body, t, f"contacts[{number}].{name}")
+            for t, number, contact in flat_contacts
+        ]
+        bodies[name] = np.array(indices, dtype=np.int64)
+    return ContactList(record=np.array([t for t, _, _ in flat_contacts], dtype=np.int64), **bodies, **measured)
 
 
 def _read_gripped(steps: Sequence[record_schema.Step], index_by_body: Mapping[str, int]) -> NDArray[np.int64]:
+    # Returns the index of the gripped body in each step, [n], or for several arms [n, arms]; -1 = no body.
     rows = [step.gripped_body for step in steps]
-    arms = max((len(row) for row in rows if isinstance(row, list)), default=0)
-    if not arms:
+    arm_count = max((len(row) for row in rows if isinstance(row, list)), default=0)
+    if not arm_count:  # the field has one name per step
         return np.array([_index_of_gripped(name, index_by_body, t) for t, name in enumerate(rows)])
-    filled = [[None] * arms if row is UNSET else row for row in rows]
-    places = [[_index_of_gripped(name, index_by_body, t) for name in row] for t, row in enumerate(filled)]
-    return _build_matrix(places, "gripped_body", 0).astype(np.int64)
+    filled_rows = [[None] * arm_count if row is UNSET else row for row in rows]
+    indices = [[_index_of_gripped(name, index_by_body, t) for name in row] for t, row in enumerate(filled_rows)]
+    return _build_matrix(indices, "gripped_body", 0).astype(np.int64)
 
 
 def _index_of_gripped(name: object, index_by_body: Mapping[str, int], t: int) -> int:
+    # Returns -1 if nothing is gripped: the name is None, or the step lacks the field.
     return _index_of_body(name, index_by_body, t, "gripped_body") if isinstance(name, str) else -1

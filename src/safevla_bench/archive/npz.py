@@ -85,6 +85,7 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         if name not in DTYPES:
             remedy = "Put host-specific fields into `extra`, as JSON."
             refuse_field(f"the format has no array {name!r}", remedy, name)
+        # Bit 0 of the flags means that the member is encrypted.
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             refuse_field(
                 "the array is encrypted, or compressed by an unsupported method",
@@ -116,6 +117,7 @@ def decode_array(content: bytes) -> NDArray[Any] | None:
         array = np.frombuffer(content, dtype, offset=stream.tell()).reshape(shape, order="F" if is_fortran else "C")
     except _BAD_HEADER:
         return None
+    # The shapes differ if the header has a length of -1, which `reshape` replaces.
     return array if version == (1, 0) and array.shape == shape else None
 
 
@@ -143,32 +145,34 @@ def _text_bytes(arrays: Arrays, name: str) -> bytes:
 
 
 def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> EpisodeArrays:
-    if tree.get("arrays") != (names := sorted(arrays.keys() - {"header"})):
+    names = sorted(arrays.keys() - {"header"})
+    if tree.get("arrays") != names:
         refuse_field(f"the header does not list the file's arrays: {', '.join(names)}", REMEDY_BROKEN, "header.arrays")
     outline = convert_tree({name: value for name, value in tree.items() if name != "arrays"}, EpisodeOutline)
     contacts = _read_contacts(arrays)
-    count = len(contacts.record) if contacts else 0
+    contact_count = len(contacts.record) if contacts else 0
+    extra: dict[str, object] = {}
+    if "extra" in arrays:
+        extra = record_schema.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, contact_count)
+    channels = {
+        spec.name: _read_truths(arrays, spec.name) if spec.is_truth else arrays.get(spec.name) for spec in NUMERIC
+    }
+    bodies = {spec.bodies: _read_bodies(arrays, spec.name, spec.bodies) for spec in POSES}
     return EpisodeArrays(
         header=msgspec.structs.asdict(outline.header),
         roles=outline.body_roles,
         records=outline.records,
         contacts=contacts,
-        extra=record_schema.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, count)
-        if "extra" in arrays
-        else {},
-        **as_fields(
-            EpisodeArrays,
-            {spec.name: _read_truths(arrays, spec.name) if spec.is_truth else arrays.get(spec.name) for spec in NUMERIC}
-            | {spec.bodies: _read_bodies(arrays, spec.name, spec.bodies) for spec in POSES},
-        ),
+        extra=extra,
+        **as_fields(EpisodeArrays, channels | bodies),
     )
 
 
 def _read_bodies(arrays: Arrays, channel: str, bodies_name: str) -> list[int]:
+    # Returns the indices of a pose channel's bodies; [] if the file has neither the channel nor its bodies.
     if (channel in arrays) != (bodies_name in arrays):
-        refuse_field(
-            f"{channel} and {bodies_name} go together, but one is missing", "Write both arrays, or neither.", channel
-        )
+        problem = f"{channel} and {bodies_name} go together, but one is missing"
+        refuse_field(problem, "Write both arrays, or neither.", channel)
     body_indices = arrays.get(bodies_name, np.empty(0, dtype=PLACE))
     if body_indices.ndim != 1:
         problem = f"the shape is {list(body_indices.shape)}, but one index per body is expected"
@@ -184,12 +188,14 @@ def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
 
 
 def _read_contacts(arrays: Arrays) -> ContactList | None:
+    # Returns None if the file has no contacts. In the file, the column `record` has the name `step`.
     columns = {"record" if column == "step" else column: arrays.get(f"contacts.{column}") for column in CONTACT_COLUMNS}
     missing = [column for column, values in columns.items() if values is None]
     if len(missing) == len(columns):
         return None
-    if required := [column for column in missing if column not in OF_CONTACTS]:
-        name = "step" if required[0] == "record" else required[0]
+    missing_required = [column for column in missing if column not in OF_CONTACTS]
+    if missing_required:
+        name = "step" if missing_required[0] == "record" else missing_required[0]
         refuse_field(f"contacts.{name} is missing", "Write all columns of the contacts, or none.", "contacts")
     columns |= {name: np.full_like(columns["force_n"], np.nan) for name in missing}
     contacts = {column: values for column, values in columns.items() if values is not None}

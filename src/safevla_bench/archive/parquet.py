@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
-from itertools import accumulate, count
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TypeVar
@@ -46,8 +45,9 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
     try:
         for group in _group_episodes(batches):
             batch = concatenate_batches(group)
-            if not parquet_rows.rare_channels(batch) <= rare:
-                rare |= parquet_rows.rare_channels(batch)
+            batch_channels = parquet_rows.rare_channels(batch)
+            if not batch_channels <= rare:
+                rare |= batch_channels
                 writer.close()
                 writer = _rewrite_with_columns(stream, rare)
             writer.write_table(parquet_rows.to_table(batch, parquet_rows.table_schema(rare)))
@@ -57,6 +57,7 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
 
 def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
     schema = parquet_rows.table_schema(rare)
+    # The path of a column of numbers has `.list.element` for each level of nested lists.
     real_columns = [
         f"{spec.name}{'.list.element' * parquet_rows.LIST_DEPTHS[spec.name]}"
         for spec in NUMERIC
@@ -104,9 +105,9 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
 
 def count_rows(path: Path) -> list[int]:
     """Return the number of rows of each row group, or [] if the file cannot be read."""
-    with suppress(RecordError, *_DAMAGED), open_parquet(path) as (file, groups):
+    with suppress(RecordError, *_DAMAGED), open_parquet(path) as (file, row_counts):
         _check_columns(file.schema_arrow)
-        return groups
+        return row_counts
     return []
 
 
@@ -119,19 +120,25 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     place = Place(file=str(path))
     open_input(path).close()
     try:
-        with open_parquet(path) as (file, groups):
+        with open_parquet(path) as (file, row_counts):
             _check_columns(file.schema_arrow)
-            # For each chosen row group: its index, its number of rows, and the 1-based number of its first row.
-            firsts = accumulate(groups, initial=1)
-            chosen = [group for group in zip(count(), groups, firsts, strict=False) if selection.next_wanted(group[1])]
-            calls = [partial(_load_group, path, file, number, rows) for number, rows, _ in chosen]
-            with closing(_read_ahead(calls)) as loaded:  # ends the reading thread before the file is closed
-                for (_, row_count, first), rows in zip(chosen, loaded, strict=True):
-                    if isinstance(rows, RecordError):
-                        problem = f"rows {first} to {first + row_count - 1}: {rows.problem}"
-                        yield DamageError(problem, episodes=row_count, remedy=rows.remedy, place=place)
+            calls = []
+            row_ranges: list[
+                tuple[int, int]
+            ] = []  # for each call, the number of the first row (from 1) and of the last
+            next_row = 1
+            for number, row_count in enumerate(row_counts):
+                if selection.next_wanted(row_count):
+                    calls.append(partial(_load_group, path, file, number, row_count))
+                    row_ranges.append((next_row, next_row + row_count - 1))
+                next_row += row_count
+            with closing(_read_ahead(calls)) as groups_read:  # ends the reading thread before the file is closed
+                for (first, last), group in zip(row_ranges, groups_read, strict=True):
+                    if isinstance(group, RecordError):
+                        problem = f"rows {first} to {last}: {group.problem}"
+                        yield DamageError(problem, episodes=last - first + 1, remedy=group.remedy, place=place)
                     else:
-                        yield from _decode_group(path, first, rows)
+                        yield from _decode_group(path, first, group)
     except RecordError as error:
         yield DamageError(error.problem, remedy=error.remedy, place=error.place.fill_from(place))
     except _DAMAGED as error:
@@ -157,15 +164,15 @@ def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
             yield waiting.popleft().result()
 
 
-def _load_group(path: Path, file: pq.ParquetFile, number: int, rows: int) -> list[pa.RecordBatch] | RecordError:
+def _load_group(path: Path, file: pq.ParquetFile, number: int, row_count: int) -> list[pa.RecordBatch] | RecordError:
+    # Returns the rows of row group `number`, or the error if the group is damaged or has another number of rows.
     try:
         with limit_memory(path):
             # pyarrow's threads would abort the process when they run out of memory.
             table = file.read_row_group(number, use_threads=False)
-        if table.num_rows != rows:
-            raise RecordError(
-                f"the row group has {table.num_rows} rows, but the footer says {rows}", remedy=REMEDY_BROKEN
-            )
+        if table.num_rows != row_count:
+            problem = f"the row group has {table.num_rows} rows, but the footer says {row_count}"
+            raise RecordError(problem, remedy=REMEDY_BROKEN)
         batches: list[pa.RecordBatch] = table.to_batches()
     except RecordError as error:
         return error
@@ -175,10 +182,11 @@ def _load_group(path: Path, file: pq.ParquetFile, number: int, rows: int) -> lis
 
 
 def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Batch | RecordError]:
+    # Yields the episodes in these rows. `first` is the number of the first row, for errors.
     for rows in batches:
         try:
             batch = parquet_rows.decode_rows(rows)
-        except RecordError:
+        except RecordError:  # a row is invalid, but this error does not say which
             yield from _decode_one_by_one(path, first, rows)
         else:
             yield batch
@@ -194,11 +202,12 @@ def _decode_one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator
 
 
 def _episode_id(rows: pa.RecordBatch, row: int) -> str | None:
+    # Returns None if the id is null or not UTF-8.
     try:
-        name: str | None = rows.column(_ID_COLUMN)[row].as_py()
+        episode_id: str | None = rows.column(_ID_COLUMN)[row].as_py()
     except UnicodeDecodeError:
         return None
-    return name
+    return episode_id
 
 
 def _check_columns(schema: pa.Schema) -> None:
@@ -206,8 +215,8 @@ def _check_columns(schema: pa.Schema) -> None:
         if name not in schema.names:
             refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
     for field in schema:
-        known = parquet_rows.SCHEMA
-        expected = known.field(field.name).type if field.name in known.names else "no such column"
+        schema_types = dict(zip(parquet_rows.SCHEMA.names, parquet_rows.SCHEMA.types, strict=True))
+        expected = schema_types.get(field.name, "no such column")
         if schema.names.count(field.name) > 1:
             refuse_field("the column is repeated", _REMEDY_COLUMNS, field.name)
         if field.type not in (expected, parquet_rows.FORMER_TYPES.get(field.name)):

@@ -35,10 +35,10 @@ def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
     """Yield the rows of a file, at most `BATCH_ROWS` at a time. Raises `RecordError` if the file is damaged or lacks a
     column, and the errors of pyarrow.
     """
-    with _translated_names(), open_parquet(path) as (file, groups):
+    with _translated_text_errors(), open_parquet(path) as (file, row_counts):
         if missing := [name for name in columns or () if name not in file.schema_arrow.names]:
             raise RecordError(f"there is no column {missing[0]!r}")
-        for number in range(len(groups)):
+        for number in range(len(row_counts)):
             yield from file.iter_batches(BATCH_ROWS, row_groups=[number], columns=columns, use_threads=False)
 
 
@@ -47,7 +47,7 @@ def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
     pyarrow's errors. No pyarrow threads are used, because they abort the process at exit if they hold Python bytes.
     """
     options = {"pre_buffer": False, "page_checksum_verification": True}
-    with _translated_names(), pq.ParquetFile(pa.BufferReader(content), **options) as file:
+    with _translated_text_errors(), pq.ParquetFile(pa.BufferReader(content), **options) as file:
         table = file.read(use_threads=False)
     if table.nbytes > most_bytes:
         raise RecordError(f"the table takes more than {most_bytes >> 20} MiB", remedy=REMEDY_LARGE)
@@ -55,7 +55,8 @@ def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
 
 
 @contextmanager
-def _translated_names() -> Iterator[None]:
+def _translated_text_errors() -> Iterator[None]:
+    # Replaces the error for a text that is not UTF-8 by a `RecordError`.
     try:
         yield
     except UnicodeDecodeError as error:

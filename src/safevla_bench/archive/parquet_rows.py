@@ -11,7 +11,7 @@ a column for a rare channel only if an episode of the file has the channel.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -42,6 +42,7 @@ _CONTACT = pa.struct([("a", pa.int32()), ("b", pa.int32()), ("force_n", pa.float
 
 
 def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
+    # Returns the type of lists that are nested `depth` times around values of the type `kind`.
     return kind if depth == 0 else pa.list_(_nest_list(kind, depth - 1))
 
 
@@ -149,16 +150,18 @@ def _list_array(values: pa.Array, lengths: Ints, present: Bools | None = None) -
 
 
 def _to_arrow(values: NDArray[np.float64], spec: channels.ChannelSpec) -> pa.Array:
+    # Among indices of bodies, -1 means no body, which is null in the table.
     is_null = values < 0 if spec.dtype == channels.PLACE else None
     return pa.array(values.astype(spec.dtype, copy=False), _VALUE_TYPES[spec.dtype], mask=is_null)
 
 
 def _row_column(channel: Channel, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
     row_counts = np.where(channel.present, steps, 0)  # number of rows per episode
+    widths = np.maximum(channel.width, 0)  # numbers per row; an absent channel has the width -1
+    values = _to_arrow(channel.values, spec)
     if spec.is_scalar:  # a row has one number per arm
-        return _list_array(_to_arrow(channel.values, spec), row_counts * np.maximum(channel.width, 0), channel.present)
-    widths = np.repeat(np.maximum(channel.width, 0), row_counts)
-    return _list_array(_list_array(_to_arrow(channel.values, spec), widths), row_counts, channel.present)
+        return _list_array(values, row_counts * widths, channel.present)
+    return _list_array(_list_array(values, np.repeat(widths, row_counts)), row_counts, channel.present)
 
 
 def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
@@ -173,9 +176,7 @@ def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Ar
 def _has_contact_column(batch: Batch, name: str) -> Bools:
     # Return whether each episode has a number in this column of its contacts, [E].
     if name == channels.NET_FORCE:
-        is_recorded = np.array(
-            [channels.NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_
-        )
+        is_recorded = np.array([name in header.recorded_forces for header in batch.headers], dtype=np.bool_)
         return batch.contacts.present & is_recorded
     # Count of known numbers before each contact. The increase over an episode is the count in this episode.
     known_starts = offsets_of((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
@@ -185,6 +186,7 @@ def _has_contact_column(batch: Batch, name: str) -> Bools:
 def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
     contacts = batch.contacts
     contact_counts = np.diff(contacts.starts)
+    # Index in the batch of the first body of each contact's episode. Tables count bodies from 0 in each episode.
     first_body = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), contact_counts)
     columns = [
         pa.array(contacts.a - first_body, pa.int32()),
@@ -255,23 +257,27 @@ _OPTIONAL = {*HEADER.names} - {"target_object"}  # columns in which null means t
 
 
 def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
+    # Returns the fields of an `EpisodeOutline`. A null means that the field is absent, except in `target_object`.
     fields = {
         name: row[name] for name in HEADER.names if name in row and (row[name] is not None or name == "target_object")
     }
     for name in _TEXT_MAPS:
         if name in fields:
-            structs = [pair for pair in fields[name] if not isinstance(pair, tuple)]  # pairs are tuples in older files
-            pairs = [((pair or {}).get("key"), (pair or {}).get("value")) for pair in structs]
-            fields[name] = _unique_dict(pairs if structs else fields[name], name)
-    bodies = [((body or {}).get("name"), (body or {}).get("role")) for body in row["bodies"] or ()]
-    return {**fields, "body_roles": _unique_dict(bodies, "bodies"), "records": row["records"]}
+            fields[name] = _read_pairs(fields[name], "key", "value", name)
+    bodies = _read_pairs(row["bodies"] or (), "name", "role", "bodies")
+    return {**fields, "body_roles": bodies, "records": row["records"]}
 
 
-def _unique_dict(pairs: list[tuple[Any, Any]], field: str) -> dict[str, object]:
-    unique = dict(pairs)
-    if len(unique) != len(pairs) or None in unique:
-        refuse_field("a name is null or repeated", "Write each name once.", field)
-    return unique
+def _read_pairs(pairs: Sequence[Any], key: str, value: str, column: str) -> dict[str, object]:
+    # Returns the pairs as a dictionary. A pair is a struct with the fields `key` and `value`, or null.
+    contents: dict[str, object] = {}
+    for pair in pairs:
+        # In older files, a pair is a tuple.
+        name, content = pair if isinstance(pair, tuple) else ((pair or {}).get(key), (pair or {}).get(value))
+        if name is None or name in contents:
+            refuse_field("a name is null or repeated", "Write each name once.", column)
+        contents[name] = content
+    return contents
 
 
 def _build_batch(columns: _Columns) -> Batch:
@@ -307,8 +313,9 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
     if spec.name not in columns.rows.schema.names:
         return absent_channel(len(bodies))
     values, counts, present = columns.lists(spec.name)
+    arms = columns.arms if spec.per_arm else np.ones_like(counts)
     # Unnest one axis after the other. `item_counts` [E] has each episode's number of items at the current depth.
-    item_counts, axis_sizes, arms = counts, [counts], columns.arms if spec.per_arm else np.ones_like(counts)
+    item_counts, axis_sizes = counts, [counts]
     for _ in range(LIST_DEPTHS[spec.name] - 1):
         widths = _common_lengths(values, item_counts, counts, spec)
         item_counts, values = item_counts * widths, values.flatten()
@@ -316,6 +323,7 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
     row_facts = np.stack([columns.records, bodies, arms, *axis_sizes])[:, present]
     # Each distinct shape is checked once.
     for records, body_count, arm_count, *sizes in dict.fromkeys(zip(*row_facts.tolist(), strict=True)):
+        # The flat list of a grip channel becomes one row of arms per record.
         if spec.is_scalar and arm_count > 1 and sizes[0] % arm_count == 0:
             sizes = [sizes[0] // arm_count, arm_count]
         check_shape(spec, sizes, records, body_count, arm_count)
@@ -325,6 +333,7 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
     else:
         filled = _to_numpy(values, spec.name)
     numbers = filled.astype(np.float64, copy=False)
+    # Numbers per record: the product of all axes after the first, or one per arm.
     width = np.prod(axis_sizes[1:], axis=0, dtype=np.int64) if len(axis_sizes) > 1 else arms
     return Channel(numbers, offsets_of(item_counts), np.where(present, width, -1))
 
@@ -345,18 +354,14 @@ def _common_lengths(lists: pa.Array, item_counts: Ints, step_counts: Ints, spec:
 
 def _read_poses(columns: _Columns, spec: channels.ChannelSpec) -> Poses:
     listed_bodies, body_counts, has_bodies = columns.lists(spec.bodies)
-    present = columns.lists(spec.name)[2]
+    _, _, present = columns.lists(spec.name)
     if (has_bodies != present).any():
-        refuse_field(
-            f"{spec.name} and {spec.bodies} go together, but one is missing",
-            "Write both columns, or neither.",
-            spec.name,
-        )
+        problem = f"{spec.name} and {spec.bodies} go together, but one is missing"
+        refuse_field(problem, "Write both columns, or neither.", spec.name)
     body_indices, starts = _to_numpy(listed_bodies, spec.bodies).astype(np.int64), offsets_of(body_counts)
     for episode in np.flatnonzero(present):
-        check_posed_bodies(
-            body_indices[starts[episode] : starts[episode + 1]].tolist(), int(columns.bodies[episode]), spec.bodies
-        )
+        episode_bodies = body_indices[starts[episode] : starts[episode + 1]].tolist()
+        check_posed_bodies(episode_bodies, int(columns.bodies[episode]), spec.bodies)
     body = body_indices + np.repeat(columns.body_starts[:-1], body_counts)
     return Poses(_read_channel(columns, spec, body_counts), body, starts, spec.pose_size)
 
@@ -373,10 +378,10 @@ def _read_contacts(columns: _Columns) -> Contacts:
     episode_of_contact = np.repeat(np.repeat(np.arange(len(step_counts)), columns.records), contact_counts)
     bodies, first_body = columns.bodies[episode_of_contact], columns.body_starts[episode_of_contact]
     index_columns = {
-        name: _to_numpy(places, f"contacts.{name}").astype(np.int64) for name, places in (("a", a), ("b", b))
+        name: _to_numpy(indices, f"contacts.{name}").astype(np.int64) for name, indices in (("a", a), ("b", b))
     }
-    for name, places in index_columns.items():
-        check_places(places, 0, bodies, f"contacts.{name}")
+    for name, indices in index_columns.items():
+        check_places(indices, 0, bodies, f"contacts.{name}")
     return Contacts(
         present=present,
         starts=offsets_of(contact_counts),
@@ -391,20 +396,19 @@ def _read_contacts(columns: _Columns) -> Contacts:
 def _read_contact_column(columns: _Columns, name: str, contact_counts: Ints) -> NDArray[np.float64]:
     """Return one number per contact, NaN if an episode lacks the column; `contact_counts` has a count per record."""
     steps, step_counts, present = columns.lists(name)
-    is_recorded, have_all_steps = (
-        np.repeat(present, columns.records),
-        (step_counts[present] == columns.records[present]).all(),
-    )
-    if not have_all_steps or not np.array_equal(
+    is_recorded = np.repeat(present, columns.records)  # for each record
+    is_same_count = (step_counts[present] == columns.records[present]).all() and np.array_equal(
         _list_lengths(_require_no_nulls(steps, name)), contact_counts[is_recorded]
-    ):
-        refuse_field(
-            "the number of values differs from the number of contacts", "Write one value for each contact.", name
-        )
+    )
+    if not is_same_count:
+        problem = "the number of values differs from the number of contacts"
+        refuse_field(problem, "Write one value for each contact.", name)
     values, numbers = steps.flatten(), np.full(int(contact_counts.sum()), np.nan)
-    if name == channels.NET_IMPULSE:
+    if name == channels.NET_IMPULSE:  # the only of these columns that may contain nulls
         _refuse_nan(values, name)
-    filled = _fill_nulls(values, np.nan) if name == channels.NET_IMPULSE else _to_numpy(values, name)
+        filled = _fill_nulls(values, np.nan)
+    else:
+        filled = _to_numpy(values, name)
     numbers[np.repeat(is_recorded, contact_counts)] = filled
     return numbers
 
@@ -415,6 +419,7 @@ def _refuse_nan(values: pa.Array, name: str) -> None:
 
 
 def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
+    # Returns indices of bodies, with -1 for null. Each must be below its episode's number of bodies in `bodies`.
     if (places.drop_null().to_numpy() < 0).any():
         refuse_field("an index is negative", "Write the held body's index in bodies, or null if no body is held.", name)
     filled: Ints = _fill_nulls(places, -1).astype(np.int64)
@@ -425,16 +430,16 @@ def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
 def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str, object], ...]:
     if "extra" not in columns.rows.schema.names:
         return tuple({} for _ in columns.outlines)
-    contact_counts = np.diff(contacts.starts[offsets_of(columns.records)])
+    contact_counts = np.diff(contacts.starts[offsets_of(columns.records)]).tolist()  # of each episode
     texts = columns.rows.column("extra").to_pylist()
-    counted = zip(texts, columns.records.tolist(), contact_counts.tolist(), strict=True)
     return tuple(
         parse_extra_fields(text.encode(), record_count, contact_count) if text else {}
-        for text, record_count, contact_count in counted
+        for text, record_count, contact_count in zip(texts, columns.records.tolist(), contact_counts, strict=True)
     )
 
 
 def _list_lengths(lists: pa.Array) -> Ints:
+    # Returns the length of each list, 0 for null.
     return _fill_nulls(lists.value_lengths(), 0).astype(np.int64)
 
 

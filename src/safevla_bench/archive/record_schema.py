@@ -150,11 +150,12 @@ class EpisodeSelection:
 
     def __init__(self, wanted: Collection[int] | None = None) -> None:
         self._wanted = None if wanted is None else frozenset(wanted)
-        self._place = 0
+        self._next_index = 0
 
     def next_wanted(self, count: int = 1) -> list[int]:
         """Return which of the next `count` episodes are wanted, as offsets from 0, and advance past all `count`."""
-        first, self._place = self._place, self._place + count
+        first = self._next_index
+        self._next_index += count
         if self._wanted is None:
             return list(range(count))
         return [offset for offset in range(count) if first + offset in self._wanted]
@@ -176,7 +177,8 @@ def parse_json(line: bytes) -> dict[str, object]:
         table = dict(pairs)
         if len(table) < len(pairs):
             counts = Counter(name for name, _ in pairs)
-            refuse(f"the key {next(name for name, count in counts.items() if count > 1)!r} is repeated")
+            repeated_names = [name for name, count in counts.items() if count > 1]
+            refuse(f"the key {repeated_names[0]!r} is repeated")
         return table
 
     def refuse(problem: str, remedy: str = _REMEDY_JSON) -> NoReturn:
@@ -187,8 +189,10 @@ def parse_json(line: bytes) -> dict[str, object]:
     except UnicodeDecodeError as error:
         refuse(f"not UTF-8 at byte {error.start}")
     except json.JSONDecodeError as error:
-        rest = error.doc[error.pos :].strip() if "Unterminated" not in error.msg else ""
-        remedy = _REMEDY_JSON if rest else "The episode seems cut off: copy the file again, or leave this episode out."
+        # An error at the end of the text, or in a text without closing quotes, means that the file was cut off.
+        is_cut_off = "Unterminated" in error.msg or not error.doc[error.pos :].strip()
+        cut_off_remedy = "The episode seems cut off: copy the file again, or leave this episode out."
+        remedy = cut_off_remedy if is_cut_off else _REMEDY_JSON
         location = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"character {error.pos + 1:,}"
         refuse(f"malformed JSON at {location} of the record: {error.msg}", remedy)
     except RecursionError:
@@ -201,6 +205,7 @@ def parse_json(line: bytes) -> dict[str, object]:
 
 
 def _search_episode_id(line: bytes) -> str | None:
+    # Returns the id in a text that may not be valid JSON, cut to 200 characters; None if no id is found.
     match = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})("?)', line)
     if not match:
         return None
@@ -221,16 +226,19 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
         # The path in msgspec's message, such as `$.steps[3].body_pos_m[...][1]`, does not contain the body's name.
         problem, path_text = explain_mismatch(error)
     path = re.findall(r"\w+", path_text.partition("[...]")[0])
-    step = int(path[1]) if len(path) > 1 and path[0] == "steps" else None
-    field_path = path if step is None else path[2:]
+    step, field_path = None, path
+    if len(path) > 1 and path[0] == "steps":
+        step, field_path = int(path[1]), path[2:]
     field = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in field_path).removeprefix(".")
     remedy = _REMEDY_TYPE
     missing = [spec.name for spec in msgspec.structs.fields(kind) if spec.required and spec.name not in tree]
     if not path and len(missing) > 1:
         problem = f"the keys {', '.join(map(repr, missing[:-1]))} and {missing[-1]!r} are missing"
-    if field == "body_roles" and (roles := tree["body_roles"]) and isinstance(roles, Mapping):
-        body = next((name for name, role in roles.items() if role not in get_args(Role)), "")
-        field, remedy = f"body_roles.{escape_controls(body)}", f"Roles are {', '.join(get_args(Role))}."
+    roles = tree.get("body_roles") if field == "body_roles" else None
+    if roles and isinstance(roles, Mapping):
+        bodies_without_role = [name for name, role in roles.items() if role not in get_args(Role)]
+        field = f"body_roles.{escape_controls(next(iter(bodies_without_role), ''))}"
+        remedy = f"Roles are {', '.join(get_args(Role))}."
     raise RecordError(problem, remedy=remedy, place=Place(step=step, field=field or None))
 
 
@@ -270,36 +278,35 @@ _MOST_NAMES = 100  # limit on the host-specific names per episode that are compa
 
 def list_misspelt(extra: Mapping[str, Any], absent: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
     """Yield the name of each unknown field that resembles an absent field of the same level, and a warning."""
-    named = {("header", name): None for name in extra.get("header", {})}
+    unknown_fields = {("header", name): None for name in extra.get("header", {})}  # an ordered set of (level, name)
     for level in ("steps", "contacts"):
-        named |= {(level, name): None for fields in extra.get(level, {}).values() for name in fields}
-    for level, name in islice(named, _MOST_NAMES):
-        if meant := _find_similar(name, absent[level]):
-            yield name, f"the unknown field '{escape_controls(name)}' is ignored; did you mean {meant!r}?"
+        unknown_fields |= {(level, name): None for fields in extra.get(level, {}).values() for name in fields}
+    for level, name in islice(unknown_fields, _MOST_NAMES):
+        if similar := _find_similar(name, absent[level]):
+            yield name, f"the unknown field '{escape_controls(name)}' is ignored; did you mean {similar!r}?"
 
 
 @lru_cache(1 << 12)
 def _find_similar(name: str, choices: frozenset[str]) -> str | None:
-    return next(iter(get_close_matches(name, sorted(choices), n=1, cutoff=0.75)), None)
+    matches = get_close_matches(name, sorted(choices), n=1, cutoff=0.75)
+    return matches[0] if matches else None
 
 
 def _host_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
-    # The fields that are not in the schema of this level.
+    # Returns the fields that are not in the schema of this level.
     names = _SCHEMA[level]
     return {} if names.issuperset(fields) else {name: value for name, value in fields.items() if name not in names}
 
 
 def _require_writable(extra: dict[str, object]) -> dict[str, object]:
     # Returns the fields unchanged. Raises an error if a number is not finite or the nesting is too deep.
-    layer: list[object] = [extra]  # the objects and lists at one depth
+    layer: list[object] = [extra]  # the objects and lists at one depth; a loop cannot exceed Python's recursion limit
     for _ in range(MAX_DEPTH):
         if not layer:
             break
         layer = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]  # type: ignore[attr-defined]
-        numbers = [child for child in layer if isinstance(child, float)]
-        _check_rule(
-            all(map(math.isfinite, numbers)), "a value is not a finite number", "Write null for an unknown number."
-        )
+        is_finite = all(math.isfinite(child) for child in layer if isinstance(child, float))
+        _check_rule(is_finite, "a value is not a finite number", "Write null for an unknown number.")
         layer = [child for child in layer if isinstance(child, dict | list)]
     _check_rule(not layer, f"the nesting is more than {MAX_DEPTH} levels deep")
     return extra
@@ -317,6 +324,7 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
         numbered = extra.get(level, {})
         _check_rule(isinstance(numbered, dict), f"{level} must be an object that maps numbers to fields")
         for number, fields in numbered.items():  # type: ignore[attr-defined]
+            # Only 20 digits are converted, since converting a long text to an integer is slow.
             is_plain = number.isascii() and number.isdecimal() and number == str(int(number[:20]))
             _check_rule(is_plain and int(number) < count, f"{level} has no {number!r}")
             _check_level(fields, level)
@@ -367,14 +375,16 @@ def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: i
     """Raise `RecordError` if a channel of an episode does not have the shape given in `CHANNELS`. `bodies` is the
     number of bodies in each row of a pose channel, and `arms` the number of the robot's arms.
     """
-    sizes = {"n": records, "n-1": records - 1} | ({spec.shape[1]: bodies} if spec.is_pose else {})
-    expected = [sizes.get(symbol, "any") if isinstance(symbol, str) else symbol for symbol in spec.shape]
+    size_of_symbol = {"n": records, "n-1": records - 1}
+    if spec.is_pose:
+        size_of_symbol[str(spec.shape[1])] = bodies
+    expected = [size_of_symbol.get(symbol, "any") if isinstance(symbol, str) else symbol for symbol in spec.shape]
     if spec.per_arm and arms > 1:
         expected = [records, (spec.row_size or 1) * arms]
-    fits = all(size in ("any", actual) for size, actual in zip(expected, shape, strict=False))
-    if len(shape) != len(expected) or not fits:
-        wanted = ", ".join(map(str, expected))
-        refuse_field(f"the shape is {list(map(int, shape))}, expected [{wanted}]", _REMEDY, spec.name)
+    is_each_size_right = all(size in ("any", actual) for size, actual in zip(expected, shape, strict=False))
+    if len(shape) != len(expected) or not is_each_size_right:
+        expected_text = ", ".join(map(str, expected))
+        refuse_field(f"the shape is {list(map(int, shape))}, expected [{expected_text}]", _REMEDY, spec.name)
     if spec.is_per_action and records == 1:
         refuse_field(f"an episode with a single record has no {spec.name}", _REMEDY, spec.name)
 
@@ -388,10 +398,11 @@ def check_posed_bodies(places: Sequence[int], bodies: int, field: str) -> None:
 
 def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], field: str) -> None:
     """Raise `RecordError` for the first index outside [`low`, `end`); `end` is a number, or one number per index."""
-    bad = np.flatnonzero((places < low) | (places >= end))
-    if len(bad):
-        highest = int(np.broadcast_to(end, places.shape)[bad[0]]) - 1
-        refuse_field(f"{int(places[bad[0]])} is not between {low} and {highest}", _REMEDY, field)
+    outside = np.flatnonzero((places < low) | (places >= end))
+    if len(outside):
+        first = outside[0]
+        highest = int(np.broadcast_to(end, places.shape)[first]) - 1
+        refuse_field(f"{int(places[first])} is not between {low} and {highest}", _REMEDY, field)
 
 
 def _check_contacts(contacts: ContactList, records: int, bodies: int) -> None:
