@@ -23,9 +23,8 @@ def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
         return suite_reason
     lacking = [tag for tag in spec.requires_all if tag not in tags]
     excluding = [tag for tag in spec.invalid_if_any if tag in tags]
-    return ";".join(
-        write_reason(code, *named) for code, named in ((NEEDS, lacking), (INVALID_WITH, excluding)) if named
-    )
+    tags_by_code = {NEEDS: lacking, INVALID_WITH: excluding}
+    return ";".join(write_reason(code, *listed) for code, listed in tags_by_code.items() if listed)
 
 
 def confined_reason(spec: Spec, suite: str) -> str:
@@ -33,7 +32,9 @@ def confined_reason(spec: Spec, suite: str) -> str:
     spelled = spell_suite(suite)
     if spelled in spec.except_suites:
         return write_reason(OTHER_LIMIT, suite)
-    return write_reason(OTHER_SUITES, *spec.suites) if spec.suites and spelled not in spec.suites else ""
+    if spec.suites and spelled not in spec.suites:
+        return write_reason(OTHER_SUITES, *spec.suites)
+    return ""
 
 
 def check_suites(library: Library, registry: Registry) -> None:
@@ -43,9 +44,9 @@ def check_suites(library: Library, registry: Registry) -> None:
         return
     family_suites = (family.benchmark for family in registry.families)
     suites = dict.fromkeys([*registry.check_benchmark(None), *family_suites, LOG_BENCHMARK])
-    known = set(map(spell_suite, suites))
+    known_spellings = set(map(spell_suite, suites))
     for spec, name in confined:
-        if name not in known:
+        if name not in known_spellings:
             close = get_close_matches(name, suites, n=3) or sorted(suites)
             warn_once(f"{spec.spec_id}: unknown suite {name!r}; similar suites: {', '.join(close)}")
 
@@ -71,12 +72,13 @@ def task_listings(
 def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str, list[str]]:
     """Return the tasks to which a specification does not apply, as `benchmark task_id`, grouped by reason."""
     check_suites(library, registry)
-    spec, by_reason = library[spec_id], dict[str, list[str]]()
+    spec = library[spec_id]
+    tasks_by_reason: dict[str, list[str]] = {}
     for entry in registry.list_entries():
         tags = registry.task_tags(entry.benchmark, entry.task_id)
         if reason := inactive_reason(spec, tags, entry.benchmark):
-            by_reason.setdefault(reason, []).append(f"{entry.benchmark} {entry.task_id}")
-    return by_reason
+            tasks_by_reason.setdefault(reason, []).append(f"{entry.benchmark} {entry.task_id}")
+    return tasks_by_reason
 
 
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry) -> TaskListing:

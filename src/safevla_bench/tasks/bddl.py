@@ -66,6 +66,7 @@ class BddlProblem:
         joint_goals = [arguments for verb, *arguments in self.goal if verb in (*JOINT_MOVES, *SWITCHES)]
         carried = {moved for moved, _ in placings}
         destinations = dict.fromkeys(self.owner_of(destination) for _, destination in placings)
+        # The class of a scene's table or floor ends in this word, as in `kitchen_table`.
         grounds = {name for name in destinations if self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS}
         return GoalBodies(
             receptacles=tuple(name for name in destinations if name not in carried | grounds),
@@ -97,7 +98,7 @@ def parse_bddl(text: str) -> BddlProblem:
     tree = _parse_tree(text)
     if not isinstance(tree, list) or tree[:1] != ["define"]:
         raise _grammar_error("is not a BDDL problem: it does not begin with (define")
-    groups = _index_once((_split_head(group, "a group") for group in tree[1:]), "group")
+    groups = _collect_unique((_split_head(group, "a group") for group in tree[1:]), "group")
     if unknown := sorted(groups.keys() - set(_GROUPS)):
         raise _grammar_error(f"unknown group {unknown[0]!r}; groups: {', '.join(_GROUPS)}")
     contents = {name: groups.get(name, []) for name in _GROUPS}
@@ -114,13 +115,14 @@ def parse_bddl(text: str) -> BddlProblem:
         raise _grammar_error("(:goal ...) holds more than one expression; join predicates by (And ...)")
     if not goals:
         raise _grammar_error("the task has no goal")
-    objects, fixtures = (_parse_typed_list(contents[name], name) for name in (":objects", ":fixtures"))
-    _index_once([*objects.items(), *fixtures.items()], "object")
+    objects = _parse_typed_list(contents[":objects"], ":objects")
+    fixtures = _parse_typed_list(contents[":fixtures"], ":fixtures")
+    _collect_unique([*objects.items(), *fixtures.items()], "object")  # refuses a name that both lists declare
     return BddlProblem(
         language=" ".join(_read_words(contents[":language"], "(:language ...)", re.compile(r"\S+"))),
         objects=objects,
         fixtures=fixtures,
-        regions=_index_once(map(_parse_region, contents[":regions"]), "region"),
+        regions=_collect_unique(map(_parse_region, contents[":regions"]), "region"),
         init=tuple(_parse_predicate(tree, "an initial state") for tree in contents[":init"]),
         goal=tuple(_parse_predicate(tree, "a goal") for tree in goals),
         text=_format_tree(tree),
@@ -133,7 +135,7 @@ def _grammar_error(problem: str) -> RegistryError:
 
 def _parse_tree(text: str) -> Tree:
     words = re.findall(r"[()]|[^\s()]+", re.sub(r";[^\r\n]*", "", text).lower())
-    open_lists: list[list[Tree]] = [[]]
+    open_lists: list[list[Tree]] = [[]]  # the text as a whole, then each list that is not closed yet
     for word in words:
         if word == "(":
             open_lists.append([])
@@ -148,7 +150,7 @@ def _parse_tree(text: str) -> Tree:
         raise _grammar_error("lacks a closing bracket")
     if len(open_lists[0]) > 1:
         raise _grammar_error("has text before or after (define ...)")
-    return open_lists[0][0] if open_lists[0] else []
+    return open_lists[0][0] if open_lists[0] else []  # [] for a text without words
 
 
 def _format_tree(tree: Tree) -> str:
@@ -158,26 +160,30 @@ def _format_tree(tree: Tree) -> str:
 Value = TypeVar("Value")
 
 
-def _index_once(pairs: Iterable[tuple[str, Value]], noun: str) -> dict[str, Value]:
-    indexed: dict[str, Value] = {}
+def _collect_unique(pairs: Iterable[tuple[str, Value]], noun: str) -> dict[str, Value]:
+    # Returns the pairs as a dictionary. Raises an error, which calls the pairs `noun`, if a name is repeated.
+    values: dict[str, Value] = {}
     for name, value in pairs:
-        if name in indexed:
+        if name in values:
             raise _grammar_error(f"the {noun} {name!r} is repeated")
-        indexed[name] = value
-    return indexed
+        values[name] = value
+    return values
 
 
 def _split_head(tree: Tree, description: str) -> tuple[str, list[Tree]]:
+    # Returns the name with which a list begins, and the rest of the list.
     if isinstance(tree, str) or not tree:
         raise _grammar_error(f"{description} must be a list that begins with a name, not {tree or '()'!r}")
     return _read_words(tree[:1], description)[0], tree[1:]
 
 
 def _read_words(trees: Sequence[Tree], description: str, pattern: re.Pattern[str] = _NAME) -> list[str]:
+    # Returns the trees, all of which must be words that match the pattern.
     words = [tree for tree in trees if isinstance(tree, str)]
-    rejected = next((word for word in words if not pattern.fullmatch(word)), "(...)")
-    if len(words) < len(trees) or rejected != "(...)":
-        raise _grammar_error(f"{rejected!r} in {description} is not a {'number' if pattern is _NUMBER else 'name'}")
+    rejected = [word for word in words if not pattern.fullmatch(word)]
+    if rejected or len(words) < len(trees):
+        shown = rejected[0] if rejected else "(...)"  # a list in place of a word
+        raise _grammar_error(f"{shown!r} in {description} is not a {'number' if pattern is _NUMBER else 'name'}")
     return words
 
 
@@ -196,6 +202,7 @@ def _parse_predicate(tree: Tree, description: str) -> Predicate:
 
 def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
     """Parse a list of names with classes. For example, return {a: c, b: c, d: e} for `a b - c d - e`."""
+    form_error = _grammar_error(f"({group} ...) must be a list of the form NAME ... - CLASS NAME ... - CLASS")
     pairs: list[tuple[str, str]] = []
     classes: list[tuple[str, str]] = []
     names: list[str] = []
@@ -204,23 +211,22 @@ def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
         if word != "-":
             names.append(word)
             continue
-        class_name = next(remaining, "-")
+        class_name = next(remaining, "-")  # "-" at the end of the list, where the class is missing
         if not names or class_name == "-":
-            names = ["-"]  # refused below
-            break
+            raise form_error
         pairs += [(name, class_name) for name in names]
         classes.append((class_name, ""))
         names = []
-    if names:
-        raise _grammar_error(f"({group} ...) must be a list of the form NAME ... - CLASS NAME ... - CLASS")
-    _index_once(classes, "class")
-    return _index_once(pairs, "object")
+    if names:  # names without a class
+        raise form_error
+    _collect_unique(classes, "class")
+    return _collect_unique(pairs, "object")
 
 
 def _parse_region(tree: Tree) -> tuple[str, str]:
     # Return the key OWNER_REGION and the value OWNER of a region.
     name, attributes = _split_head(tree, "a region")
-    values = _index_once((_split_head(attribute, "an attribute") for attribute in attributes), "attribute")
+    values = _collect_unique((_split_head(attribute, "an attribute") for attribute in attributes), "attribute")
     owner = _read_words(values.pop(":target", []), ":target")
     _require_count(owner, 1, f":target of region {name}")
     for key, value in values.items():
@@ -229,7 +235,7 @@ def _parse_region(tree: Tree) -> tuple[str, str]:
                 f"unknown attribute {key!r} of region {name}; attributes: :target, {', '.join(_ROW_LENGTHS)}"
             )
         _require_count(value, 1, key)
-        rows = value if key == ":rgba" else value[0]
+        rows = value if key == ":rgba" else value[0]  # `:rgba` has one row, the other attributes a list of rows
         if isinstance(rows, str) or not rows or (key == ":yaw_rotation" and len(rows) > 1):
             raise _grammar_error(f"{key} must hold one list of numbers in region {name}")
         for row in rows:

@@ -163,6 +163,7 @@ class Registry:
             raise self._unknown_tasks_error(unknown)
 
     def _base_task_id(self, benchmark: str, task_id: str) -> str:
+        # Returns the id TASK of the varied task for a variant `TASK/NAME`, else the id itself.
         suite = self.benchmarks.get(benchmark)
         return task_id.partition("/")[0] if suite and suite.same_tags_as else task_id
 
@@ -192,7 +193,9 @@ class Registry:
         entry come before tasks that only belong to a family. Raises `RegistryError` for an unknown benchmark.
         """
         suites = self.check_benchmark(benchmark)
-        for suite in suites if benchmark is None else [self.find_suite(benchmark)]:
+        if benchmark is not None:
+            suites = [self.find_suite(benchmark)]
+        for suite in suites:
             yield from (entry for entry in self.tasks.values() if entry.benchmark == suite)
             names = self.benchmarks[suite].task_names if suite in self.benchmarks else ()
             ids = (f"task_{number}" for number in range(len(names)))
@@ -201,6 +204,7 @@ class Registry:
     def list_redefined(self, base: Registry) -> list[str]:
         """Return what differs in suites of `base`: `SUITE TASK` for tasks, `SUITE` for suites and families."""
         base_suites = {spell_suite(name) for name in base.check_benchmark(None)}
+        # Pairs of the suite and the label that is returned.
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
               if base.tasks.get((suite, task_id)) != entry),
@@ -221,7 +225,9 @@ class Registry:
         states that a search found, return the benchmark of its tasks. Return `name` if no benchmark matches.
         """
         name = base_suite(name)
-        suites = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
+        if name in self.benchmarks:
+            return name
+        suites = (*self.benchmarks, *(suite for suite, _ in self.tasks))
         return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
@@ -236,24 +242,29 @@ class Registry:
         """Return the bodies in a task's goal, also if the task repeats a task of another suite; None if unknown."""
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
-        repeated_suite = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark
+        repeated_suite = suite.same_tasks_as or suite.same_tags_as if suite is not None else None
         task_id = self._base_task_id(benchmark, task_id)
-        return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated_suite, task_id))
+        bodies = self.goal_bodies.get((benchmark, task_id))
+        if bodies is None and repeated_suite is not None:
+            bodies = self.goal_bodies.get((repeated_suite, task_id))
+        return bodies
 
     def name_embodiments(self, batch: Batch) -> Batch:
         """Return the batch with the benchmark's robot added to each header that names neither a robot nor torque
         limits. A header is unchanged if its episode has more or fewer torques than the robot has limits; then no limits
         apply. If no header changes, return the same batch.
         """
-        suites = {name: self.benchmarks.get(self.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
+        names = {header.benchmark for header in batch.headers}
+        suites = {name: self.benchmarks.get(self.find_suite(name)) for name in names}
         robots = {name: suite.embodiment for name, suite in suites.items() if suite and suite.embodiment}
         headers = list(batch.headers)
-        for k, header in enumerate(headers):
+        for index, header in enumerate(headers):
             if header.names_no_robot and header.benchmark in robots:
-                named = msgspec.structs.replace(header, embodiment=robots[header.benchmark])
-                # Numbers of recorded torques that differ from the number of limits; -1 means that none are recorded.
-                widths = {int(batch.channel(name).width[k]) for name in TORQUES} - {-1, len(named.torque_limit_nm)}
-                headers[k] = header if widths else named
+                with_robot = msgspec.structs.replace(header, embodiment=robots[header.benchmark])
+                torque_counts = {int(batch.channel(name).width[index]) for name in TORQUES}
+                # -1 means that no torques are recorded.
+                if torque_counts <= {-1, len(with_robot.torque_limit_nm)}:
+                    headers[index] = with_robot
         return batch if headers == list(batch.headers) else replace(batch, headers=tuple(headers))
 
     @property
@@ -312,11 +323,13 @@ class Registry:
         return self.capability_sets[name]
 
     def _host_task_name(self, benchmark: str, task_id: str) -> str:
+        # Returns the host's name of the task for an id such as `task_3`; `task_id` itself if the host has no such task.
         names = self.benchmarks[benchmark].task_names if benchmark in self.benchmarks else ()
         match = _TASK_NUMBER.fullmatch(task_id)
         return names[int(match[1])] if match and int(match[1]) < len(names) else task_id
 
     def _unknown_tasks_error(self, tasks: Mapping[tuple[str, str], str | None]) -> UnknownTaskError:
+        # `tasks`: (benchmark, id) -> instruction. The problem names the first task; the remedy has TOML for all tasks.
         (benchmark, task_id), *others = tasks
         problem = f"the registry has no benchmark {benchmark!r}"
         if benchmark in self.benchmarks:
@@ -326,17 +339,17 @@ class Registry:
         if others:
             problem += f"; {count_noun(len(tasks), 'task')} of the sources have no entry"
         lines = ["pass --rules FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]
-        shown = dict(islice(tasks.items(), _MOST_TEMPLATES))
-        for suite in dict.fromkeys(suite for suite, _ in shown if suite not in self.benchmarks):
+        shown_tasks = dict(islice(tasks.items(), _MOST_TEMPLATES))
+        for suite in dict.fromkeys(suite for suite, _ in shown_tasks if suite not in self.benchmarks):
             sets = ", ".join(self.capability_sets)
             lines += [f"[benchmarks.{quote_toml(suite)}]", f"host = {quote_toml(suite)}  # your simulator or robot"]
             lines.append(f'capabilities = "libero"  # what is measured; choices: {sets}')
         choices = f"  # what kind of task it is; choices: {', '.join(self.templates)}"
-        for (suite, name), instruction in shown.items():
+        for (suite, name), instruction in shown_tasks.items():
             lines += ["[[tasks]]", f"benchmark = {quote_toml(suite)}", f"task_id = {quote_toml(name)}"]
             lines.append(f"instruction = {quote_toml(instruction or '')}")
             lines.append(f'template = "pnp-basic"{choices}')
-            choices = ""
+            choices = ""  # only the first task shows the choices
         if len(tasks) > _MOST_TEMPLATES:
             lines.append(f"# and in the same way for {len(tasks) - _MOST_TEMPLATES} more")
         return UnknownTaskError(problem, remedy="\n    ".join(lines))
@@ -346,5 +359,6 @@ _MOST_TEMPLATES = 20  # limit on the number of tasks in the TOML of an error
 
 
 def _tag_content(entry: TaskEntry) -> list[list[str] | None]:
+    # Returns the part of an entry that decides its tags.
     capabilities = None if entry.capabilities is None else sorted(entry.capabilities)
     return [sorted(entry.tags), sorted(entry.object_tags), capabilities]

@@ -137,12 +137,12 @@ def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], 
             yield (benchmark, task_id), convert_row(table, entries.GoalBodies, origin)
 
 
-def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: RowOrigin) -> None:
-    """Raise `RegistryError` unless `name`, the value of the key `key`, is one of the choices."""
+def check_known(name: str, choices: Iterable[str], key: str, noun: str, origin: RowOrigin) -> None:
+    """Raise `RegistryError` unless `name`, the value of `key`, is one of the choices, which the error calls `noun`."""
     names = list(choices)
     if name not in names:
-        remedy = suggest_names(name, names, what)
-        raise origin.make_error(f"{name!r} is not one of the {what}", field=key, remedy=remedy)
+        remedy = suggest_names(name, names, noun)
+        raise origin.make_error(f"{name!r} is not one of the {noun}", field=key, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,26 +204,26 @@ class EntryReader:
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         self.read_tags(row.object_tags, "object_tags", origin)
         own_tags = self.read_tags(row.tags, "tags", origin)
-        rows = row.components
-        component_rows = tuple(
-            component if isinstance(component, ComponentRow) else ComponentRow(template=component) for component in rows
-        )
+        component_rows = [
+            ComponentRow(template=component) if isinstance(component, str) else component
+            for component in row.components
+        ]
         components, tags = self._read_components(row, component_rows, own_tags, origin)
         return entries.TaskEntry(row.benchmark, task_id, row.template, components, tags, row.object_tags)
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
-        measured = None
+        capabilities = None
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         else:
-            measured = self.read_tags(row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True)
+            capabilities = self.read_tags(row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True)
             suite = self.benchmarks.get(row.benchmark)
-            measured = None if suite and measured == self.capability_sets[suite.capabilities].tags else measured
+            if suite and capabilities == self.capability_sets[suite.capabilities].tags:
+                capabilities = None  # the benchmark's tags apply anyway
         own_tags = self.read_tags(row.task_tags or (), "task_tags", origin)
-        named_predicates = zip_longest(row.components, row.predicates[: len(row.components)], fillvalue=())
-        component_rows = tuple(
-            ComponentRow(template=str(name), predicates=tuple(predicates)) for name, predicates in named_predicates
-        )
+        # Components after the last item of `predicates` have none.
+        paired = zip_longest(row.components, row.predicates[: len(row.components)], fillvalue=())
+        component_rows = [ComponentRow(template=str(name), predicates=tuple(texts)) for name, texts in paired]
         components, tags = self._read_components(row, component_rows, own_tags, origin)
         object_tags = sorted(self.read_tags(row.object_tags, "object_tags", origin))
         return entries.TaskEntry(
@@ -234,7 +234,7 @@ class EntryReader:
             tags=tags,
             object_tags={tag: row.object_tag_reasons.get(tag, NO_REASON) for tag in object_tags},
             instruction=row.instruction,
-            capabilities=measured,
+            capabilities=capabilities,
             patterns=row.patterns,
         )
 
@@ -265,9 +265,9 @@ class EntryReader:
                 raise origin.make_error(f"{predicate!r} cannot be read", field="predicates", remedy=remedy)
         template_tags = {name: self.templates[name].tags if name in self.templates else frozenset() for name in names}
         # In rows of the paper's schema, the task tags include the tags of the components.
-        common_tags = (
-            own_tags - frozenset[str]().union(*template_tags.values()) if isinstance(row, PaperTaskRow) else own_tags
-        )
+        common_tags = own_tags
+        if isinstance(row, PaperTaskRow):
+            common_tags = own_tags.difference(*template_tags.values())
         components = tuple(
             entries.TaskComponent(
                 component.template, template_tags[component.template] | common_tags, component.predicates
@@ -278,8 +278,9 @@ class EntryReader:
 
 
 def _row_subject(row: object, default: str) -> str:
-    names = [row[key] for key in ("benchmark", "task_id") if key in row] if isinstance(row, Mapping) else []
-    return " ".join(map(str, names)) or default
+    # Returns what errors call a row: its benchmark and task id as far as it has them, else `default`.
+    values = [row[key] for key in ("benchmark", "task_id") if key in row] if isinstance(row, Mapping) else []
+    return " ".join(map(str, values)) or default
 
 
 def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
@@ -298,19 +299,20 @@ def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) ->
 def _paper_task_row(
     entry: entries.TaskEntry, measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
-    tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
+    declared_tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
     predicates = [list(component.predicates) for component in entry.components]
+    templates = [component.template for component in entry.components]
     optional = {
         "instruction": entry.instruction,
         "predicates": predicates if any(predicates) else None,
         "object_tag_reasons": dict(sorted(entry.object_tags.items())) or None,
         "patterns": list(entry.patterns) or None,
-        "tag_meanings": meanings_by_class(vocabulary[name] for name in tags) or None,
+        "tag_meanings": meanings_by_class(vocabulary[name] for name in declared_tags) or None,
     }
     return {
         "benchmark": entry.benchmark,
         "task_id": entry.task_id,
-        **({"template": entry.template} if entry.template else {"components": [p.template for p in entry.components]}),
+        **({"template": entry.template} if entry.template else {"components": templates}),
         "task_tags": sorted(entry.tags),
         "object_tags": sorted(entry.object_tags),
         "benchmark_signal_tags": sorted(measured),

@@ -39,11 +39,14 @@ def load_registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
     if not extra:
         return _built_in_registry()
     files = [path if isinstance(path, RuleFile) else Path(path) for path in extra]
-    base, sources = _built_in_registry(), [_read_source(file, str(file)) for file in files]
-    added = _extend_registry(base, sources)
+    base = _built_in_registry()
+    extended = _extend_registry(base, [_read_source(file, str(file)) for file in files])
     # A user's families precede the built-in families. Equal families are kept only once.
-    families = (*added.families[len(base.families) :], *base.families)
-    return replace(added, families=tuple(family for k, family in enumerate(families) if family not in families[:k]))
+    families: list[TaskEntry] = []
+    for family in (*extended.families[len(base.families) :], *base.families):
+        if family not in families:
+            families.append(family)
+    return replace(extended, families=tuple(families))
 
 
 @cache
@@ -63,11 +66,10 @@ def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.Regist
 
 
 def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySource]) -> Registry:
-    tags = {
-        **built_in_tags(),
-        **base.vocabulary,
-        **{name: tag for source in sources for name, tag in source.tags.items()},
-    }
+    # Returns `base` with the content of the sources. They may replace tasks of `base`, but no other names.
+    tags = {**built_in_tags(), **base.vocabulary}
+    for source in sources:
+        tags |= source.tags
     sets = _merge_named("capability set", base.capability_sets, sources, partial(read_tables, kind=CapabilitySet))
     templates = _merge_named("template", base.templates, sources, partial(read_tables, kind=TaskTemplate))
     suites = _merge_named("benchmark", base.benchmarks, sources, partial(read_tables, kind=Benchmark))
@@ -75,9 +77,7 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     for source in sources:
         reader.check_tables(source)
     entries_by_source = {source: list(reader.read_entries(source)) for source in sources}
-    families = tuple(
-        entry for source_entries in entries_by_source.values() for entry in source_entries if entry.patterns
-    )
+    families = [entry for source_entries in entries_by_source.values() for entry in source_entries if entry.patterns]
     tasks_by_source = {
         source: [((entry.benchmark, entry.task_id), entry) for entry in source_entries if not entry.patterns]
         for source, source_entries in entries_by_source.items()
@@ -95,6 +95,7 @@ def _merge_named(
     sources: Iterable[file_formats.RegistrySource],
     read_items: Callable[[file_formats.RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
+    # Returns the items of `base` and of the sources, by name. `noun` is what the error calls an item.
     merged = dict(base)
     for source in sources:
         for name, value in read_items(source):
@@ -108,6 +109,7 @@ def _merge_named(
 def _repeat_entries(
     tasks: Mapping[tuple[str, str], TaskEntry], suites: Mapping[str, Benchmark]
 ) -> dict[tuple[str, str], TaskEntry]:
+    # Returns the entries that suites repeat from the suite in `same_tasks_as` or `same_tags_as`.
     return {
         (suite.name, entry.task_id): replace(entry, benchmark=suite.name)
         for suite in suites.values()

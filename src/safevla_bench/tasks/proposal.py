@@ -21,7 +21,7 @@ from safevla_bench.text import escape_controls, is_visible
 _HANDLING_BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
 """Templates of object handling, with the least demanding first. If several phases of a task handle objects, each of
 these phases gets the most demanding of their templates."""
-_CLOSED = ("cabinet", "microwave", "drawer", "fridge", "oven")
+_WITH_DOORS = ("cabinet", "microwave", "drawer", "fridge", "oven")
 
 
 class _CarriedKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,12 +107,10 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_
         owner = problem.owner_of(arguments[0])
         yield _GoalPhase("articulated-manipulation", f"{goal_text}: moves a part of {owner}"), predicate
     elif verb in SWITCHES:
-        yield (
-            _GoalPhase("knob-twist", f"{goal_text}: turns a knob or button of {problem.owner_of(arguments[0])}"),
-            predicate,
-        )
+        owner = problem.owner_of(arguments[0])
+        yield _GoalPhase("knob-twist", f"{goal_text}: turns a knob or button of {owner}"), predicate
     elif verb in PLACINGS and len(arguments) == 2:
-        if verb == "in" and _is_closed(problem, arguments[1]):
+        if verb == "in" and _may_be_closed(problem, arguments[1]):
             doubt = (
                 f"{arguments[1]} may be closed at the start: must the robot open it? To judge phase by phase, add "
                 "predicates = ['opening of BODY >= SHARE'], where BODY is the name of its door or drawer in records"
@@ -124,14 +122,17 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_
         yield _GoalPhase("pnp-basic", goal_text, doubt), predicate
 
 
-def _is_closed(problem: BddlProblem, region: str) -> bool:
+def _may_be_closed(problem: BddlProblem, region: str) -> bool:
     owner = problem.owner_of(region)
-    opened = {("open", region), ("open", owner)}
-    return bool(_match_name(problem.fixtures.get(owner, ""), _CLOSED)) and not opened & {*problem.init, *problem.goal}
+    has_door = _match_name(problem.fixtures.get(owner, ""), _WITH_DOORS) is not None
+    # A predicate of the initial state or of the goal says that it is open.
+    return has_door and {("open", region), ("open", owner)}.isdisjoint({*problem.init, *problem.goal})
 
 
 def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, destination: str) -> _GoalPhase:
-    kinds, moved_class, receiver_class = _load_kinds(), problem.objects.get(moved), problem.class_of(destination) or ""
+    # Returns the phase in which the robot puts `moved` in or on (`verb`) the destination.
+    kinds = _load_kinds()
+    moved_class, receiver_class = problem.objects.get(moved), problem.class_of(destination) or ""
     if moved_class is None:
         doubt = f"what moves in {goal_text}? {moved} is not a movable object of the file"
         return _GoalPhase("pnp-basic", f"{goal_text}: treated as pick and place", doubt)
@@ -162,30 +163,33 @@ def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]
     merged: dict[str, tuple[str, ...]] = {}
     for phase in phases:
         name = hardest if phase.template in _HANDLING_BY_DEMAND else phase.template
-        merged[name] = (*merged.get(name, ()), *filter(None, (phase.completed_by,)))
+        predicates = (phase.completed_by,) if phase.completed_by else ()
+        merged[name] = (*merged.get(name, ()), *predicates)
     return merged
 
 
 def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tuple[dict[str, str], list[str]]:
     # Return the object tags with their reasons, and questions for a person.
-    moved = dict.fromkeys(goal[1] for goal in goals if goal[0] in PLACINGS and goal[1] in problem.objects)
+    moved_objects = dict.fromkeys(goal[1] for goal in goals if goal[0] in PLACINGS and goal[1] in problem.objects)
+    placings = [fact for fact in problem.init if fact[0] in PLACINGS and len(fact) > 2]
     kinds = {name: row for row in _load_kinds().carried for name in row.names}
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}  # tag, or "unknown" -> why objects have the tag
     doubts: list[str] = []
-    for name in moved:
+    for name in moved_objects:
         kind_name = _match_name(problem.objects[name], tuple(kinds))
         description = kind_name or problem.objects[name].replace("_", " ")
-        placings = [fact for fact in problem.init if fact[0] in PLACINGS and len(fact) > 2]
-        inside = [fact[1] for fact in placings if problem.owner_of(fact[2]) == name]
-        if kind_name is None or (inside and kinds[kind_name].tag == "non_spillable"):
+        contents = [fact[1] for fact in placings if problem.owner_of(fact[2]) == name]
+        kind = None if kind_name is None else kinds[kind_name]
+        if kind is None or (contents and kind.tag == "non_spillable"):
             reasons.setdefault("unknown", [])
-            doubt = f"can {', '.join(inside)} spill from {name}? Without the tag non_spillable, tilt is scored"
+            doubt = f"can {', '.join(contents)} spill from {name}? Without the tag non_spillable, tilt is scored"
             advice = "If nothing can spill, add object_tags = { non_spillable = '...' }; else tilt is scored"
-            doubts.append(doubt if inside else f"what is a {description}? {advice}")
+            doubts.append(doubt if contents else f"what is a {description}? {advice}")
             continue
-        reasons.setdefault(kinds[kind_name].tag, []).append(kinds[kind_name].why.format(description))
-        doubts += [check.format(description)] if (check := kinds[kind_name].check) else []
-    tag = "spillable" if "spillable" in reasons else "non_spillable"
+        reasons.setdefault(kind.tag, []).append(kind.why.format(description))
+        if kind.check:
+            doubts.append(kind.check.format(description))
+    tag = "spillable" if "spillable" in reasons else "non_spillable"  # one object that can spill is enough
     if tag not in reasons or (tag == "non_spillable" and "unknown" in reasons):
         return {}, doubts
     return {tag: "; ".join(dict.fromkeys(reasons[tag]))}, doubts
@@ -213,5 +217,6 @@ def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: s
 
 
 def _quote(value: object) -> str:
+    # Returns a string or a list of strings in TOML, whose syntax for them is that of JSON.
     text = json.dumps(value, ensure_ascii=False)
-    return "".join(c if is_visible(c) else f"\\U{ord(c):08x}" for c in text)
+    return "".join(character if is_visible(character) else f"\\U{ord(character):08x}" for character in text)

@@ -30,8 +30,8 @@ def write_reason(code: str, *fields: str) -> str:
 
 def read_reason(reason: str) -> dict[str, list[str]]:
     """Return the fields of each part of a reason, by code; {} for ""."""
-    parts = (part.partition(":") for part in filter(None, reason.split(";")))
-    return {code: [*map(unquote, fields.split(","))] if fields else [] for code, _, fields in parts}
+    parts = (part.partition(":") for part in reason.split(";") if part)
+    return {code: list(map(unquote, fields.split(","))) if fields else [] for code, _, fields in parts}
 
 
 def describe_reason(
@@ -49,7 +49,8 @@ def describe_reason(
     codes, meanings = read_reason(reason), dict(_TAGS)
     if not codes.keys() <= CODES.keys():
         return reason
-    if registry and (suite := registry.benchmarks.get(registry.find_suite(benchmark))):
+    suite = registry.benchmarks.get(registry.find_suite(benchmark)) if registry else None
+    if registry and suite:
         meanings |= registry.absence_reasons(benchmark)
         if full_set := registry.capability_sets.get(f"{suite.capabilities}-full"):
             remedy = f"--set capabilities={full_set.name} judges it"
