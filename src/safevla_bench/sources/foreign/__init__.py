@@ -42,8 +42,9 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     Raises `RecordError` if a recording cannot be read, if an HDF5 file is missing, or if h5py is not installed.
     """
     with limit_memory(path):
-        files = recording_files(path)
-        return [episode for file in files for episode in _read_recording(file)] or read_demonstrations(path)
+        if files := recording_files(path):
+            return [episode for file in files for episode in _read_recording(file)]
+        return read_demonstrations(path)
 
 
 # Results
@@ -100,6 +101,7 @@ def read_results(path: Path) -> ForeignResults:
 
 
 def _read_lerobot(path: Path) -> ForeignResults:
+    # Reads an `eval_info.json`.
     tree = load_json(read_input(path))
     if "per_episode" in tree and "per_task" not in tree:  # format of lerobot before 0.4.0 (scripts/eval.py)
         unnamed_episodes = tuple(
@@ -228,29 +230,31 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         context = load_json(text)
         # A process of the harness keeps its environment while the task stays the same.
         # The process seeds an environment only when it creates the environment.
-        current_environment = (str(sid), str(eval_id), str(context["task_id"]))
-        resets = resets + 1 if current_environment == last_environment else 0
-        last_environment = current_environment
+        environment = (str(sid), str(eval_id), str(context["task_id"]))
+        resets = resets + 1 if environment == last_environment else 0
+        last_environment = environment
         rows = []
         for (fields,) in connection.execute(_STEPS, (sid, eid)):
             step = load_json(fields)
             rows.append(
                 {field: list(step[field])[:_MAX_STEP_NUMBERS] for field in ("action", "state") if field in step}
             )
-        if status not in ("success", "fail") or not rows or any("action" not in row for row in rows):
+        has_all_actions = bool(rows) and all("action" in row for row in rows)
+        if status not in ("success", "fail") or not has_all_actions:
             continue
         place = Place(str(path), episode=f"{task}, episode {episode_id}")
         if len(rows) != steps:
             problem = f"the episode has {len(rows)} rows of steps, but the stated number of steps is {steps}"
             raise RecordError(problem, remedy="Steps are missing: remove the episode from the recording.", place=place)
+        task_id = f"task_{int(context['task_id'])}"
         yield RecordedActions(
-            name=f"{policy}/task_{int(context['task_id'])}/episode_{int(episode_id)}",
+            name=f"{policy}/{task_id}/episode_{int(episode_id)}",
             source=path.name,
             actions=_read_rows(rows, "action", 7, place),
             proprioception=_read_rows(rows, "state", 8, place) if all("state" in row for row in rows) else None,
             success=status == "success",
             benchmark=str(parameters["suite"]).replace("_", "-"),
-            task_id=f"task_{int(context['task_id'])}",
+            task_id=task_id,
             instruction=str(task),
             init_state_index=int(context["episode_idx"]),
             env_seed=int(parameters["env_seed"]),
@@ -271,11 +275,13 @@ def _libero_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     requested = (metadata.get("server_info") or {}).get("observation_params") or {}
     parameters = {**_DEFAULTS, **requested, **(config.get("params") or {})}
-    seed = parameters["seed"] if parameters.get("env_seed") is None else parameters["env_seed"]
-    return {**parameters, "env_seed": seed}
+    if parameters.get("env_seed") is None:
+        parameters["env_seed"] = parameters["seed"]
+    return parameters
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, place: Place) -> Floats:
+    # Returns a field of all steps, [steps, size].
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has a wrong shape or numbers that are not finite; its shape is {values.shape}"

@@ -85,24 +85,27 @@ class RecordedActions:
     def task_label(self) -> str:
         """Return the task's name as recorded: suite and task, else the instruction in quotes, else "no task"."""
         names = (self.benchmark, self.task_id) if self.benchmark else (self.suite, self.task)
-        return "/".join(part for part in names if part) or (repr(self.instruction) if self.instruction else "no task")
+        label = "/".join(part for part in names if part)
+        if not label and self.instruction:
+            label = repr(self.instruction)
+        return label or "no task"
 
     def is_of_task(self, task: Task) -> bool:
         """Return whether the actions belong to `task`. Compares benchmark and id if they are recorded, else the task's
         name, else the instruction; False if none is recorded. `libero_spatial` and `libero-spatial` count as equal.
         """
+        suite = self.suite if self.benchmark is None else self.benchmark
+        is_same_suite = suite is None or suite.replace("_", "-") == task.benchmark.replace("_", "-")
         if self.benchmark is not None:
-            names = [name.replace("_", "-") for name in (self.benchmark, task.benchmark)]
-            return len({*names}) == 1 and self.task_id in (task.task_id, f"task_{task.index}")
+            return is_same_suite and self.task_id in (task.task_id, f"task_{task.index}")
         if self.task is not None:
-            bddl_name = task.name.rpartition("/")[2].removesuffix(".bddl")
-            suites = {name.replace("_", "-") for name in (self.suite, task.benchmark) if name is not None}
-            return self.task == bddl_name and len(suites) == 1
+            return is_same_suite and self.task == task.name.rpartition("/")[2].removesuffix(".bddl")
         task_instruction = _normalize_instruction(task.instruction)
         return self.instruction is not None and _normalize_instruction(self.instruction) == task_instruction
 
 
 def _normalize_instruction(instruction: str) -> str:
+    # Removes differences in case, in spaces, and in periods at the ends.
     return " ".join(instruction.lower().strip(" .").split())
 
 
@@ -148,12 +151,13 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
         if answer.error is not None:
             problem, remedy, name, field = answer.error
             raise RecordError(problem, remedy=remedy, place=Place(episode=name, field=field))
-        if not answer.demos:
+        if not answer.demos:  # without an error, this means that the child ran out of memory
             raise memory_error(path)
         return list(_split_output(path.name, answer.demos, np.frombuffer(output[end:], "<f8").copy()))
 
 
 def _run_child(descriptor: int, seconds: int) -> bytes:
+    # Returns what the child process writes to stdout.
     command = [sys.executable, "-P", hdf5_child.__file__, descriptor, read_budget(), seconds]
     python_path = os.pathsep.join(filter(None, sys.path))
     # Fewer threads reserve less memory.
@@ -172,7 +176,7 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise RecordError(f"reading the file took more than {_WAIT_SECONDS + 5 * seconds} s", remedy=remedy) from None
-    code = process.returncode
+    code = process.returncode  # a negative code is the number of the signal that ended the process
     if -code in (signal.SIGXCPU, signal.SIGKILL):
         problem = f"reading the file took more than {seconds} s of processor time"
         problem += ", or the machine's memory ran out" if -code == signal.SIGKILL else ""
@@ -232,11 +236,12 @@ _RECORDING_PATH = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?
 
 def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
     """Yield a dataset's episodes. If lerobot-eval wrote the dataset, add the task and initial state from its path."""
-    match = next(filter(None, (_RECORDING_PATH.fullmatch("/".join(folder.parts[-depth:])) for depth in (2, 3))), None)
-    if match is None:
+    path_ends = ["/".join(folder.parts[-depth:]) for depth in (2, 3)]  # without and with a folder `env_K`
+    matches = list(filter(None, map(_RECORDING_PATH.fullmatch, path_ends)))
+    if not matches:
         yield from episodes
         return
-    recording_path, suite, task, environment_text = match.groups()
+    recording_path, suite, task, environment_text = matches[0].groups()
     environment_count = len(list(folder.parent.glob("env_*"))) if environment_text else 1
     for number, episode in enumerate(episodes):
         # Environments run in parallel, so successive initial states of one environment are `environment_count` apart.

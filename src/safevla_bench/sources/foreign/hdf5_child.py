@@ -33,7 +33,7 @@ def main(descriptor: int, memory: int, seconds: int) -> None:
         import h5py
 
         with h5py.File(f"/dev/fd/{descriptor}", "r") as file:
-            _lower_limit(resource.RLIMIT_NOFILE, 0)
+            _lower_limit(resource.RLIMIT_NOFILE, 0)  # from here on, no link in the file can open another file
             answer: dict[str, object] = {"demos": list(_read_demos(file, matrices))}
     except Refusal as refusal:
         answer = {"error": refusal.args}
@@ -48,8 +48,10 @@ def main(descriptor: int, memory: int, seconds: int) -> None:
 
 
 def _lower_limit(resource_kind: int, limit: int) -> None:
-    hard = resource.getrlimit(resource_kind)[1]
-    resource.setrlimit(resource_kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    # Sets the soft limit, which must not exceed the hard limit.
+    hard_limit = resource.getrlimit(resource_kind)[1]
+    soft_limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
+    resource.setrlimit(resource_kind, (soft_limit, hard_limit))
 
 
 def _refuse(problem: str, remedy: str = REMEDY, demo: str | None = None, field: str | None = None) -> NoReturn:
@@ -117,21 +119,21 @@ def _read_matrix(demo: Any, demo_name: str, field: str) -> Any:
 
 
 def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
-    # Returns the suite, the task and the instruction; None = not stated.
+    # Returns the suite, the task and the instruction; None = not stated. Without a BDDL file, the environment's name is
+    # the task.
     bddl_file = _decode_text(attributes.get("bddl_file_name"))
-    bddl_path = PurePosixPath(bddl_file) if bddl_file else None
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
-    suite = (bddl_path.parent.name or None) if bddl_path else None
+    instruction = instruction.strip('"') if instruction else None
     env_names = [_parse_json(attributes.get(key)).get("env_name") for key in ("env_args", "env_info")]
-    task = (
-        bddl_path.stem
-        if bddl_path
-        else next(filter(None, map(_decode_text, [*env_names, attributes.get("env")])), None)
-    )
-    return suite, task, instruction.strip('"') if instruction else None
+    if bddl_file:
+        bddl_path = PurePosixPath(bddl_file)
+        return bddl_path.parent.name or None, bddl_path.stem, instruction
+    names = map(_decode_text, [*env_names, attributes.get("env")])
+    return None, next(filter(None, names), None), instruction
 
 
 def _parse_json(text: object) -> dict[str, Any]:
+    # Returns {} if the text is missing, or is not a JSON object.
     try:
         tree = json.loads(_decode_text(text) or "{}")
     except (ValueError, RecursionError):
@@ -140,6 +142,7 @@ def _parse_json(text: object) -> dict[str, Any]:
 
 
 def _decode_text(value: object) -> str | None:
+    # Returns None if the attribute is missing or is not a text. Raises `UnicodeError` if it is not UTF-8.
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str):

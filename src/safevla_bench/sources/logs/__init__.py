@@ -45,20 +45,22 @@ class Log:
         self.require_mapping()
         recording_names = [recording.name for recording in self.recordings]
         tasks = records.name_tasks(recording_names or lerobot.read_instructions(self.path).values())
-        seen = set[str]()
+        episode_names = set[str]()
         for episode in self.read_logged(wanted):
-            seen.add(str(episode.place.episode if isinstance(episode, RecordError) else episode.name))
             if isinstance(episode, RecordError):
+                episode_names.add(str(episode.place.episode))
                 yield episode
                 continue
+            episode_names.add(episode.name)
             try:
                 yield records.build_episode(episode, self.mapping, tasks)
             except RecordError as error:
                 yield error.with_place(Place(file=episode.file, episode=episode.name))
-        unknown = {name for facts in (self.mapping.episode, *self.mapping.trials) for name in facts.outcomes} - seen
-        if unknown and wanted is None:
-            remedy = f"Correct the name. The episodes are: {', '.join(sorted(seen)[:_MOST_NAMED])}."
-            problem = f"there is no episode named {sorted(unknown)[0]!r}"
+        all_facts = (self.mapping.episode, *self.mapping.trials)
+        unknown_names = {name for facts in all_facts for name in facts.outcomes} - episode_names
+        if unknown_names and wanted is None:
+            remedy = f"Correct the name. The episodes are: {', '.join(sorted(episode_names)[:_MOST_NAMED])}."
+            problem = f"there is no episode named {min(unknown_names)!r}"
             refuse_field(problem, escape_controls(remedy), "episode.outcomes")
 
     def read_logged(self, wanted: Collection[int] | None = None) -> Iterator[records.LoggedEpisode | RecordError]:
@@ -102,11 +104,8 @@ class Log:
             return list(dataset.list_sources()), lerobot.SUCCESS in dataset.features, dataset.robot
         topics = recordings.scan_topics(self.recordings[0].parts)
         topics.require_messages()
-        return (
-            [proposal.FoundSource(*topic_and_kind, (), 0) for topic_and_kind in sorted(topics.list_kinds().items())],
-            False,
-            None,
-        )
+        kinds = sorted(topics.list_kinds().items())
+        return [proposal.FoundSource(topic, kind, (), 0) for topic, kind in kinds], False, None
 
 
 class MappingNeededError(RecordError):

@@ -61,10 +61,13 @@ def align(
     stamps = {part: channel.stamps for part, channel in channels.items() if not channel.is_static}
     edge_stamps = transforms.stamps
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
-    if clock in stamps and (is_placeless := find_placeless(stamps[clock])).any():
-        warn(f"the clock is [{clock}]; {is_placeless.sum()} messages are left out, since their header stamp is zero")
-        channels[clock].choose(~is_placeless)
-        stamps[clock] = channels[clock].stamps
+    if clock in stamps:  # else the clock is a transform
+        is_placeless = find_placeless(stamps[clock])
+        if is_placeless.any():
+            problem = f"{is_placeless.sum()} messages are left out, since their header stamp is zero"
+            warn(f"the clock is [{clock}]; {problem}")
+            channels[clock].choose(~is_placeless)
+            stamps[clock] = channels[clock].stamps
     times = place_messages({**stamps, **edge_stamps}, clock, warn)
     instants = np.unique(times[clock].time_ns)
     if repeated_count := len(times[clock].time_ns) - len(instants):
@@ -83,6 +86,7 @@ def align(
         remedy = f'For each mapped pose, write in = "{named[0]}", so that transforms (/tf) convert it.'
         raise RecordError(f"poses are in different frames: {', '.join(named)}", remedy=remedy)
     step_ns = int(np.median(np.diff(instants)))
+    # A rate such as 30 Hz, whose step is not a whole number of nanoseconds, counts as uneven.
     is_even = bool((np.diff(instants) == step_ns).all()) and 10**9 % step_ns == 0
     return records.LoggedEpisode(
         name=trial.name,
@@ -117,7 +121,8 @@ class _Channel:
         self.rows = taker.numbers
         read_numbers = taker.read_numbers  # before they are converted to other units
         finite = read_numbers[np.isfinite(read_numbers)]
-        # True if float32 holds all numbers exactly, and some numbers have more than 10 fractional bits.
+        # True if float32 holds all numbers exactly, and some numbers have more than 10 fractional bits. (Numbers with
+        # few bits, such as 0.5, do not show how the log stores numbers.)
         with np.errstate(over="ignore"):
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
         self.is_static = taker.latched and (is_static(taker.topic) or bool((read_numbers == read_numbers[:1]).all()))
@@ -125,12 +130,14 @@ class _Channel:
             warn(f"[{taker.part}] has different static poses; the last pose is used at all times")
         if not self.is_static:
             log_ns = self.stamps.log_ns
-            is_early = (log_ns == 0) & (self.stamps.stamp_ns == 0)
-            is_early &= not is_early.all() and bool(log_ns[log_ns > 0].min(initial=_LATEST_NS) > _TICK_NS)
-            if is_early.any():
-                problem = f"[{taker.part}]: {is_early.sum()} messages are left out"
+            is_in_trial = (log_ns >= trial.begin_ns) & (log_ns < trial.end_ns)
+            is_timeless = (log_ns == 0) & (self.stamps.stamp_ns == 0)
+            first_ns = log_ns[log_ns > 0].min(initial=_LATEST_NS)
+            if is_timeless.any() and not is_timeless.all() and first_ns > _TICK_NS:
+                problem = f"[{taker.part}]: {is_timeless.sum()} messages are left out"
                 warn(f"{problem}: a simulation sent these messages before its first tick")
-            self.choose((log_ns >= trial.begin_ns) & (log_ns < trial.end_ns) & ~is_early)
+                is_in_trial &= ~is_timeless
+            self.choose(is_in_trial)
         if not len(self.rows):
             problem = f"there is no message of {taker.part} in this trial"
             raise RecordError(problem, remedy="Check the start and the end of the trial.")
@@ -139,6 +146,7 @@ class _Channel:
         )
 
     def choose(self, chosen: NDArray[Any]) -> None:
+        # Keeps only the messages that `chosen`, a mask or an array of indices, selects.
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
@@ -156,7 +164,8 @@ class _Channel:
             return series._replace(poses=0)
         steps_s = np.diff(time_ns) / 1e9
         period_s = float(np.median(steps_s)) if len(steps_s) else 0.0
-        rate_hz, gap_s = (1 / period_s if period_s else None), float(steps_s.max(initial=0.0)) or None
+        rate_hz = 1 / period_s if period_s else None
+        gap_s = float(steps_s.max(initial=0.0)) or None
         return series._replace(time_base=times.base, rate_hz=rate_hz, longest_gap_s=gap_s)
 
     def _convert_poses(self, tree: FrameTree, time_ns: Ints) -> Floats:
@@ -167,11 +176,12 @@ class _Channel:
         converted, is_known = np.full_like(self.rows, np.nan), records.are_known(self.rows, self.columns)
         for frame, frame_index in self.taker.frame_names.items():
             is_in_frame = is_known & (self.in_frame == frame_index)
-            if is_in_frame.any() and not frame:
+            if not is_in_frame.any():
+                continue
+            if not frame:
                 problem = f"the poses of {self.taker.topic} do not name their frame"
                 refuse_field(problem, "Leave `in` out.", self.taker.part)
-            if is_in_frame.any():
-                converted[is_in_frame] = tree.bring(self.rows[is_in_frame], frame, self.frames[0], time_ns[is_in_frame])
+            converted[is_in_frame] = tree.bring(self.rows[is_in_frame], frame, self.frames[0], time_ns[is_in_frame])
         return converted
 
 
@@ -199,7 +209,8 @@ def _choose_clock(
     )
     if not candidates:
         raise RecordError("all mapped topics are static", remedy="Map a topic with changing values.")
-    return max(candidates, key=lambda part: len({**edge_stamps, **stamps}[part].log_ns))
+    all_stamps = {**edge_stamps, **stamps}
+    return max(candidates, key=lambda part: len(all_stamps[part].log_ns))
 
 
 def _sample_poses(
@@ -207,7 +218,8 @@ def _sample_poses(
 ) -> records.Series:
     """Return the last pose up to each instant. The pose is known only if it arrived after the previous instant."""
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
-    values, pose_count = rows[np.maximum(last_pose, 0)], int(records.are_known(rows, columns).sum())
+    values = rows[np.maximum(last_pose, 0)]
+    pose_count = int(records.are_known(rows, columns).sum())
     is_new = np.diff(last_pose, prepend=-1) > 0
     # There is no instant before the first. So the pose at the first instant must be at most two periods old.
     is_new[0] &= _are_held(last_pose[:1], time_ns, instants[:1])[0]
@@ -229,12 +241,13 @@ def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Seri
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):
         has_number = np.isfinite(rows[:, column])
+        if not has_number.any():
+            known[:] = False
+            continue
         last_message = np.searchsorted(time_ns[has_number], instants, side="right") - 1
-        is_held = (
-            _are_held(last_message, time_ns[has_number], instants)
-            if has_number.any()
-            else np.zeros(len(instants), np.bool_)
-        )
+        is_held = _are_held(last_message, time_ns[has_number], instants)
         values[is_held, column] = rows[has_number, column][last_message[is_held]]
         known &= is_held
-    return records.Series(values, known, between=(rows, np.searchsorted(instants, time_ns) - (time_ns < instants[0])))
+    next_instant = np.searchsorted(instants, time_ns)  # index of the first instant at or after each message
+    next_instant[time_ns < instants[0]] = -1
+    return records.Series(values, known, between=(rows, next_instant))

@@ -79,11 +79,9 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
         )
     times = {}
     for name, part in parts.items():
-        mapped_ns, own_ns, has_stamp = (
-            _map_to_stamps(position_of(part), clock_positions, clock_ns) - first_ns,
-            part.stamp_ns - first_ns,
-            _find_stamped(part),
-        )
+        mapped_ns = _map_to_stamps(position_of(part), clock_positions, clock_ns) - first_ns
+        own_ns = part.stamp_ns - first_ns
+        has_stamp = _find_stamped(part)
         origin = f"log time, mapped to the stamps of {reference.topic}"
         offset_ns = np.median((own_ns - mapped_ns)[has_stamp]) if has_stamp.any() else np.inf
         if abs(offset_ns) <= _SAME_BASE_NS or name == clock:
@@ -111,32 +109,28 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
     Log times can replace stamps if interpolation by log time predicts each known stamp from its two neighbors, within
     1 % of a step. Speeds and accelerations need this precision.
     """
-    is_unstamped = ~_find_stamped(clock)
-    log, stamp = (
-        (times_ns[~is_unstamped] - times_ns[~is_unstamped][:1]).astype(np.float64)
-        for times_ns in (clock.log_ns, clock.stamp_ns)
-    )
-    # Two stamps are too few to check the log times. With fewer than two stamps, log times are the time base.
-    if not is_unstamped.any() or len(log) < 3:
-        return np.asarray(is_unstamped & (len(log) == 2))
+    is_stamped = _find_stamped(clock)
+    log_ns, stamp_ns = clock.log_ns[is_stamped], clock.stamp_ns[is_stamped]
+    if is_stamped.all() or len(log_ns) < 2:  # with fewer than two stamps, log times are the time base
+        return np.zeros_like(is_stamped)
+    if len(log_ns) == 2:  # two stamps are too few to check the log times
+        return ~is_stamped
+    # Times since the first stamp are exact as floats.
+    log, stamp = (log_ns - log_ns[0]).astype(np.float64), (stamp_ns - stamp_ns[0]).astype(np.float64)
     predicted = stamp[:-2] + (log[1:-1] - log[:-2]) / np.maximum(log[2:] - log[:-2], 1) * (stamp[2:] - stamp[:-2])
     is_rough = bool(np.abs(stamp[1:-1] - predicted).max() > _MAX_ROUGHNESS * np.median(np.diff(stamp)))
-    return np.asarray(is_unstamped & is_rough)
+    return np.asarray(~is_stamped & is_rough)
 
 
 def _map_to_stamps(positions: Ints, clock_positions: Ints, clock_ns: Ints) -> Ints:
     """Convert `positions` to stamps by interpolation between the clock's messages, or extrapolation at its ends."""
-    known_log, log, known_stamp = (
-        times_ns.astype(np.float64)
-        for times_ns in (
-            clock_positions - clock_positions[0],
-            positions - clock_positions[0],
-            clock_ns - clock_ns[0],
-        )
-    )
+    known_log = (clock_positions - clock_positions[0]).astype(np.float64)
+    known_stamp = (clock_ns - clock_ns[0]).astype(np.float64)
+    log = (positions - clock_positions[0]).astype(np.float64)
     stamps = np.interp(log, known_log, known_stamp)
     for is_beyond, nearest in ((log < 0, slice(_FITTED_COUNT)), (log > known_log[-1], slice(-_FITTED_COUNT, None))):
         if is_beyond.any():
+            # A line through the messages nearest to this end; a clock of one message advances as fast as log time.
             rate, start = np.polyfit(known_log[nearest], known_stamp[nearest], 1) if len(known_log) > 1 else (1.0, 0.0)
             stamps[is_beyond] = start + rate * log[is_beyond]
     return np.asarray(np.round(stamps).astype(np.int64) + clock_ns[0])
@@ -158,10 +152,9 @@ def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, kind: str, step_t
         "The clock of every mapped topic was set back during recording. Cut the file at this message, or record again."
     )
     if usable_clocks:
-        increasing = (
-            f"write a topic of increasing times as `clock` under [episode]: {', '.join(dict.fromkeys(usable_clocks))}"
-        )
-        remedy = f"The clock was set back during recording; {increasing}."
+        choice = "write a topic of increasing times as `clock` under [episode]"
+        topics = ", ".join(dict.fromkeys(usable_clocks))
+        remedy = f"The clock was set back during recording; {choice}: {topics}."
     raise RecordError(f"the {kind} of {topic} go back {step_text}", remedy=remedy)
 
 

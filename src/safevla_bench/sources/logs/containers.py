@@ -59,7 +59,8 @@ class Topics:
 
     def note_time(self, log_ns: int) -> None:
         """Note the log time of a message, even if the message is not wanted."""
-        self.first_ns = log_ns if self.first_ns is None else self.first_ns
+        if self.first_ns is None:
+            self.first_ns = log_ns
         self.last_ns = log_ns
 
     def add(self, channel: Topic) -> Topic | None:
@@ -72,8 +73,7 @@ class Topics:
         """Return a message after decompression. Raises `RecordError` if it is too large."""
         if content[:4] == _ZSTD:
             content = zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_MESSAGE_BYTES)
-        if len(content) > MAX_MESSAGE_BYTES:
-            check_size(len(content), channel.topic)
+        check_size(len(content), channel.topic)
         return channel, log_ns, content
 
     def require_messages(self) -> int:
@@ -135,6 +135,7 @@ def _decompress(compression: str, content: bytes, size: int) -> bytes:
     """Return the decompressed content of a chunk. Raises an error if it does not have `size` bytes or is too large."""
     max_bytes = min(size, _MAX_CHUNK_BYTES) + 1  # one byte above the limit, so that larger content is noticed
     if compression == "zstd":
+        # The frame may state a larger size than the chunk's record.
         stated_size = zstandard.get_frame_parameters(content).content_size
         size = size if stated_size == zstandard.CONTENTSIZE_UNKNOWN else max(size, stated_size)
         if size <= _MAX_CHUNK_BYTES:

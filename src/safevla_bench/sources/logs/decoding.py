@@ -100,29 +100,26 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
         )
     if text.strip():
         if channel.language in ("ros2idl", "omgidl"):
-            idl_texts = (
-                [block.partition("\n")[2] for block in text.split(_IDL_SEPARATOR)[1:]]
-                if text.startswith(_IDL_SEPARATOR)
-                else [text]
-            )
+            idl_texts = [text]
+            if text.startswith(_IDL_SEPARATOR):  # the first line of each part names a type
+                idl_texts = [part.partition("\n")[2] for part in text.split(_IDL_SEPARATOR)[1:]]
             types = {name: kind for idl_text in idl_texts for name, kind in _parse_idl_types(idl_text).items()}
         else:
             types = get_types_from_msg(text, channel.kind)
         _check_names(types)
         _measure_type(channel.kind, types, {})
         store = Typestore(max_sequence_length=_MOST_ELEMENTS)
-        store.register(
-            {**get_typestore(Stores.EMPTY).fielddefs, **{name: ([], fields) for name, (_, fields) in types.items()}}
-        )
+        without_constants: Any = {name: ([], fields) for name, (_, fields) in types.items()}
+        store.register({**get_typestore(Stores.EMPTY).fielddefs, **without_constants})
     else:
         # Name of a distribution, such as "humble" -> the identifier of its type store.
         by_distro = {store.value.rpartition("_")[2]: store for store in Stores if store.value.startswith("ros2_")}
         if asked_distro is not None and asked_distro not in by_distro:
             remedy = f"Known distributions: {', '.join(by_distro)}."
             raise RecordError(f"{asked_distro!r} is not a known distribution of ROS 2", remedy=remedy)
-        candidates = [by_distro[name] for name in (asked_distro, recorded_distro) if name in by_distro][:1] or [
-            *by_distro.values()
-        ]
+        # Of the distribution in the mapping and that in the recording, the first known one counts; else all are tried.
+        named_stores = [by_distro[name] for name in (asked_distro, recorded_distro) if name in by_distro]
+        candidates = named_stores[:1] or list(by_distro.values())
         defining_stores = [store for store in map(get_typestore, candidates) if channel.kind in store.fielddefs]
         if len({store.hash_rihs01(channel.kind) for store in defining_stores}) != 1:
             problem = f"the type {channel.kind!r} of {channel.topic!r} is not defined in the file"
@@ -168,7 +165,8 @@ def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple
     """
     if kind in measured or kind not in types:
         return measured.get(kind, (2, 8))
-    measured[kind] = value_count, min_bytes = 1, 0
+    value_count, min_bytes = 1, 0
+    measured[kind] = (1, 0)  # for a field of this type in the type itself
     for field, desc in types[kind][1]:
         # `desc[0]` is 1 for a basic type, 2 a named type, 3 an array, 4 a sequence. An array of numbers is one value.
         element = desc[1][0] if desc[0] >= 3 else desc

@@ -62,18 +62,21 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
         raise RecordError("there are no episodes", remedy=_DOWNLOAD, place=Place(file=str(folder)))
-    parts: list[pa.Table] = []
+    all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *columns]))
+    parts: list[pa.Table] = []  # the frames read so far of the episode with the index `last_index`
     last_index, row_count, size_bytes = -1, 0, 0
     for path in files:
         try:
             with mappings.translated_errors(path, _DOWNLOAD):
-                for index, frames in _split_by_episode(path, [*dict.fromkeys([*_KEY_COLUMNS, *columns])]):
+                for index, frames in _split_by_episode(path, all_columns):
                     if index < last_index:
                         raise RecordError("the frames of an episode are not consecutive", remedy=_WRITTEN)
                     if index > last_index and parts:
                         yield pa.concat_tables(parts).sort_by("frame_index")
                         parts, row_count, size_bytes = [], 0, 0
-                    last_index, row_count, size_bytes = index, row_count + frames.num_rows, size_bytes + frames.nbytes
+                    last_index = index
+                    row_count += frames.num_rows
+                    size_bytes += frames.nbytes
                     if row_count > MAX_RECORDS or size_bytes > 8 * mappings.MAX_NUMBERS:
                         raise RecordError("the episode has too many frames", remedy=REMEDY_LARGE)
                     parts.append(frames)
@@ -113,6 +116,7 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     column = frames[feature].combine_chunks()
     is_known = column.is_valid()
     numbers, width = column.filter(is_known), 1
+    # Each pass removes one level of nested lists, whose common length multiplies the width.
     while any(is_type(numbers.type) for is_type in _LIST_KINDS):
         lengths = pc.unique(pc.list_value_length(numbers)).to_pylist() or [size]
         if len(lengths) > 1 or lengths[0] is None:
@@ -237,14 +241,12 @@ def open_dataset(folder: Path) -> Dataset:
 
 def version_error(version: str) -> RecordError:
     """Return the error for a dataset that is not of version 3. Its remedy has the commands that convert the dataset."""
-    remedies = (command for old_version, command in _CONVERTERS.items() if version.startswith(old_version))
-    remedy = next(
-        (f"Convert it with {command}" for command in remedies),
-        "Version 3 is supported. lerobot 0.4.0 to 0.6.1 write this version.",
-    )
-    return RecordError(
-        f"version {version} of LeRobot's format is not supported; only version 3 is supported", remedy=remedy
-    )
+    commands = [command for old_version, command in _CONVERTERS.items() if version.startswith(old_version)]
+    remedy = "Version 3 is supported. lerobot 0.4.0 to 0.6.1 write this version."
+    if commands:
+        remedy = f"Convert it with {commands[0]}"
+    problem = f"version {version} of LeRobot's format is not supported; only version 3 is supported"
+    return RecordError(problem, remedy=remedy)
 
 
 def read_episodes(
@@ -254,6 +256,7 @@ def read_episodes(
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     mappings.require_dataset_keys(mapping)
+    # Name of a part -> which numbers of its feature it reads.
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
     mappings.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})
@@ -270,8 +273,8 @@ def read_episodes(
             try:
                 name = episode_name(frames)
                 needs_success = isinstance(success_source, str) and name not in mapping.episode.outcomes
-                is_success = _read_success(frames, str(success_source)) if needs_success else None
-                yield _read_episode(dataset, mapping, picks, frames, instructions, is_success)
+                success = _read_success(frames, str(success_source)) if needs_success else None
+                yield _read_episode(dataset, mapping, picks, frames, instructions, success)
             except RecordError as error:
                 yield error.with_place(Place(file=str(dataset.folder), episode=name))
             except (ValueError, TypeError, LookupError, pa.ArrowException) as error:
@@ -293,9 +296,9 @@ def _read_success(frames: pa.Table, feature: str) -> bool | None:
             "feature under [episode] of the mapping, or `outcomes` for single episodes."
         )
         refuse_field(problem, remedy, feature)
-    reached = (values == 1).any(axis=1)
-    if reached.any() and not reached[-1]:
-        first = int(reached.argmax())
+    is_reached = (values == 1).any(axis=1)
+    if is_reached.any() and not is_reached[-1]:
+        first = int(is_reached.argmax())
         problem = f"{feature!r} is true in frame {first} but not in the last frame, whose value counts"
         warn_once(episode_name(frames), problem)
     return None if np.isnan(values[-1]).any() else bool(values[-1].any())
@@ -319,6 +322,7 @@ def _read_episode(
     stamps_s = feature_matrix(frames, "timestamp")[:, 0]
     is_even = np.abs(stamps_s * dataset.fps - frame_index).max() < 1e-2
     step_s = 1 / dataset.fps
+    # Median interval of the time stamps, in control steps.
     interval_steps = float(np.median(np.diff(stamps_s))) / step_s if len(stamps_s) > 1 and not is_even else 1.0
     if interval_steps > _MAX_STEPS:
         problem = (
@@ -326,30 +330,32 @@ def _read_episode(
             f"at {dataset.fps:g} Hz"
         )
         raise ValueError(f"{problem}: the stamps are not in seconds")
-    if not 0.9 < interval_steps < 1.1 and interval_steps > 0:
+    if not 0.9 < interval_steps < 1.1 and interval_steps > 0:  # an interval of 0 is refused later
         step_s *= interval_steps
         difference = f"fps is {dataset.fps:g}, but the rate of the time stamps is {1 / step_s:.4g} Hz"
         warn_once(str(dataset.folder), f"{difference}; the time stamps are used")
     time_base = "frame_index / fps" if is_even else "timestamp"
-    series, number_names = {}, tuple[str, ...]()
+    series: dict[str, records.Series] = {}
     for part, columns in mapping.sources.items():
-        size, layout_or_indices = dataset.features[columns.source].size, picks[part]
+        size = dataset.features[columns.source].size
         numbers = feature_matrix(frames, columns.source, size)
         if numbers.shape[1] != size:
-            raise ValueError(
-                f"{columns.source!r} has {numbers.shape[1]} numbers, but should have {size} according to {INFO}"
-            )
+            problem = f"{columns.source!r} has {numbers.shape[1]} numbers, but should have {size} according to {INFO}"
+            raise ValueError(problem)
+        number_names: tuple[str, ...] = ()
         if isinstance(columns, mappings.PoseColumns):
-            values, number_names = columns.arrange(numbers, cast(PoseLayout, layout_or_indices), part), ()
+            values = columns.arrange(numbers, cast(PoseLayout, picks[part]), part)
         else:
-            indices, names = cast(list[int], layout_or_indices), dataset.features[columns.source].number_names
+            indices, names = cast(list[int], picks[part]), dataset.features[columns.source].number_names
             values = numbers[:, indices] * columns.scale
-            number_names = tuple(names[index] for index in indices) if names and columns.names is None else ()
+            if names and columns.names is None:
+                number_names = tuple(names[index] for index in indices)
         is_single = "float" in str(frames[columns.source].type)  # pyarrow calls float32 `float`
         warn = partial(warn_once, f"{dataset.folder}: {episode_name(frames)}, [{part}]")
         values = records.drop_zero_turns(values, columns, warn)
         known = records.are_known(values, columns)
-        known[-1:] |= part == "action"  # the last action may be unknown, since it leads to no record
+        if part == "action":
+            known[-1:] = True  # the last action may be unknown, since it leads to no record
         series[part] = records.Series(values, known, time_base, is_single=is_single, names=number_names)
     return records.LoggedEpisode(
         name=episode_name(frames),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -93,9 +93,9 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         this is ambiguous; the error lists lines that would complete the mapping.
         """
         rotation = self.rotation if self.quaternion is None else self.quaternion
-        arm = (
-            part.removeprefix("eef.") if part.startswith("eef.") and self.position is None and rotation is None else ""
-        )
+        # Without indices, the hand of an arm consists of the numbers whose names contain the arm's name.
+        is_found_by_arm = part.startswith("eef.") and self.position is None and rotation is None
+        arm = part.removeprefix("eef.") if is_found_by_arm else ""
         try:
             form, order = self.rotation_form, self.quaternion_order
             layout = naming.decide_pose(names, size, self.position, rotation, form, order, self.rotation_order, arm)
@@ -111,23 +111,23 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 lines.append("# or, for several arms: a table [eef.ARM] for each arm; names must contain the word ARM")
             introduction = f"The numbers are: {escape_controls(listed_numbers)}. Add these lines to the mapping:"
             refuse_field(f"{self.source!r}: {question}", "\n  ".join([introduction, *lines]), part)
-        self.factor_m(part, layout.unit)
+        self.factor_m(part, layout.unit)  # raises an error if the unit is unknown or contradicts the mapping
         if layout.form in ("rpy", "rotvec"):
-            named = layout.angle_unit or naming.find_unit([self.field or ""], naming.ANGLE_UNITS)
-            if named:
-                _require_unit(part, "angle_unit", named, self.angle_unit, ("rad", "deg"))
-            unit = {"rad": "radians", "deg": "degrees"}[self.angle_unit or named or "rad"]
-            return layout._replace(angle_unit=named, doubt=layout.doubt.replace("in radians", f"in {unit}"))
+            named_unit = layout.angle_unit or naming.find_unit([self.field or ""], naming.ANGLE_UNITS)
+            if named_unit:
+                _require_unit(part, "angle_unit", named_unit, self.angle_unit, ("rad", "deg"))
+            unit = {"rad": "radians", "deg": "degrees"}[self.angle_unit or named_unit or "rad"]
+            return layout._replace(angle_unit=named_unit, doubt=layout.doubt.replace("in radians", f"in {unit}"))
         return layout
 
-    def factor_m(self, part: str, named: str = "") -> float:
-        """Return the factor that converts positions to meters. `named` is the unit in the names of the numbers; ""
-        leaves it to the name of `field`. Raises `RecordError` if the unit is unknown or contradicts the mapping's.
+    def factor_m(self, part: str, named_unit: str = "") -> float:
+        """Return the factor that converts positions to meters. `named_unit` is the unit in the numbers' names; if it is
+        "", the name of `field` may give a unit. Raises `RecordError` if the unit is unknown or is not the mapping's.
         """
-        named = named or naming.find_unit([self.field or ""], naming.LENGTH_UNITS)
-        if named:
-            _require_unit(part, "unit", named, self.unit, tuple(SCALES_M))
-        return SCALES_M[self.unit or named or "m"]
+        named_unit = named_unit or naming.find_unit([self.field or ""], naming.LENGTH_UNITS)
+        if named_unit:
+            _require_unit(part, "unit", named_unit, self.unit, tuple(SCALES_M))
+        return SCALES_M[self.unit or named_unit or "m"]
 
     def arrange(self, numbers: Floats, layout: naming.PoseLayout, part: str) -> Floats:
         """Return poses [n, size] as x, y, z [m], with w, x, y, z if oriented; raise `RecordError` for odd rotations."""
@@ -317,15 +317,17 @@ def _require_one_choice(part: str, columns: Columns | PoseColumns) -> None:
     if columns.names is not None and columns.index is not None:
         raise ValueError(f"[{part}] has names and index: write one of them")
     chosen = columns.index if columns.names is None else columns.names
-    if chosen is not None and not 0 < len({*chosen}) == len(chosen):
-        key, fault = "index" if columns.names is None else "names", "a number twice" if chosen else "no number"
+    if chosen is not None and (not chosen or len({*chosen}) < len(chosen)):
+        key = "index" if columns.names is None else "names"
+        fault = "a number twice" if chosen else "no number"
         raise ValueError(f"in [{part}], {key} has {fault}: write each number once, or leave {key} out")
 
 
 def _require_used_facts(mapping: LogMapping) -> None:
     # An error if a key of an episode has no effect.
-    if unused := next((key for key in ("start_s", "end_s", "marker") if getattr(mapping.episode, key) is not None), ""):
-        raise ValueError(f"{unused} is for trials: write a table [[episode]] for each trial, not [episode]")
+    unused = [key for key in ("start_s", "end_s", "marker") if getattr(mapping.episode, key) is not None]
+    if unused:
+        raise ValueError(f"{unused[0]} is for trials: write a table [[episode]] for each trial, not [episode]")
     for trial in mapping.trials:
         if trial.marker is not None and (trial.start_s is not None or trial.end_s is not None):
             raise ValueError("a trial has a marker and start_s or end_s: write one of them")
@@ -364,9 +366,10 @@ def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> Recor
         else:
             node = next((field.type for field in getattr(node, "fields", ()) if field.encode_name == key), None)
     valid_names = [*getattr(node, "values", ()), *(field.encode_name for field in getattr(node, "fields", ()))]
-    known = [str(name) for name in valid_names if name not in _INTERNAL_FIELDS]
-    invalid = re.search("^unknown key '(.*)'$|^'(.*)' is not one of", problem, re.DOTALL)
-    listed = suggest_names(invalid[1] or invalid[2] if invalid else "", known, "known here") if known else ""
+    choices = [str(name) for name in valid_names if name not in _INTERNAL_FIELDS]
+    match = re.search("^unknown key '(.*)'$|^'(.*)' is not one of", problem, re.DOTALL)
+    invalid_name = match[1] or match[2] if match else ""
+    listed = suggest_names(invalid_name, choices, "known here") if choices else ""
     remedy = "; ".join(filter(None, (listed, "docs/howto/real-robots.md shows the file's form")))
     return RecordError(problem, remedy=f"{remedy}.", place=Place(field=_path_in_file(path, tree) or None))
 
@@ -378,15 +381,17 @@ _INTERNAL_FIELDS = ("arms", "trials")
 def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
     """Return the path of an invalid value as in the file, such as `bodies.cup`. `path` is its form in msgspec."""
     # In msgspec's form, `[...]` replaces the name of a table, so search for the first invalid table.
-    struct_by_key = {"bodies": BodyColumns, "arms": ArmColumns}
-    for key, struct in struct_by_key.items():
-        for name, table in tree[key].items() if path.startswith(f"{key}[...]") else ():
-            with suppress(msgspec.ValidationError):
-                msgspec.convert(table, struct)
-                continue
-            inner_path, name = path.removeprefix(f"{key}[...]").removeprefix("."), escape_controls(name)
+    key, has_table_name, inner_path = path.partition("[...]")
+    inner_path = inner_path.removeprefix(".")
+    struct = {"bodies": BodyColumns, "arms": ArmColumns}.get(key) if has_table_name else None
+    tables = tree[key] if struct is not None else {}
+    for name, table in tables.items():
+        try:
+            msgspec.convert(table, struct)
+        except msgspec.ValidationError:
+            # The file has a table such as [eef.left], which is `arms[...].eef` in msgspec's form.
             part, _, field = inner_path.partition(".") if key == "arms" else ("bodies", "", inner_path)
-            return ".".join(filter(None, (part, name, field)))
+            return ".".join(filter(None, (part, escape_controls(name), field)))
     return f"episode{path.removeprefix('trials')}" if path.startswith("trials") else path
 
 
@@ -438,7 +443,8 @@ def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collecti
     for (other, (other_source, other_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
         # Only two parts of the same kind can conflict, such as `eef.left` and `eef.right`.
         may_clash = source == other_source and name.partition(".")[0] == other.partition(".")[0]
-        if may_clash and (None in (*other_numbers, *numbers) or not {*other_numbers}.isdisjoint(numbers)):
+        share_numbers = None in (*other_numbers, *numbers) or not {*other_numbers}.isdisjoint(numbers)
+        if may_clash and share_numbers:
             remedy = "Name each arm by a word in the names of its numbers, or write `position` or `index`."
             if name.startswith("bodies."):
                 remedy = "Give each body its own source, `frame` or `position`, or leave one of them out."
@@ -446,9 +452,13 @@ def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collecti
 
 
 def _require_finite(value: object, key: str = "") -> None:
-    if isinstance(value, dict | list):
-        for name, item in value.items() if isinstance(value, dict) else ((key, item) for item in value):
-            _require_finite(item, name)
+    # Raises an error if a number in the tree is NaN or infinite. `key` is the key of the value or of its list.
+    if isinstance(value, dict):
+        for name, child in value.items():
+            _require_finite(child, name)
+    if isinstance(value, list):
+        for child in value:
+            _require_finite(child, key)
     if isinstance(value, float) and not np.isfinite(value):
         raise ValueError(f"{key} is {value}: write a finite number, or leave the key out")
 

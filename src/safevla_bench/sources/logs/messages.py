@@ -114,7 +114,8 @@ class NumberTaker(Taker):
             return
         if names not in self.seen:
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
-            if self.part.partition(".")[0] == "wrench" and names and not (columns.names or columns.index):
+            is_chosen = bool(columns.names or columns.index)
+            if self.part.partition(".")[0] == "wrench" and names and not is_chosen:
                 with suppress(ValueError):  # the number of forces is checked later
                     self.seen[names] = decide_forces(names, len(numbers))
             if columns.names is None and len(self.seen) > 1:
@@ -122,9 +123,11 @@ class NumberTaker(Taker):
                 refuse_field(f"the joints differ between messages: {listed}", "Choose joints by `names`.", self.part)
         indices = self.seen[names] or columns.index or range(len(numbers))
         try:
+            # An index of -1 stands for a name that the message lacks.
             row = [math.nan if index < 0 or numbers[index] is None else float(numbers[index]) for index in indices]
         except (LookupError, TypeError, ValueError) as error:
-            if text := next((number for number in numbers if isinstance(number, str)), None):
+            text = next((number for number in numbers if isinstance(number, str)), "")
+            if text:
                 remedy = "In the mapping, name a topic of numbers or Booleans."
                 refuse_field(f"{self.topic} holds text, {escape_controls(text[:_LONGEST_NAME])!r}", remedy, self.part)
             remedy = f"Indices go from 0 to {len(numbers) - 1}."
@@ -149,9 +152,11 @@ class NumberTaker(Taker):
                 remedy = f'Write field = "position" or field = "effort" under [{self.part}].'
                 refuse_field(f"the messages of {self.topic} have positions and efforts", remedy, self.part)
             candidates = iter(non_empty or all_values)
-        name = getattr(message, "name", None)
-        values, names = next(candidates, None), () if isinstance(name, str) else tuple(name or ())
+        values = next(candidates, None)
+        name = getattr(message, "name", None)  # a list with the name of each number, unless it is a text
+        names: tuple[str, ...] = () if isinstance(name, str) else tuple(name or ())
         if values is None and part == "wrench" and self.columns.field is None:
+            # The forces may be fields such as `fx`, `fy` and `fz`.
             fields = {field: value for field, value in vars(message).items() if isinstance(value, int | float)}
             if find_forces([*fields]):
                 return tuple(fields), [*fields.values()]
@@ -162,7 +167,9 @@ class NumberTaker(Taker):
             names, values = tuple(values.__dict__), values.__dict__.values()
         elif not isinstance(values, np.ndarray) and hasattr(values, "z"):
             values = values.x, values.y, values.z
-        numbers = values.tolist() if isinstance(values, np.ndarray) else [values] if np.isscalar(values) else [*values]
+        if isinstance(values, np.ndarray):
+            values = values.tolist()
+        numbers = [values] if np.isscalar(values) else [*values]
         if numbers and len(names) != len(numbers):
             if self.columns.names is not None or (names and self.columns.index is None):
                 remedy = f"There are {len(names)} names and {len(numbers)} numbers; choose numbers with `index`."
@@ -188,9 +195,9 @@ class NumberTaker(Taker):
             remedy = f"The names in the messages are: {', '.join(known_names) or 'none'}."
             refuse_field(f"no message of {self.topic} has the name {', '.join(missing)}", remedy, self.part)
         if not self.rows:
-            hint = (
-                f"The message has: {self.fields}." if self.fields else "The numbers are missing or NaN in all messages."
-            )
+            hint = "The numbers are missing or NaN in all messages."
+            if self.fields:
+                hint = f"The message has: {self.fields}."
             remedy = f"Write the location of the numbers as `field`. {hint}"
             refuse_field("no message has the mapped numbers", remedy, self.part)
 
@@ -203,8 +210,8 @@ class PoseTaker(Taker):
     frames: array[int] = field(default_factory=lambda: array("i"))
     frame_names: dict[str, int] = field(default_factory=dict)  # name of a frame -> the number for it in `frames`
     children: dict[str, None] = field(default_factory=dict)
-    has_pose: bool = False
-    has_turn: bool = False
+    has_pose: bool = False  # True if a message had a known pose
+    has_turn: bool = False  # True if a message had an orientation
     # Marks of the messages before the first known pose, whose count of numbers is that of the first known pose.
     unknown_marks: array[int] = field(default_factory=lambda: array("q"))
     layout: PoseLayout | None = None  # indices of the pose's numbers in a row; None if the pose's fields give them
@@ -217,7 +224,8 @@ class PoseTaker(Taker):
             if child:
                 self.children[child[:_LONGEST_NAME]] = None
             # If the mapping names no frame, a message with a list of transforms is skipped.
-            if child == wanted_frame if wanted_frame else transforms is None:
+            is_wanted = child == wanted_frame if wanted_frame else transforms is None
+            if is_wanted:
                 frame = _parent_frame(entry)
                 self.frames.append(self.frame_names.setdefault(frame, len(self.frame_names)))
                 try:
@@ -228,7 +236,7 @@ class PoseTaker(Taker):
                     self.budget.spend(_SAMPLE_NUMBERS)
                     self.unknown_marks.extend((order, log_ns, _read_stamp(entry)))
                     continue
-                if self.unknown_marks:
+                if self.unknown_marks:  # only now the count of numbers is known; each message has three marks
                     self.width = len(pose)
                     self.rows.extend([math.nan] * (self.width * len(self.unknown_marks) // 3))
                     self.marks.extend(self.unknown_marks)
@@ -239,10 +247,8 @@ class PoseTaker(Taker):
         """Return position x, y, z and rotation w, x, y, z, or the numbers that `layout` arranges; NaN = unknown."""
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
-            position, orientation = (
-                _first_field(pose, "position", "translation"),
-                _first_field(pose, "orientation", "rotation"),
-            )
+            position = _first_field(pose, "position", "translation")
+            orientation = _first_field(pose, "orientation", "rotation")
             if hasattr(position, "x") and not self._has_unread_orientation(pose, orientation):
                 is_stated = bool(self.columns.stated or self.columns.rotation_form)
                 if is_stated and hasattr(orientation, "w"):
@@ -250,7 +256,8 @@ class PoseTaker(Taker):
                     remedy = "Leave out the indices and `rotation_form`, or name the field with the numbers as `field`."
                     refuse_field(f"{problem}, so indices do not apply", remedy, self.part)
                 if not is_stated:
-                    self.has_pose, self.has_turn = True, self.has_turn or hasattr(orientation, "w")
+                    self.has_pose = True
+                    self.has_turn = self.has_turn or hasattr(orientation, "w")
                     return [*_read_floats(position, "xyz"), *_read_floats(orientation, "wxyz")]
         # The message has no field with a position, so the pose is found by the names or indices of its numbers.
         numbers = _iterate_numbers(_get_field(message, self.columns.field or ""))
@@ -261,11 +268,10 @@ class PoseTaker(Taker):
         is_mapped = bool(self.columns.field or self.columns.position)
         has_numbers = not all(map(math.isnan, number_by_name.values()))
         if self.layout is None and has_numbers and (is_mapped or find_positions([*number_by_name])):
+            # Names that are all numbers are the indices of a list without names.
             given_names = () if all(name.isdecimal() for name in number_by_name) else tuple(number_by_name)
-            self.layout, self.names = (
-                self.columns.find_numbers(self.part, given_names, len(number_by_name)),
-                tuple(number_by_name),
-            )
+            self.layout = self.columns.find_numbers(self.part, given_names, len(number_by_name))
+            self.names = tuple(number_by_name)
             self.has_pose = self.has_turn = True
             owners = {self.names[index].rpartition(".")[0] for index in self.layout.position}
             if self.columns.position and len(owners) > 1:
@@ -284,8 +290,10 @@ class PoseTaker(Taker):
 
     def _has_unread_orientation(self, pose: Any, orientation: Any) -> bool:
         """Return whether a pose with a position may have an orientation in a form other than fields w, x, y, z."""
-        if self.layout is not None or self.has_turn or hasattr(orientation, "w"):
-            return self.layout is not None
+        if self.layout is not None:  # an earlier message had one
+            return True
+        if self.has_turn or hasattr(orientation, "w"):
+            return False
         numbers = islice(_iterate_numbers(pose), _MOST_NUMBERS)
         return _names_may_have_rotation(tuple(name for name, number in numbers if not math.isnan(number)))
 
@@ -331,15 +339,14 @@ class TransformTree:
 
     def take(self, message: Any, order: int, log_ns: int, static: bool) -> None:
         """Add the transforms of a message, except those that tf2 would ignore."""
-        for entry in _first_field(message, "transforms") or (
-            [message] if _first_field(message, "child_frame_id") else []
-        ):
+        entries = _first_field(message, "transforms")
+        if not entries:  # the message may be a single transform
+            entries = [message] if _first_field(message, "child_frame_id") else []
+        for entry in entries:
             child, parent = plain_frame(str(_first_field(entry, "child_frame_id") or "")), _parent_frame(entry)
             pose = _first_field(entry, "transform") or entry
-            row = [
-                *_read_floats(_first_field(pose, "translation"), "xyz"),
-                *_read_floats(_first_field(pose, "rotation"), "wxyz"),
-            ]
+            position = _read_floats(_first_field(pose, "translation"), "xyz")
+            row = [*position, *_read_floats(_first_field(pose, "rotation"), "wxyz")]
             is_valid = math.isfinite(sum(row)) and abs(sum(q * q for q in row[3:]) - 1) < _DENORMAL
             if child and parent and child != parent and is_valid:
                 new_taker = Taker(child, f"transforms of {child}", self._budget)
@@ -377,7 +384,8 @@ def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         return
     children = getattr(value, "__dict__", None)
     if children is None and hasattr(value, "__len__") and not isinstance(value, str | bytes):
-        children = dict(zip("xyz" if name and len(value) == 3 else map(str, range(len(value))), value, strict=False))
+        keys = "xyz" if name and len(value) == 3 else map(str, range(len(value)))
+        children = dict(zip(keys, value, strict=False))
     for key, child in (children or {}).items():
         yield from _iterate_numbers(child, f"{name}.{key}" if name else key)
 
@@ -395,6 +403,7 @@ def _first_field(message: Any, *names: str) -> Any:
 
 
 def _parent_frame(message: Any) -> str:
+    # Returns the frame in which a pose or transform is given; "" if the message names none.
     frame = _get_field(message, "header.frame_id") or _first_field(message, "frame_id", "parent_frame_id") or ""
     return plain_frame(str(frame))[:_LONGEST_NAME]
 
@@ -404,6 +413,7 @@ def _read_floats(values: Any, names: str) -> list[float]:
 
 
 def _to_float(name: str, value: Any) -> float:
+    # Returns a field's value, NaN for None. Raises an error, with the field's name, if the value is not a number.
     if value is None:
         return math.nan
     value = value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
@@ -424,12 +434,11 @@ def _read_stamp(message: Any) -> int:
         pass
     if isinstance(stamp, str | float | int):
         return _parse_stamp(str(stamp))
-    seconds, nanoseconds = (
-        _first_field(stamp, "sec", "secs", "seconds"),
-        _first_field(stamp, "nanosec", "nsec", "nsecs", "nanos"),
-    )
-    is_time = isinstance(seconds, int | float) and math.isfinite(seconds)
-    return int(Decimal(str(seconds)).scaleb(9)) + int(nanoseconds or 0) if is_time else 0
+    seconds = _first_field(stamp, "sec", "secs", "seconds")
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        return 0
+    nanoseconds = _first_field(stamp, "nanosec", "nsec", "nsecs", "nanos")
+    return int(Decimal(str(seconds)).scaleb(9)) + int(nanoseconds or 0)  # a product of floats would be rounded
 
 
 _ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,9})\d*)?(Z|[+-]\d\d:?\d\d)?")
@@ -446,7 +455,8 @@ def _parse_stamp(text: str) -> int:
         except ValueError:
             return 0
         return round(moment.timestamp()) * 10**9 + int((match[2] or "0").ljust(9, "0"))
-    if not (match := _PLAIN_NUMBER.fullmatch(text)) or (match[1] is None and len(text) < 9):
+    match = _PLAIN_NUMBER.fullmatch(text)
+    if not match or (match[1] is None and len(text) < 9):  # a short integer is a counter, not a time
         return 0
     digits = len(text.partition(".")[0])  # 1 to 11 digits: s; 12 to 14: ms; 15 to 17: µs; more: ns
     return int(Decimal(text).scaleb(9 - max(0, (digits - 9) // 3) * 3))

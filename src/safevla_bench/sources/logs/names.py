@@ -69,8 +69,8 @@ class _NamedSet(NamedTuple):
         """Return the axes' indices in the order of `wanted`, or by number for numbered axes; () unless each has one."""
         is_numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if is_numbered else list(wanted)
-        is_whole = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
-        return tuple(self.axes[axis][0] for axis in order) if is_whole else ()
+        is_complete = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
+        return tuple(self.axes[axis][0] for axis in order) if is_complete else ()
 
 
 def _split_words(name: str) -> list[str]:
@@ -83,21 +83,20 @@ LENGTH_UNITS, ANGLE_UNITS = ("m", "cm", "mm", "um", "inch"), ("rad", "deg", "mra
 
 def find_unit(names: Iterable[str], known: Collection[str]) -> str:
     """Return which of the `known` units the names give, as in `x_mm`; "" = none. Raises `ValueError` for several."""
-    units = {
-        next((unit for word in _split_words(name) if (unit := _UNITS.get(word, "")) in known), "") for name in names
-    }
-    if len(units) > 1:
-        raise ValueError(
-            "which unit do the numbers have? Their names give several units; convert the numbers to one unit"
-        )
-    return next(iter(units), "")
+    unit_by_name: dict[str, str] = {}  # "" for a name without a unit
+    for name in names:
+        units = [_UNITS.get(word, "") for word in _split_words(name)]
+        unit_by_name[name] = next((unit for unit in units if unit in known), "")
+    if len(set(unit_by_name.values())) > 1:
+        question = "which unit do the numbers have? Their names give several units"
+        raise ValueError(f"{question}; convert the numbers to one unit")
+    return next(iter(unit_by_name.values()), "")
 
 
 def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence[int] = ()) -> tuple[str, str]:
     # The unit of the position and that of the angles. A position alone has no unit of angles.
-    position_names, rotation_names = (
-        [names[index] for index in indices if index < len(names)] for indices in (position, rotation)
-    )
+    position_names = [names[index] for index in position if index < len(names)]
+    rotation_names = [names[index] for index in rotation if index < len(names)]
     if not rotation and (unit := find_unit(position_names, ANGLE_UNITS)):
         raise ValueError(f"which unit does the position have? The names say {unit!r}")
     return find_unit(position_names, LENGTH_UNITS), find_unit(rotation_names, ANGLE_UNITS)
@@ -110,11 +109,14 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
     words = _split_words(name)
     kind, axis, group = "", "", set[str]()
     for previous, word in zip(["", *words], words, strict=False):
-        word_kind = "rotvec" if (previous, word) in _ROTVEC_PAIRS else _KINDS.get(word)
-        group -= {previous} if (previous, word) in _ROTVEC_PAIRS else set()
+        word_kind = _KINDS.get(word)
+        if (previous, word) in _ROTVEC_PAIRS:
+            word_kind = "rotvec"
+            group.discard(previous)
         if len(word) == 2 and word[0] in _KIND_OF_PREFIX and word[1] in "xyzw":
             word_kind, axis = _KIND_OF_PREFIX[word[0]], word[1]
         elif word in _AXES or (word.isdecimal() and kind in (*SIZES, "rotation", "euler")):
+            # Numbers that follow each other, such as the row and column of a matrix, form one axis.
             axis = _AXES.get(word, axis + word if axis.isdecimal() else word)
         elif word_kind is None:
             group.add(word)
@@ -136,8 +138,10 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
     plain_kinds = {"": "position", "rotation": "turn"}
     named_sets = []
     for (group, kind), axes in axes_by_set.items():
-        is_quaternion = kind in plain_kinds and ("w" in axes or len(axes) == 4)
-        named_sets.append(_NamedSet(group, "quaternion" if is_quaternion else plain_kinds.get(kind, kind), axes))
+        set_kind = plain_kinds.get(kind, kind)
+        if kind in plain_kinds and ("w" in axes or len(axes) == 4):
+            set_kind = "quaternion"
+        named_sets.append(_NamedSet(group, set_kind, axes))
     return named_sets
 
 
@@ -182,17 +186,17 @@ def decide_pose(
     arm_indices = [index for index, name in enumerate(names) if arm and has_word(name, arm)]
     if arm_indices:
         layout = decide_pose([names[index] for index in arm_indices], len(arm_indices), None, None, form, order, euler)
-        position, rotation_indices = (
-            tuple(arm_indices[index] for index in indices) for indices in (layout.position, layout.rotation)
-        )
-        return layout._replace(position=position, rotation=rotation_indices)
-    rotation_size, stated_indices = SIZES[form or "quaternion"], [*(position or ()), *(rotation or ())]
+        position = tuple(arm_indices[index] for index in layout.position)
+        return layout._replace(position=position, rotation=tuple(arm_indices[index] for index in layout.rotation))
+    rotation_size = SIZES[form or "quaternion"]
+    stated_indices = [*(position or ()), *(rotation or ())]
     if len({*stated_indices}) < len(stated_indices) or max(stated_indices, default=-1) >= size:
         used = ", ".join(map(str, stated_indices))
         raise ValueError(
             f"the mapping uses the indices {used} of {size} numbers; count from 0, and use each index once"
         )
-    if position is None and not names and (size == 3 or (size == 3 + rotation_size and (form or order))):
+    is_size_plain = size == 3 or (size == 3 + rotation_size and (form or order))
+    if position is None and not names and is_size_plain:  # x, y, z, and then the rotation, if there are more numbers
         position, rotation = range(3), rotation or range(3, size) or None
     is_by_name = position is None
     if position is None:
@@ -204,6 +208,7 @@ def decide_pose(
         if rotation is None and (open_rotation := _find_open_rotation(names)):
             raise ValueError(open_rotation.question)
     if rotation is None:
+        # The rotation belongs to the group of the position, if all names of the position have one group.
         groups = {_parse_name(names[index])[0] for index in position} if names else set()
         group = groups.pop() if len(groups) == 1 else frozenset()
         layout = _find_rotation(names, tuple(position), group, form, order, euler)
@@ -243,7 +248,8 @@ def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) ->
 def _find_rotation(
     names: Sequence[str], position: tuple[int, ...], group: _Group, form: str | None, order: str | None, euler: str
 ) -> PoseLayout:
-    # A set of numbers with three or more axes may be a rotation, if it has the position's group or no group.
+    # A set of numbers with three or more axes may be a rotation, if it has the position's group or no group. Returns a
+    # layout without a rotation if no set may be one.
     rotations = []
     for named_set in _group_names(names):
         shared = [index for axis_indices in named_set.axes.values() for index in axis_indices if index in position]
@@ -276,9 +282,8 @@ def _find_rotation(
     indices = named_set.find_places({"quaternion": "wxyz", "rpy": euler.lower()}.get(kind, "xyz"))
     if kind == "quaternion" and len(indices) == 4:
         axis_of_index = {index: axis for axis, axis_indices in named_set.axes.items() for index in axis_indices}
-        indices = _order_quaternion(
-            tuple(sorted(indices)), "".join(axis_of_index[index] for index in sorted(indices)), order
-        )
+        ascending = tuple(sorted(indices))
+        indices = _order_quaternion(ascending, "".join(axis_of_index[index] for index in ascending), order)
     if len(indices) != SIZES.get(kind):
         raise ValueError("which form does the rotation have? The names do not say")
     doubt = "" if form else _IMPLIED_CONVENTIONS.get(kind, "")
@@ -290,20 +295,23 @@ def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
     if at least three of their names give no quantity, since an orientation has at least three numbers.
     """
     other_names = [name for index, name in enumerate(names) if index not in position]
+    # Group and kind of the names that do not give an axis of another position.
     parsed = [
         (group, kind) for group, kind, axis in map(_parse_name, other_names) if not (axis and kind in ("", "position"))
     ]
-    is_stated = (
-        any(kind in (*SIZES, "rotation", "euler") for _, kind in parsed) or _find_open_rotation(names) is not None
-    )
-    return is_stated or sum(not kind and group.isdisjoint(_SCALARS) for group, kind in parsed) >= min(SIZES.values())
+    if any(kind in (*SIZES, "rotation", "euler") for _, kind in parsed) or _find_open_rotation(names) is not None:
+        return True
+    unexplained = [group for group, kind in parsed if not kind and group.isdisjoint(_SCALARS)]
+    return len(unexplained) >= min(SIZES.values())
 
 
 def _last_words(names: Sequence[str]) -> list[str]:
+    # Returns the last word of each name, "" for a name without words.
     return ["".join(_split_words(name)[-1:]) for name in names]
 
 
 class _OpenRotation(NamedTuple):
+    # Three numbers whose names may mean a rotation; a person must decide.
     words: tuple[str, ...]  # last words of the three names
     question: str
     meaning: str
@@ -395,9 +403,9 @@ def require_rotations(matrices: Floats, part: str) -> Floats:
             reason = f"its determinant is {determinants[first]:.3g}"
         remedy = "Check the indices or names in `rotation`, or write another rotation_form."
         refuse_field(f"the numbers of the rotation are not a rotation matrix: {reason}", remedy, part)
-    is_lost = np.ones(len(matrices), dtype=np.bool_)
-    is_lost[is_known] = is_invalid
-    return np.where(is_lost[:, None], np.nan, matrices)
+    is_unknown = np.ones(len(matrices), dtype=np.bool_)
+    is_unknown[is_known] = is_invalid
+    return np.where(is_unknown[:, None], np.nan, matrices)
 
 
 def find_forces(names: Sequence[str]) -> list[int]:
@@ -434,8 +442,10 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
         positions = find_positions(names)
     lines = []
     if len(positions) != 1 and (names or size not in (6, 7)):
-        choices = " or ".join(str(list(indices)) for indices in positions)
-        lines.append(f"position = {FILL_IN}  # indices of x, y, z{f': {choices}' if positions else ', from 0'}")
+        choices = ", from 0"
+        if positions:
+            choices = f": {' or '.join(str(list(indices)) for indices in positions)}"
+        lines.append(f"position = {FILL_IN}  # indices of x, y, z{choices}")
     axes_of_kind: dict[str, int] = {}
     for named_set in _group_names(names):
         axes_of_kind[named_set.kind] = max(len(named_set.axes), axes_of_kind.get(named_set.kind, 0))

@@ -54,11 +54,13 @@ def measure_forces(
         weights_n -= weights_n[tare_records].mean(axis=0) if columns.tare is None else 0.0
     elif rotations is None:
         problem = "forces may include the weight of the hand's tool, since the hand's rotation is unknown"
-    elif (turn_rad := (rotations[tare_records.start].inv() * rotations).magnitude().max()) > _TURNED_RAD:
-        problem = (
-            f"the hand turns by {np.rad2deg(turn_rad):.0f}° from its orientation at the tare, so the weight of the "
-            "tool counts as a force; give the tool's mass_kg"
-        )
+    else:
+        turn_rad = (rotations[tare_records.start].inv() * rotations).magnitude().max()
+        if turn_rad > _TURNED_RAD:
+            problem = (
+                f"the hand turns by {np.rad2deg(turn_rad):.0f}° from its orientation at the tare, so the weight of the "
+                "tool counts as a force; give the tool's mass_kg"
+            )
     forces = forces - offset_n - weights_n[record]
     order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # sorted by record, then by norm; NaN last
     order = order[np.isfinite(forces[order]).all(axis=1)]
@@ -68,15 +70,16 @@ def measure_forces(
 
 
 def _find_still_records(time_s: Floats, hand: Floats | None, rotations: Rotation | None, length_s: float) -> slice:
+    # Returns the first interval of records of this length in which the hand is still. Raises an error if there is none.
     if hand is not None:
         # For each record, the last record of the interval that begins there and lasts `length_s`; 1e-9 is a tolerance.
         last_records = np.searchsorted(time_s, time_s + length_s * (1 - 1e-9))
         for first, last in enumerate(last_records[last_records < len(time_s)].tolist()):
             interval = slice(first, last + 1)
-            is_near = np.linalg.norm(hand[interval, :3] - hand[first, :3], axis=1).max() <= _STILL_M
-            if is_near and (
-                rotations is None or (rotations[first].inv() * rotations[interval]).magnitude().max() <= _STILL_RAD
-            ):
+            is_still = np.linalg.norm(hand[interval, :3] - hand[first, :3], axis=1).max() <= _STILL_M
+            if is_still and rotations is not None:
+                is_still = (rotations[first].inv() * rotations[interval]).magnitude().max() <= _STILL_RAD
+            if is_still:
                 return interval
     problem = "the hand's pose is not mapped" if hand is None else f"the hand is never still for {length_s:g} s"
     refuse_field(problem, "Write tare = [x, y, z], the force without contact in N, or another tare_s.", "wrench")
