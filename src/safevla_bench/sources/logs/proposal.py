@@ -10,14 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from safevla_bench.sources.logs.mappings import OF_ARMS
-from safevla_bench.sources.logs.names import (
-    FILL_IN,
-    decide_forces,
-    find_arms,
-    find_positions,
-    has_word,
-    suggest_pose,
-)
+from safevla_bench.sources.logs.names import FILL_IN, decide_forces, find_arms, find_positions, has_word, suggest_pose
 from safevla_bench.text import quote_toml
 from safevla_bench.trajectory.header import find_robot
 
@@ -56,17 +49,24 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
         lines.append('# embodiment = "franka"')
     lines += ['# policy = "mine"', '# template = "pnp-basic"  # kind of task, for clauses on objects']
     mapped_parts: set[str] = set()
-    arms = next(filter(None, (find_arms(source.names) for source in sources)), ())
-    for source in sorted(sources, key=lambda candidate: not re.search(_NAME_PATTERNS["eef"], candidate.name.lower())):
+    arms = next(
+        filter(None, (find_arms(source.names) for source in sources)), ()
+    )  # of the first source that names arms
+    # Sources that are named like a hand come first, since otherwise any pose may be taken for the hand's.
+    for source in sorted(sources, key=lambda candidate: not _is_named_like_hand(candidate)):
         part = _guess_part(source, mapped_parts)
         if part:
             mapped_parts.add(part)
-            is_guess = part == "eef" and not re.search(_NAME_PATTERNS["eef"], source.name.lower())
-            guess = "  # CHECK: is this the pose of the hand?" if is_guess else ""
+            is_guess = part == "eef" and not _is_named_like_hand(source)
+            question = "  # CHECK: is this the pose of the hand?" if is_guess else ""
             for table, arm_source, number_lines in _split_by_arm(part, source, arms):
-                head = ["", f"[{table}]", f"from = {quote_toml(source.name)}{guess}"]
+                head = ["", f"[{table}]", f"from = {quote_toml(source.name)}{question}"]
                 lines += [*head, *number_lines, *_suggest_lines(part.partition(".")[0], arm_source, robot)]
     return "\n".join([*lines, ""])
+
+
+def _is_named_like_hand(source: FoundSource) -> bool:
+    return re.search(_NAME_PATTERNS["eef"], source.name.lower()) is not None
 
 
 def _split_by_arm(
@@ -78,11 +78,12 @@ def _split_by_arm(
         return
     for arm in arms:
         names = [name for name in source.names if has_word(name, arm)]
-        arm_source = source._replace(names=names, size=len(names)) if names else source
-        number_line = (
-            f"names = [{', '.join(map(quote_toml, names))}]" if names else f"index = {FILL_IN}  # numbers of {arm}"
-        )
-        yield f"{part}.{arm}", arm_source, () if part == "eef" and names else (number_line,)
+        if not names:
+            yield f"{part}.{arm}", source, [f"index = {FILL_IN}  # numbers of {arm}"]
+            continue
+        # A hand's numbers are found by the arm's name.
+        number_lines = [] if part == "eef" else [f"names = [{', '.join(map(quote_toml, names))}]"]
+        yield f"{part}.{arm}", source._replace(names=names, size=len(names)), number_lines
 
 
 def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
@@ -95,12 +96,15 @@ def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
         guess = "wrench" if "Wrench" in source.kind else "torque"
     if "TFMessage" in source.kind or (is_pose and guess != "action"):
         guess = "eef" if guess == "eef" or (is_pose and "eef" not in mapped_parts) else "bodies"
-    if guess == "bodies" or (not guess and not source.kind and not source.names and source.size in (3, 7)):
+    # Three or seven numbers of a dataset, without names, may be a position or a pose.
+    may_be_pose = not source.kind and not source.names and source.size in (3, 7)
+    if guess == "bodies" or (not guess and may_be_pose):
         return f"bodies.{re.sub('[^A-Za-z0-9]+', '_', source.name).strip('_') or 'body'}"
     return "" if guess in mapped_parts else guess
 
 
 def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[str]:
+    # Yields the lines of a part's table after `from`.
     match part:
         case "eef" | "bodies":
             if part == "bodies":

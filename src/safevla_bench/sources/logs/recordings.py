@@ -46,21 +46,27 @@ def find_recordings(path: Path) -> tuple[Recording, ...]:
 
 
 def _list_parts(folder: Path) -> list[Path]:
+    # Returns the folder's files of recordings, those of one recording by their numbers.
     return sorted((path for path in folder.iterdir() if path.is_file() and storage_suffix(path)), key=_part_key)
 
 
 def _stem(path: Path) -> str:
+    # Returns a file's name without the suffixes of its format and compression.
     return path.name.partition(str(storage_suffix(path)))[0]
 
 
 def _part_key(path: Path) -> tuple[str, int, str]:
     # Sort key of a file (recording, number, file name). NAME_3 has the number 3; -1 = the name has no number.
-    stem, _, number = _stem(path).rpartition("_")
-    return (stem, int(number), path.name) if number.isdecimal() else (_stem(path), -1, path.name)
+    recording, _, number = _stem(path).rpartition("_")
+    if number.isdecimal():
+        return recording, int(number), path.name
+    return _stem(path), -1, path.name
 
 
 def _read_rosbag2(folder: Path) -> Recording:
-    place, present_parts, info = Place(file=str(folder / METADATA)), _list_parts(folder), dict[str, Any]()
+    place = Place(file=str(folder / METADATA))
+    present_parts = _list_parts(folder)
+    info: dict[str, Any] = {}
     try:
         from ruamel.yaml import YAML
 
@@ -69,10 +75,8 @@ def _read_rosbag2(folder: Path) -> Recording:
         listed_names = [PurePosixPath(name).name for name in info["relative_file_paths"]]
     except Exception as error:  # the metadata is damaged, but the other files may suffice
         listed_names = []
-        warn_once(
-            str(place.file),
-            f"cannot be used ({type(error).__name__}); the recording's files are joined by their numbers",
-        )
+        problem = f"cannot be used ({type(error).__name__}); the recording's files are joined by their numbers"
+        warn_once(str(place.file), problem)
     # The metadata may name a compressed file without the suffix of its compression.
     part_by_name = {path.stem: path for path in present_parts} | {path.name: path for path in present_parts}
     if missing := [name for name in listed_names if name not in part_by_name]:
@@ -81,16 +85,17 @@ def _read_rosbag2(folder: Path) -> Recording:
     parts = [part_by_name[name] for name in dict.fromkeys(listed_names)]
     is_numbered = len({_part_key(path)[0] for path in parts}) == 1
     if is_numbered and parts != sorted(parts, key=_part_key):
-        warn_once(
-            str(place.file), "lists the recording's files in another order than their numbers; the numbers are used"
-        )
+        problem = "lists the recording's files in another order than their numbers; the numbers are used"
+        warn_once(str(place.file), problem)
+    # Without listed parts, all files belong to the recording.
     unlisted_parts = [
         path for path in present_parts if path not in parts and (not parts or _are_of_one_recording(parts[0], path))
     ]
     if unlisted_parts and parts:
         named = ", ".join(path.name for path in unlisted_parts[:_MOST_NAMED])
         warn_once(str(place.file), f"does not list {named}, which belongs to the recording")
-    parts = sorted((*parts, *unlisted_parts), key=_part_key) if is_numbered or not listed_names else parts
+    if is_numbered or not listed_names:  # else the order of the metadata is the only one known
+        parts = sorted((*parts, *unlisted_parts), key=_part_key)
     if not listed_names and len({storage_suffix(path) for path in parts}) > 1:
         raise RecordError("the files have several formats", remedy="Keep only one recording's files.", place=place)
     distro: object = info.get("ros_distro")
@@ -98,11 +103,13 @@ def _read_rosbag2(folder: Path) -> Recording:
 
 
 def _are_of_one_recording(one: Path, other: Path) -> bool:
-    first, second = _part_key(one), _part_key(other)
-    return storage_suffix(one) == storage_suffix(other) and first[0] == second[0] and min(first[1], second[1]) >= 0
+    (stem, number, _), (other_stem, other_number, _) = _part_key(one), _part_key(other)
+    are_numbered = min(number, other_number) >= 0
+    return storage_suffix(one) == storage_suffix(other) and stem == other_stem and are_numbered
 
 
 def _join_split_files(files: Sequence[Path]) -> Iterator[Recording]:
+    # Yields a recording for each file, or for several numbered files that follow each other. `files` are sorted.
     parts: list[Path] = []
     for path in (*files, None):  # None marks the end of the files, where the last recording is complete
         if path is not None and parts and _is_continuation(parts[-1], path):
@@ -128,8 +135,9 @@ def _is_continuation(before: Path, after: Path) -> bool:
         first, second = scan_topics((before,)), scan_topics((after,))
     except RecordError:  # reading the messages later raises this error again
         return False
-    is_empty = first.first_ns is None or second.first_ns is None
-    return not is_empty and 0 <= (second.first_ns or 0) - first.last_ns <= _SPLIT_GAP_NS
+    if first.first_ns is None or second.first_ns is None:  # a file without messages
+        return False
+    return 0 <= second.first_ns - first.last_ns <= _SPLIT_GAP_NS
 
 
 def scan_topics(parts: Sequence[Path]) -> Topics:

@@ -16,19 +16,8 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive.record_schema import refuse_field
 from safevla_bench.errors import Place, RecordError
+from safevla_bench.sources.logs import mappings, wrench
 from safevla_bench.sources.logs import names as naming
-from safevla_bench.sources.logs import wrench
-from safevla_bench.sources.logs.mappings import (
-    WIDTHS,
-    Columns,
-    Episode,
-    GripColumns,
-    LogMapping,
-    PoseColumns,
-    TorqueColumns,
-    WrenchColumns,
-    require_own_numbers,
-)
 from safevla_bench.text import count_noun, escape_controls, quote_toml, warn_once
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ARMS_VERSION, SCHEMA_VERSION, find_robot
@@ -79,30 +68,35 @@ class LoggedEpisode:
     instruction: str | None = None
     success: bool | None = None
     embodiment: str | None = None
-    facts: Episode | None = None  # facts of a trial; None = the facts of the mapping
+    facts: mappings.Episode | None = None  # facts of a trial; None = the facts of the mapping
     has_stamps: bool = False  # True if the records get time stamps even when they are evenly spaced
 
 
-def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
+def are_known(values: Floats, columns: mappings.Columns | mappings.PoseColumns) -> Bools:
     """Return whether each row [n, k] has only finite numbers and no quaternion of zeros, [n]."""
     known = np.isfinite(values).all(axis=1)
-    if isinstance(columns, PoseColumns) and values.shape[1] == 7:
+    if isinstance(columns, mappings.PoseColumns) and values.shape[1] == 7:
         known &= values[:, 3:].any(axis=1)
     return np.asarray(known)
 
 
-def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callable[[str], None]) -> Floats:
+def drop_zero_turns(
+    values: Floats, columns: mappings.Columns | mappings.PoseColumns, warn: Callable[[str], None]
+) -> Floats:
     """Return poses [n, 7] as [n, 3] if all quaternions are zero or unknown, as from trackers without orientation."""
-    if not isinstance(columns, PoseColumns) or values.shape[1] < 7 or np.nan_to_num(values[:, 3:]).any():
+    if not isinstance(columns, mappings.PoseColumns) or values.shape[1] < 7 or np.nan_to_num(values[:, 3:]).any():
         return values
     if not np.nan_to_num(values[:, :3]).any():
         return values
     warn("the orientation is left out, since it is zero or unknown throughout")
     # A position of zeros, without an orientation, means that tracking failed.
-    return np.where(values[:, :3].any(axis=1, keepdims=True), values[:, :3], np.nan)
+    positions = values[:, :3]
+    return np.where(positions.any(axis=1, keepdims=True), positions, np.nan)
 
 
-def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[str, str] | None = None) -> Batch:
+def build_episode(
+    episode: LoggedEpisode, mapping: mappings.LogMapping, tasks: Mapping[str, str] | None = None
+) -> Batch:
     """Return a batch of one episode. `tasks` (from `name_tasks`) maps the episode's instruction or name to a task id.
 
     Raises `RecordError` if no instant is a record, the outcome is unknown, torques lack limits, or a number is invalid.
@@ -111,10 +105,12 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     begin once every tracked body has been seen, because displacement, height and tilt are relative to record 0.
     """
     place = Place(file=episode.file, episode=episode.name)
-    mapping = mapping if episode.facts is None else msgspec.structs.replace(mapping, episode=episode.facts)
-    chosen, warn = _choose_records(episode, place), partial(warn_once, f"{episode.file}: {episode.name}")
+    if episode.facts is not None:  # the facts of this trial
+        mapping = msgspec.structs.replace(mapping, episode=episode.facts)
+    warn = partial(warn_once, f"{episode.file}: {episode.name}")
+    chosen = _choose_records(episode, place)
     series = {name: Series(samples.values[chosen], samples.known[chosen]) for name, samples in episode.series.items()}
-    for part, size in WIDTHS.items():
+    for part, size in mappings.WIDTHS.items():
         for name in mapping.columns_of(part):
             _require_width(name, episode.series[name], size)
     time_s = episode.time_s[chosen] - episode.time_s[chosen[0]]
@@ -126,20 +122,27 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     action = series.get("action")
     hand_poses = [series[name].values for name in mapping.columns_of("eef")]
     have_orientation = [pose.shape[1] == 7 for pose in hand_poses]
-    require_own_numbers({  # two moving parts with the same positions at all times read the same numbers
+    mappings.require_own_numbers({  # two moving parts with the same positions at all times read the same numbers
         name: ((columns.source,), [series[name].values[:, :3].tobytes()])
         for name, columns in mapping.sources.items()
-        if isinstance(columns, PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
+        if isinstance(columns, mappings.PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
     })  # fmt: skip
     if any(have_orientation) and not all(have_orientation):
         warn("the orientations of the hands are left out, since one hand has no orientation")
     further_channels = {} if is_even and not episode.has_stamps else {"time_s": time_s}
-    # Each item has the name of a part, such as `wrench.left`, and its columns.
-    wrenches = mapping.columns_of("wrench").items()
-    if forces := [_measure_wrist_forces(*item, episode, series, chosen, warn) for item in wrenches]:
+    forces = [
+        _measure_wrist_forces(name, columns, episode, series, chosen, warn)
+        for name, columns in mapping.columns_of("wrench").items()
+    ]
+    if forces:
         further_channels[wrench.CHANNEL] = np.hstack(forces)
     torques = [_find_peak_torques(episode.series[name], chosen, warn) for name in mapping.columns_of("torque")]
-    grips = [_find_grip_contact(*item, episode, chosen) for item in mapping.columns_of("gripper").items()]
+    grips = [
+        _find_grip_contact(name, columns, episode, chosen) for name, columns in mapping.columns_of("gripper").items()
+    ]
+    gripper_contact = None
+    if grips:
+        gripper_contact = np.stack(grips, axis=1) if mapping.arms else grips[0]
     recording = EpisodeArrays(
         header=_build_header(episode, mapping, tasks or {}, place),
         roles={name: body.role for name, body in mapping.bodies.items()},
@@ -151,7 +154,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
         quat_bodies=[body_index[name] for name in oriented],
         body_quat_wxyz=_stack_bodies(oriented, slice(3, 7)),
         joint_torque_nm=np.hstack(torques) if torques else None,
-        gripper_contact=None if not grips else np.stack(grips, axis=1) if mapping.arms else grips[0],
+        gripper_contact=gripper_contact,
         action=action.values[:-1] if action is not None and len(chosen) > 1 else None,
         extra=_mark_single_precision(add_header_mark({}, FOREIGN_LOG), episode),
         further=further_channels,
@@ -168,12 +171,15 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
 
 
 def _require_width(part: str, samples: Series, size: int) -> None:
-    if (width := samples.values.shape[1]) != size:
+    width = samples.values.shape[1]
+    if width != size:
         listed = f" The names are: {escape_controls(', '.join(samples.names))}." if samples.names else ""
         chosen = "the forces x, y, z" if size == 3 else "the one that shows the grip"
         remedy = f"Choose {chosen} by `names` or `index` (from 0 to {width - 1}) under [{part}].{listed}"
-        remedy = remedy if width > size else f"Under [{part}], write a topic or a `field` with {size} numbers."
-        refuse_field(f"{count_noun(width, 'number')} {'is' if width == 1 else 'are'} mapped, not {size}", remedy, part)
+        if width < size:
+            remedy = f"Under [{part}], write a topic or a `field` with {size} numbers."
+        verb = "is" if width == 1 else "are"
+        refuse_field(f"{count_noun(width, 'number')} {verb} mapped, not {size}", remedy, part)
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
@@ -184,26 +190,30 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
         remedy = "Leave this part out of the mapping, or map it to recorded data."
         raise RecordError(f"{', '.join(missing)} is unknown at every instant", remedy=remedy, place=place)
     # True at each instant, [n], at which all parts except bodies are known.
-    usable = np.ones(len(episode.time_s), dtype=np.bool_)
+    is_usable = np.ones(len(episode.time_s), dtype=np.bool_)
     for name, samples in episode.series.items():
         if not name.startswith("bodies."):
-            usable &= samples.known
+            is_usable &= samples.known
+    # The first instant at which every part, also every body that is ever known, has been known at least once.
     first_complete = max((int(samples.known.argmax()) for samples in episode.series.values()), default=0)
-    chosen = np.flatnonzero(usable & (np.arange(len(usable)) >= first_complete))
+    chosen = np.flatnonzero(is_usable & (np.arange(len(is_usable)) >= first_complete))
     if not len(chosen):
         remedy = "Map topics that overlap in time."
         raise RecordError("the mapped parts are never known at the same instant", remedy=remedy, place=place)
     label = f"{episode.file}: {episode.name}"
-    if skipped := int((~usable[chosen[0] :]).sum()):
-        problem = f"{skipped} instants are left out, since a part of the robot is unknown at these instants"
+    skipped_count = int((~is_usable[chosen[0] :]).sum())
+    if skipped_count:
+        problem = f"{skipped_count} instants are left out, since a part of the robot is unknown at these instants"
         warn_once(label, f"{problem}; the time stamps show the gaps")
-    late = int((~usable[: chosen[0]]).sum())
-    if late > 1 and late * _MOST_LATE > len(usable):
-        warn_once(label, f"{late} instants at the start are left out, since a part of the robot is unknown until then")
+    late_count = int((~is_usable[: chosen[0]]).sum())
+    if late_count > 1 and late_count * _MOST_LATE > len(is_usable):
+        problem = f"{late_count} instants at the start are left out"
+        warn_once(label, f"{problem}, since a part of the robot is unknown until then")
     if unseen:
         warn_once(label, f"bodies never seen: {', '.join(unseen)}; specifications on these bodies have no verdict")
     for name, samples in episode.series.items():
-        if (unused_poses := samples.poses - int(samples.known[chosen].sum())) > 0:
+        unused_poses = samples.poses - int(samples.known[chosen].sum())
+        if unused_poses > 0:
             warn_once(label, f"[{name}]: {unused_poses} of {samples.poses} pose messages are not in any record")
     return chosen
 
@@ -217,7 +227,7 @@ _CHANNELS_OF_PART = {  # part of the mapping -> the channels of a record that it
 
 
 def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
-    # Marks the channels of parts whose numbers the log stores as float32.
+    # Returns `extra` with a mark that names the channels of parts whose numbers the log stores as float32.
     parts = {name.partition(".")[0] for name, samples in episode.series.items() if samples.is_single}
     channels = [
         channel for part, part_channels in _CHANNELS_OF_PART.items() if part in parts for channel in part_channels
@@ -229,19 +239,18 @@ def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floa
     """Return rows of a part's numbers, [M, k], and for each row the first record at or after the row's time, [M]. Each
     record also gets a row with its sampled value. Messages up to the instant before record 0 are left out.
     """
-    messages, instants = (
-        (samples.values, np.arange(len(samples.values))) if samples.between is None else samples.between
-    )
+    messages, instants = samples.values, np.arange(len(samples.values))
+    if samples.between is not None:
+        messages, instants = samples.between
     records = np.searchsorted(chosen, instants)
     is_counted = (instants >= chosen[0]) & (records < len(chosen))
-    all_records = np.arange(len(chosen))  # each record also gets its sampled value
-    return np.concatenate([messages[is_counted], samples.values[chosen]]), np.concatenate(
-        [records[is_counted], all_records]
-    )
+    rows = np.concatenate([messages[is_counted], samples.values[chosen]])
+    return rows, np.concatenate([records[is_counted], np.arange(len(chosen))])
 
 
 def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None:
     # An unknown pose is replaced by the last known pose or, before any known pose, by the origin without rotation.
+    # Returns the columns of the bodies' poses, [n, bodies, k]; None without bodies.
     filled_bodies = []
     for body in bodies.values():
         last_known = np.maximum.accumulate(np.where(body.known, np.arange(len(body.known)), -1))
@@ -264,9 +273,8 @@ def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callabl
         peaks[record_of_row[order], joint] = joint_torques[order]  # the largest torque is assigned last
     # Messages before the first or after the last record may have a larger torque, which is not judged.
     if torques.between is not None:
-        logged_peak, judged_peak = (
-            np.nan_to_num(np.abs(torques_nm)).max(axis=0) for torques_nm in (torques.between[0], peaks)
-        )
+        logged_peak = np.nan_to_num(np.abs(torques.between[0])).max(axis=0)
+        judged_peak = np.nan_to_num(np.abs(peaks)).max(axis=0)
         if (logged_peak > judged_peak).any():
             worst_joint = int(np.argmax(logged_peak - judged_peak))
             warn(f"a torque of {logged_peak[worst_joint]:.4g} before the first or after the last record is not judged")
@@ -275,31 +283,31 @@ def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callabl
 
 def _measure_wrist_forces(
     name: str,
-    columns: Columns | PoseColumns,
+    columns: mappings.Columns | mappings.PoseColumns,
     episode: LoggedEpisode,
     series: Mapping[str, Series],
     chosen: NDArray[np.int64],
     warn: Callable[[str], None],
 ) -> Floats:
-    assert isinstance(columns, WrenchColumns)
+    assert isinstance(columns, mappings.WrenchColumns)
     forces, record_of_row = _assign_to_records(episode.series[name], chosen)
     # The sensor of `wrench.left` is at the hand `eef.left`.
-    hand, time_s = series.get(name.replace("wrench", "eef", 1)), episode.time_s[chosen] - episode.time_s[chosen[0]]
-    measured, problem = wrench.measure_forces(
-        forces, record_of_row, time_s, None if hand is None else hand.values, columns
-    )
+    hand = series.get(name.replace("wrench", "eef", 1))
+    hand_poses = None if hand is None else hand.values
+    time_s = episode.time_s[chosen] - episode.time_s[chosen[0]]
+    peak_forces, problem = wrench.measure_forces(forces, record_of_row, time_s, hand_poses, columns)
     if problem:
         warn(problem)
-    return measured
+    return peak_forces
 
 
 def _find_grip_contact(
-    name: str, columns: Columns | PoseColumns, episode: LoggedEpisode, chosen: NDArray[np.int64]
+    name: str, columns: mappings.Columns | mappings.PoseColumns, episode: LoggedEpisode, chosen: NDArray[np.int64]
 ) -> Bools:
     # Returns for each record whether the gripper held something in any message of the record, [n].
-    assert isinstance(columns, GripColumns)
+    assert isinstance(columns, mappings.GripColumns)
     rows, record_of_row = _assign_to_records(episode.series[name], chosen)
-    grip_values, has_contact = rows[:, 0], np.zeros(len(chosen), np.bool_)
+    grip_values = rows[:, 0]
     low, high = columns.bounds
     is_held = np.isfinite(grip_values) & (low < grip_values) & (grip_values < high)
     if np.isinf([low, high]).all():  # without bounds, the values must be 0 and 1
@@ -308,12 +316,13 @@ def _find_grip_contact(
             remedy = f"Write holds_above, holds_below or both under [{name}]."
             refuse_field(f"{numbers} do not show whether the gripper holds something", remedy, name)
         is_held &= grip_values != 0
+    has_contact = np.zeros(len(chosen), np.bool_)
     has_contact[record_of_row[is_held]] = True
     return has_contact
 
 
 def _build_header(
-    episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[str, str], place: Place
+    episode: LoggedEpisode, mapping: mappings.LogMapping, tasks: Mapping[str, str], place: Place
 ) -> dict[str, object]:
     facts = mapping.episode
     outcome = facts.outcomes.get(episode.name)
@@ -329,10 +338,12 @@ def _build_header(
     targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
     embodiment = facts.embodiment or episode.embodiment or "unknown"
     mapped_torques = mapping.columns_of("torque").items()
-    torques = {name: columns for name, columns in mapped_torques if isinstance(columns, TorqueColumns)}
+    torques = {name: columns for name, columns in mapped_torques if isinstance(columns, mappings.TorqueColumns)}
     for name, columns in torques.items():
         _check_torques(columns, embodiment, episode.series[name], name)
+    joint_counts = tuple(episode.series[name].values.shape[1] for name in torques)
     task_text = episode.instruction or episode.name
+    # The task of an episode that `tasks` does not list must not get an id that is in use.
     task_id = facts.task or tasks.get(task_text) or name_tasks([*tasks, task_text])[task_text]
     return {
         "schema_version": ARMS_VERSION if mapping.arms else SCHEMA_VERSION,
@@ -348,11 +359,12 @@ def _build_header(
         "outcome": outcome or ("success" if success else "failure"),
         "embodiment": embodiment,
         "arms": tuple(mapping.arms) or None,
-        "arm_joints": tuple(episode.series[name].values.shape[1] for name in torques) or None if mapping.arms else None,
+        "arm_joints": (joint_counts or None) if mapping.arms else None,
     }
 
 
-def _join_torque_limits(torques: Collection[TorqueColumns], embodiment: str) -> tuple[float, ...] | None:
+def _join_torque_limits(torques: Collection[mappings.TorqueColumns], embodiment: str) -> tuple[float, ...] | None:
+    # Returns the limits of all arms, one arm after the other; None if the robot's published limits apply.
     if all(columns.limits_nm is None for columns in torques):
         return None
     robot = find_robot(embodiment)
@@ -360,7 +372,7 @@ def _join_torque_limits(torques: Collection[TorqueColumns], embodiment: str) -> 
     return tuple(limit for columns in torques for limit in columns.limits_nm or published_nm)
 
 
-def _check_torques(columns: TorqueColumns, embodiment: str, samples: Series, table: str) -> None:
+def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Series, table: str) -> None:
     # Raises an error if limits are unknown, if numbers may be motor currents, or if limits do not fit the joints.
     robot = find_robot(embodiment)
     if columns.limits_nm is None and (robot is None or not robot.limits_nm):
@@ -382,18 +394,17 @@ def _check_torques(columns: TorqueColumns, embodiment: str, samples: Series, tab
         refuse_field(f"the effort of {robot_text} may be motor currents", remedy, table)
     limits_nm, count = columns.limits_nm or (robot.limits_nm if robot else ()), samples.values.shape[1]
     joints = sorted((name for name in samples.names if not re.search("finger|grip", name.lower())), key=_joint_order)
-    problem = "" if count == len(limits_nm) else f"{count} torques, but {len(limits_nm)} limits"
-    if columns.limits_nm is None and samples.names and [*samples.names] != joints:
-        problem = problem or "the joints are not in the order of their limits, which is from the base to the hand"
+    problem = ""
+    if count != len(limits_nm):
+        problem = f"{count} torques, but {len(limits_nm)} limits"
+    elif columns.limits_nm is None and samples.names and [*samples.names] != joints:
+        problem = "the joints are not in the order of their limits, which is from the base to the hand"
     if problem:
         is_order_known = len({*map(_joint_order, joints)}) == len(joints) == len(limits_nm)
-        names_line = (
-            f"names = [{', '.join(map(quote_toml, joints))}]" if is_order_known else f"names = {naming.FILL_IN}"
-        )
-        joint_names = escape_controls(", ".join(samples.names) or "none")
-        refuse_field(
-            problem, f"The names are: {joint_names}. Write under [{table}], one joint per limit:\n  {names_line}", table
-        )
+        names_text = f"[{', '.join(map(quote_toml, joints))}]" if is_order_known else naming.FILL_IN
+        remedy = f"The names are: {escape_controls(', '.join(samples.names) or 'none')}. "
+        remedy += f"Write under [{table}], one joint per limit:\n  names = {names_text}"
+        refuse_field(problem, remedy, table)
 
 
 _UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
@@ -402,7 +413,10 @@ _UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "w
 def _joint_order(name: str) -> int:
     # Key that sorts joints from base to hand: the index in `_UR_JOINTS`, else the last number in the name, else -1.
     matches = [index for index, joint in enumerate(_UR_JOINTS) if joint in name.lower()]
-    return matches[0] if matches else int((re.findall(r"\d+", name) or ["-1"])[-1])
+    numbers = re.findall(r"\d+", name)
+    if matches:
+        return matches[0]
+    return int(numbers[-1]) if numbers else -1
 
 
 def name_tasks(texts: Iterable[str]) -> dict[str, str]:
@@ -414,17 +428,19 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
     tasks: dict[str, str] = {}
     for text in texts:
         plain = unicodedata.normalize("NFC", text.lower())
-        slug = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)
-        task = "-".join(slug.split()) or "task"
+        words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # all else becomes spaces
+        task = "-".join(words.split()) or "task"
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         tasks.setdefault(text, f"{task}-{digest}" if task in tasks.values() else task)
     return tasks
 
 
-def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Series]) -> Iterator[tuple[str, str]]:
+def _find_implausible(
+    file: str, mapping: mappings.LogMapping, series: Mapping[str, Series]
+) -> Iterator[tuple[str, str]]:
     # Yields (source, problem) for numbers that are possible, but probably wrong.
     for name, columns in mapping.sources.items():
-        if not isinstance(columns, PoseColumns) or not series[name].known.any():
+        if not isinstance(columns, mappings.PoseColumns) or not series[name].known.any():
             continue
         poses = series[name].values[series[name].known]
         distance_m = float(np.median(np.linalg.norm(poses[:, :3], axis=1)))
@@ -435,10 +451,8 @@ def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Serie
         run_lengths = np.diff(np.flatnonzero((np.diff(poses, axis=0) != 0).any(axis=1)))
         if len(run_lengths) > _FEW_RUNS and np.median(run_lengths) >= 2:
             problem = f"[{name}] repeats each pose {np.median(run_lengths):.0f} times"
-            yield (
-                file,
-                f"{problem}: poses are published faster than measured, so their speed and acceleration are too large",
-            )
+            reason = "poses are published faster than measured, so their speed and acceleration are too large"
+            yield file, f"{problem}: {reason}"
         if poses.shape[1] == 7:
             norms = np.linalg.norm(poses[:, 3:], axis=1)
             if np.abs(norms - 1).max() > _NORM_SLACK:

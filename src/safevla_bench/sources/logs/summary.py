@@ -20,6 +20,7 @@ _MOST_SHOWN = 8  # for each channel, at most this many extremes and this many wa
 
 def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:
     """Yield for each mapped part a line that summarizes all episodes, then a line for each warning about the part."""
+    # For each part, the lowest and highest values, and as ordered sets its time bases with rates, and its problems.
     bounds: dict[str, tuple[Floats, Floats]] = {}
     clocks: dict[str, dict[str, None]] = {}
     problems: dict[str, dict[str, None]] = {}
@@ -49,9 +50,11 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
             if isinstance(columns, TorqueColumns):
                 robot = find_robot(mapping.episode.embodiment or episode.embodiment or "")
                 limits = np.array(columns.limits_nm or (robot.limits_nm if robot else ()))
-                ratio = np.abs(rows).max(axis=0) / limits if len(limits) == rows.shape[1] else np.zeros(1)
-                if ratio.max() > _MOST_TORQUE:
-                    issues[f"{episode.name}: torque {format_significant(float(ratio.max()))} times its limit"] = None
+                if len(limits) != rows.shape[1]:
+                    continue
+                ratio = float((np.abs(rows).max(axis=0) / limits).max())
+                if ratio > _MOST_TORQUE:
+                    issues[f"{episode.name}: torque {format_significant(ratio)} times its limit"] = None
     for name, (low, high) in bounds.items():
         columns = mapping.sources[name]
         unit = " m" if isinstance(columns, PoseColumns) else _UNITS.get(name.partition(".")[0], "")

@@ -57,28 +57,25 @@ class FrameTree:
         # The poses go up from `frame` to the nearest common ancestor, then down to `into`.
         while up_frames and down_frames and up_frames[-1] == down_frames[-1]:
             up_frames, down_frames = up_frames[:-1], down_frames[:-1]
-        roots = [
-            self._edges[frames[-1]].parents[0] if frames else unmoved
-            for frames, unmoved in ((up_frames, frame), (down_frames, into))
-        ]
-        if roots[0] != roots[1]:
-            known_frames = (
-                ", ".join(sorted({*self._edges, *(edge.parents[0] for edge in self._edges.values())})) or "none"
-            )
-            remedy = f"Known frames: {known_frames}. Write all topics with transforms as `topics` under [transforms]."
+        top_frame = self._edges[up_frames[-1]].parents[0] if up_frames else frame
+        top_into = self._edges[down_frames[-1]].parents[0] if down_frames else into
+        if top_frame != top_into:
+            known_frames = sorted({*self._edges, *(edge.parents[0] for edge in self._edges.values())})
+            listed = ", ".join(known_frames) or "none"
+            remedy = f"Known frames: {listed}. Write all topics with transforms as `topics` under [transforms]."
             raise RecordError(f"no transforms connect {frame!r} with {into!r}", remedy=remedy)
         from scipy.spatial.transform import Rotation  # slow to import
 
-        position, rotation = poses[:, :3], Rotation.from_quat(poses[:, _XYZW]) if poses.shape[1] == 7 else None
+        position = poses[:, :3]
+        rotation = Rotation.from_quat(poses[:, _XYZW]) if poses.shape[1] == 7 else None
         for child in up_frames:
             origin, axes = self._interpolate_frame(child, time_ns)
-            position, rotation = origin + axes.apply(position), None if rotation is None else axes * rotation
+            position = origin + axes.apply(position)
+            rotation = None if rotation is None else axes * rotation
         for child in reversed(down_frames):
             origin, axes = self._interpolate_frame(child, time_ns)
-            position, rotation = (
-                axes.inv().apply(position - origin),
-                None if rotation is None else axes.inv() * rotation,
-            )
+            position = axes.inv().apply(position - origin)
+            rotation = None if rotation is None else axes.inv() * rotation
         return position if rotation is None else np.hstack([position, rotation.as_quat()[:, [3, 0, 1, 2]]])
 
     def _list_ancestors(self, frame: str) -> list[str]:
@@ -105,15 +102,14 @@ class FrameTree:
             poses = np.broadcast_to(edge.poses[-1], (len(time_ns), 7))
             return poses[:, :3], Rotation.from_quat(poses[:, _XYZW])
         before = np.searchsorted(edge.time_ns, time_ns, side="right") - 1  # index of latest transform; -1 = none
-        elapsed_ns, gap_ns = (
-            time_ns - edge.time_ns[np.maximum(before, 0)],
-            np.diff(edge.time_ns, append=edge.time_ns[-1]),
-        )
-        is_known = (before >= 0) & (
-            (elapsed_ns == 0) | (elapsed_ns < gap_ns[before]) & (gap_ns[before] <= self._max_gap_ns)
-        )
+        elapsed_ns = time_ns - edge.time_ns[np.maximum(before, 0)]
+        # Time from the latest transform to the next one; 0 after the last.
+        gap_ns = np.diff(edge.time_ns, append=edge.time_ns[-1])[before]
+        is_between = (elapsed_ns < gap_ns) & (gap_ns <= self._max_gap_ns)
+        is_known = (before >= 0) & ((elapsed_ns == 0) | is_between)
         clipped_ns = np.clip(time_ns, edge.time_ns[0], edge.time_ns[-1])
         origin = np.stack([np.interp(clipped_ns, edge.time_ns, column) for column in edge.poses[:, :3].T], axis=1)
         origin[~is_known] = np.nan
+        # Slerp needs two keys, so the last pose is repeated 1 ns later.
         key_ns, key_poses = np.append(edge.time_ns, edge.time_ns[-1] + 1), edge.poses[[*range(len(edge.poses)), -1]]
-        return origin, Slerp(key_ns, Rotation.from_quat(key_poses[:, _XYZW]))(clipped_ns)  # Slerp needs two keys
+        return origin, Slerp(key_ns, Rotation.from_quat(key_poses[:, _XYZW]))(clipped_ns)

@@ -78,6 +78,7 @@ def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[An
 def _list_trials(
     recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker], first_ns: int
 ) -> Iterator[MessageSpan]:
+    # Yields the spans of the mapping's trials; without trials, the whole recording. Trials are numbered from 0.
     file = str(recording.parts[0])
     if not mapping.trials:
         yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode)
@@ -85,10 +86,8 @@ def _list_trials(
     for facts in mapping.trials:
         first_span = len(spans)
         if facts.marker is None:
-            begin_ns, end_ns = (
-                default_ns if bound_s is None else round(bound_s * 1e9) + (0 if bound_s >= _EPOCH_S else first_ns)
-                for bound_s, default_ns in ((facts.start_s, _BEGINNING), (facts.end_s, _END))
-            )
+            begin_ns = _BEGINNING if facts.start_s is None else _find_log_time(facts.start_s, first_ns)
+            end_ns = _END if facts.end_s is None else _find_log_time(facts.end_s, first_ns)
             spans.append((begin_ns, end_ns))
         else:
             times_ns, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
@@ -106,3 +105,8 @@ def _list_trials(
             ]
         for span_index in range(first_span, len(spans)):
             yield MessageSpan(file, f"{recording.name}_{span_index}", *spans[span_index], facts)
+
+
+def _find_log_time(bound_s: float, first_ns: int) -> int:
+    # Returns a trial's start or end as a log time [ns].
+    return round(bound_s * 1e9) + (0 if bound_s >= _EPOCH_S else first_ns)

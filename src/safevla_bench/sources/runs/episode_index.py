@@ -42,7 +42,7 @@ class EpisodeNote(NamedTuple):
     kitchen: Kitchen | None  # the values that fix the start of a RoboCasa episode, if recorded
     start_marks: tuple[str, ...]  # header fields that mark a start which the suite does not define
     stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
-    source: int
+    source: int  # index of the episode's source
     place: int  # index among all episodes of its source, including invalid ones
 
 
@@ -124,10 +124,11 @@ class EpisodeIndex:
         """
         wanted = frozenset(wanted)
         for source_index, (source, indices) in enumerate(self.by_source()):
-            first, keys = indices.start, {self.headers[index].key for index in indices}
+            keys = {self.headers[index].key for index in indices}
+            first = indices.start  # index of the next batch's first episode
             batches = source.read() if self.kept is None else self.kept[source_index]
             for batch in merge_batches(_filter_episodes(batches, keys)):
-                chosen = [k for k in range(len(batch)) if first + k in wanted]
+                chosen = [offset for offset in range(len(batch)) if first + offset in wanted]
                 if kept is not None and chosen:
                     kept.append(select_episodes(batch, chosen))
                 first += len(batch)
@@ -147,12 +148,12 @@ class EpisodeIndex:
         """Return the episodes at these indices, in the order given; None if `indices` is empty. Only these episodes are
         decoded. Raises `RunError` if a source no longer has one of them at its location.
         """
-        chosen = [self.notes[int(index)] for index in indices]
+        notes = [self.notes[int(index)] for index in indices]
         episode_by_key: dict[EpisodeKey, Batch] = {}
         for source_index, source in enumerate(self.sources):
-            wanted = [note for note in chosen if note.source == source_index]
+            wanted = [note for note in notes if note.source == source_index]
             episode_by_key |= _read_wanted(source, wanted, None if self.kept is None else self.kept[source_index])
-        return concatenate_batches([episode_by_key[note.header.key] for note in chosen]) if chosen else None
+        return concatenate_batches([episode_by_key[note.header.key] for note in notes]) if notes else None
 
     def read_episode(self, index: int) -> Batch:
         """Return the episode at an index. Raises the same errors as `read_episodes`."""
@@ -165,14 +166,14 @@ class EpisodeIndex:
         chosen = sorted(set(indices))
         with_records = self.read_episodes(chosen)
         batch = self.append_headers([] if with_records is None else [with_records], chosen)
-        return select_episodes(batch, np.argsort([*chosen, *self._other_indices(chosen)]))
+        order = np.argsort([*chosen, *self._other_indices(chosen)])  # from the order of `batch` to that of the index
+        return select_episodes(batch, order)
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
         """Return the episodes of `batches` (those at `indices`), then only header and length of all other episodes."""
         others = self._other_indices(indices)
-        return concatenate_batches(
-            [*batches, batch_of_headers([self.headers[index] for index in others], self.lengths[others])]
-        )
+        without_records = batch_of_headers([self.headers[index] for index in others], self.lengths[others])
+        return concatenate_batches([*batches, without_records])
 
     def _other_indices(self, indices: Collection[int]) -> list[int]:
         return sorted(set(range(len(self))) - set(indices))
@@ -190,8 +191,9 @@ class Scan:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.sources = open_sources(paths)
-        folders = [source.path for source in self.sources]
-        files = [file for path in folders for file in ([path] if path.is_file() else archive_parts(path))]
+        files: list[Path] = []
+        for source in self.sources:
+            files += [source.path] if source.path.is_file() else archive_parts(source.path)
         total_bytes = sum(path.stat().st_size for path in files)
         self._budget = Budget(max(MAX_NOTES_BYTES, total_bytes), "bytes of facts about the episodes")
         self._notes: list[EpisodeNote] = []
@@ -218,7 +220,8 @@ class Scan:
                 if self._kept is not None:
                     self._kept[source_index].append(batch)
                     self._free_bytes -= _batch_bytes(batch)
-                    self._kept = self._kept if self._free_bytes >= 0 else None
+                    if self._free_bytes < 0:
+                        self._kept = None
                 yield batch
 
     def _note_batches(self, source_index: int, source: RecordSource) -> Iterator[Batch]:
@@ -228,20 +231,17 @@ class Scan:
             if isinstance(batch, RecordError):
                 self._spend(_ERROR_BYTES, source)
                 self._problems.append(batch)
-                damaged_ids |= {batch.place.episode} if isinstance(batch, DamageError) else set()
-                place += (batch.episodes or 0) if isinstance(batch, DamageError) else 1
+                if isinstance(batch, DamageError):
+                    damaged_ids.add(batch.place.episode)
+                    place += batch.episodes or 0
+                else:
+                    place += 1
                 continue
-            resets, flags = earlier_resets(batch), mark_flags(batch, PRIVILEGED)
-            facts = (
-                map(self._share_values, batch.headers),
-                batch.lengths.tolist(),
-                flags,
-                resets,
-                kitchens(batch),
-                start_marks(batch),
-            )
+            # Columns in the order of the fields of `EpisodeNote`.
+            headers, lengths = map(self._share_values, batch.headers), batch.lengths.tolist()
+            marks = mark_flags(batch, PRIVILEGED), earlier_resets(batch), kitchens(batch), start_marks(batch)
             times = map(batch.stamps_s.get, range(len(batch)))
-            notes = list(map(EpisodeNote, *facts, times, repeat(source_index), count(place)))
+            notes = list(map(EpisodeNote, headers, lengths, *marks, times, repeat(source_index), count(place)))
             self._spend(_estimate_bytes(notes), source)
             self._notes += notes
             place += len(notes)
@@ -250,12 +250,12 @@ class Scan:
 
     def _share_values(self, header: Header) -> Header:
         """Return a copy of the header in which values are shared, so that equal values are stored only once."""
-        values = {name: getattr(header, name) for name in _SHARED_FIELDS}
-        keys = {name: repr(value) if isinstance(value, Mapping) else value for name, value in values.items()}
-        return replace_fields(
-            header,
-            **{name: self._shared_values.setdefault((name, keys[name]), value) for name, value in values.items()},
-        )
+        shared_values = {}
+        for name in _SHARED_FIELDS:
+            value = getattr(header, name)
+            key = repr(value) if isinstance(value, Mapping) else value  # a mapping cannot be a key
+            shared_values[name] = self._shared_values.setdefault((name, key), value)
+        return replace_fields(header, **shared_values)
 
     def _spend(self, size_bytes: int, source: RecordSource) -> None:
         try:
@@ -328,10 +328,12 @@ def _batch_bytes(batch: Batch) -> int:
 
 
 def _array_bytes(value: object) -> int:
+    # Returns the memory of all arrays in an array, mapping or dataclass; 0 for any other value.
     if isinstance(value, np.ndarray):
         return value.nbytes
-    parts = value if isinstance(value, Mapping) else getattr(value, "__dataclass_fields__", {})
-    return sum(_array_bytes(value[name] if parts is value else getattr(value, name)) for name in parts)
+    if isinstance(value, Mapping):
+        return sum(map(_array_bytes, value.values()))
+    return sum(_array_bytes(getattr(value, name)) for name in getattr(value, "__dataclass_fields__", ()))
 
 
 def _estimate_bytes(value: object) -> int:
@@ -351,6 +353,7 @@ def _estimate_bytes(value: object) -> int:
 
 
 def _filter_episodes(batches: Iterable[Batch | RecordError], keys: set[EpisodeKey]) -> Iterator[Batch]:
+    # Yields the episodes with these keys; errors are left out.
     for batch in batches:
         if isinstance(batch, RecordError):
             continue
@@ -366,10 +369,13 @@ def _read_wanted(
 ) -> dict[EpisodeKey, Batch]:
     # Returns key -> batch of one episode. Raises an error if the source does not have exactly the wanted episodes.
     keys = {note.header.key for note in wanted}
+    if not wanted:
+        return {}
     candidates = source.read([note.place for note in wanted]) if kept is None else kept
-    batches = _filter_episodes(candidates, keys) if wanted else ()
     episodes = {
-        header.key: select_episodes(batch, [index]) for batch in batches for index, header in enumerate(batch.headers)
+        header.key: select_episodes(batch, [index])
+        for batch in _filter_episodes(candidates, keys)
+        for index, header in enumerate(batch.headers)
     }
     if keys != episodes.keys():
         raise _changed_source(source.path)

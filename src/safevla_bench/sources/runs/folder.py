@@ -45,21 +45,11 @@ VERDICTS = "verdicts.msgpack.gz"
 """The file with all data from which summaries are computed; `safevla score --combine` reads it."""
 MAX_VERDICTS_BYTES = 1 << 30
 EXPERIMENTS = "experiments"  # subfolder of a run folder for judgements by rules other than the run's rules
-EXPORTS = frozenset(
-    ("safevla.csv", "submission.json", "episode.rrd", "episode.mcap", "model_card.md", "robocasa.json", "lerobot")
-    + (
-        "pairs",
-        "pairs-found",
-        "eval_info.json",
-        "vla_eval.json",
-        "eval_results.yaml",
-        "tensorboard",
-        "board",
-        "figures",
-        "sensitivity-physics.json",
-        EXPERIMENTS,
-    )
+_EXPORT_NAMES = (
+    "safevla.csv submission.json episode.rrd episode.mcap model_card.md robocasa.json lerobot pairs pairs-found "
+    "eval_info.json vla_eval.json eval_results.yaml tensorboard board figures sensitivity-physics.json"
 )
+EXPORTS = frozenset([*_EXPORT_NAMES.split(), EXPERIMENTS])
 """Files that a command writes into a run folder if the run is its only source, apart from judgement and pictures."""
 MISSING = "missing"
 _RESTORE = "Restore the file, or score the records in archive/ or raw/ directly."
@@ -129,12 +119,12 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
     policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if measured
     ran_on: Mapping[str, str] = {}  # episode -> the node and process that ran it
     policies_say: Sequence[PolicyGreeting] = ()  # statements of policies about themselves, in episode order
-    repeated_answers: Mapping[
-        str, Repeats
-    ] = {}  # policy -> result of repeated requests to its server after the run's last episode
+    # Policy -> the result of repeated requests to its server after the run's last episode.
+    repeated_answers: Mapping[str, Repeats] = {}
 
     @property
     def statements(self) -> dict[str, Mapping[str, object]]:
+        # Episode -> what its policy says about itself.
         return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
@@ -252,17 +242,15 @@ def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *
     """
     listed_codes = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
     if any(is_other_code(code, other) for code in codes for other in others):
-        problem = (
-            f"the episodes here and the other episodes were recorded by different versions of the code:\n{listed_codes}"
-        )
+        problem = "the episodes here and the other episodes were recorded by different versions of the code"
+        problem = f"{problem}:\n{listed_codes}"
         if not is_allowed:
             remedy = "Use one version of the code for a whole run. Or pass --other-code, which marks the run."
             raise RunError(problem, remedy=remedy, place=Place(file=place))
         _log.warning("%s: %s", place, problem)
     elif UNKNOWN in (*codes, *others):
-        _log.warning(
-            "%s: the code that recorded the episodes is unknown, and was not compared:\n%s", place, listed_codes
-        )
+        problem = "the code that recorded the episodes is unknown, and was not compared"
+        _log.warning("%s: %s:\n%s", place, problem, listed_codes)
 
 
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
@@ -290,9 +278,13 @@ def read_facts(folder: Path) -> DayFacts:
 
 def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
     """Return policy -> the latencies of its episodes, for the policies that use a server according to run.json."""
-    served = [row["policy"] for row in policy_rows(description) if "dialect" in row]
-    latencies = read_facts(folder).policy_latency.items() if served else ()
-    by_policy = {policy: [row for name, row in latencies if name.startswith(f"{policy}/")] for policy in served}
+    served_policies = [row["policy"] for row in policy_rows(description) if "dialect" in row]
+    if not served_policies:
+        return {}
+    latencies = read_facts(folder).policy_latency.items()
+    by_policy = {
+        policy: [row for name, row in latencies if name.startswith(f"{policy}/")] for policy in served_policies
+    }
     return {policy: rows for policy, rows in by_policy.items() if rows}
 
 
@@ -472,30 +464,33 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
         plan = msgspec.convert(description, _Plan)
     except msgspec.ValidationError as error:
         raise RunError(f"{RUN}: the plan is damaged: {error}", remedy="Restore the file.") from None
-    is_decided = plan.decision is not None and plan.decision.is_decided
-    expected = plan.decision.episodes if plan.decision and is_decided else plan.planned
-    listed, planned = {row.episode_id for row in rows}, None if is_decided else _list_planned(plan, rows)
+    if plan.decision is None or not plan.decision.is_decided:
+        expected, planned = plan.planned, _list_planned(plan, rows)
+    else:  # the stopping rule determined the number of episodes
+        expected, planned = plan.decision.episodes, None
     if planned is None or len(planned) != expected:
         surplus = len(rows) - expected
         return PlanDifference(unnamed=max(0, -surplus), unplanned=max(0, surplus))
+    listed = {row.episode_id for row in rows}
     missing = [absent for name, absent in planned.items() if name not in listed]
     return PlanDifference(tuple(missing), unplanned=len(rows) - len(listed & planned.keys()))
 
 
 def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
-    # Id -> planned episode, in plan order; None if run.json does not say which episodes were planned.
+    # Returns id -> planned episode, in plan order; None if run.json does not say which episodes were planned.
     whole_count = plan.shard.whole if plan.shard else plan.planned
     if whole_count > _MAX_NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):
         return None
     suite_size: dict[str, int] = {}  # suite -> largest number of episodes of a task
     for row in rows:
         suite_size[row.benchmark] = max(suite_size.get(row.benchmark, 0), row.episode + 1)
+    # The number of episodes of each task, without tasks that have none.
     episodes_of_task = {
         task: count
         for task in plan.tasks
         if (count := plan.episodes if isinstance(plan.episodes, int) else suite_size.get(task.partition("/")[0], 0)) > 0
     }
-    if len(plan.policies) * sum(episodes_of_task.values()) != whole_count:
+    if len(plan.policies) * sum(episodes_of_task.values()) != whole_count:  # the policies or tasks are not all listed
         return None
     episodes = (
         (policy.policy, task, number)

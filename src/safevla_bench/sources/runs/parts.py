@@ -87,7 +87,11 @@ def count_progress(folder: Path) -> tuple[int, int]:
     """
     description = run_folder.read_description(folder)
     planned = description.get("planned")
-    done = planned if description.get("complete") else len(_row_paths(folder)) if has_raw(folder) else 0
+    done: object = 0
+    if description.get("complete"):
+        done = planned
+    elif has_raw(folder):
+        done = len(_row_paths(folder))
     return (done, planned) if isinstance(done, int) and isinstance(planned, int) else (0, 0)
 
 
@@ -173,9 +177,8 @@ def read_record(folder: Path, index: int) -> Batch:
         with limit_memory(path):
             (record,) = npz.read_npz(path, EpisodeSelection())
     except OSError as error:
-        remedy = (
-            f"Restore the file; or remove {path.with_suffix(_ROW_SUFFIX)} and resume the run, to run the episode again."
-        )
+        row_path = path.with_suffix(_ROW_SUFFIX)
+        remedy = f"Restore the file; or remove {row_path} and resume the run, to run the episode again."
         problem = "the record is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         raise DamageError(problem, episodes=1, remedy=remedy, place=Place(file=str(path))) from None
     if isinstance(record, RecordError):
@@ -235,16 +238,15 @@ SEAL = "file_sha256"  # last key of manifest.json, and of `volatile` in run.json
 
 def seal_json(document: Mapping[str, object]) -> bytes:
     """Return a document as JSON. Its last key must be `SEAL`, whose value "" is replaced by the digest of the rest."""
-    head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)
+    head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)  # `tail` is the rest after the digest
     return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail
 
 
 def is_sealed(content: bytes) -> bool:
     """Return whether a file's bytes are unchanged since `seal_json`."""
     head, key, rest = content.rpartition(_SEAL_KEY)
-    return (
-        bool(key) and rest[:_DIGEST_LENGTH] == hashlib.sha256(head + key + rest[_DIGEST_LENGTH:]).hexdigest().encode()
-    )
+    digest, tail = rest[:_DIGEST_LENGTH], rest[_DIGEST_LENGTH:]
+    return bool(key) and digest == hashlib.sha256(head + key + tail).hexdigest().encode()
 
 
 _SEAL_KEY, _DIGEST_LENGTH = f'"{SEAL}": "'.encode(), 64
@@ -304,7 +306,8 @@ def changed_files(folder: Path) -> Iterator[str]:
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its bytes do not match its {SEAL}"
     for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_OUTSIDE_ARCHIVE.fullmatch, files)]):
-        path, digest = folder / name, ""
+        path = folder / name
+        digest = ""  # of a file that is missing, or is outside the folder
         if name == run_folder.RUN:
             digest = _digest_description(run_folder.read_description(folder))
         elif path.is_file() and path.resolve().is_relative_to(folder.resolve()):
@@ -314,12 +317,14 @@ def changed_files(folder: Path) -> Iterator[str]:
 
 
 def _describe_change(digest: str, stated_digest: str | None) -> str:
+    # Returns the end of a sentence about a file; the digest of a missing file is "".
     if not digest:
         return f"is missing, but {run_folder.MANIFEST} names it"
     return f"was changed since it was written: its sha256 is {digest}, but {run_folder.MANIFEST} states {stated_digest}"
 
 
 def _digest_description(description: Mapping[str, object]) -> str:
+    # Returns the sha256 of run.json without the facts that vary between repetitions.
     repeatable = {name: value for name, value in description.items() if name != "volatile"}
     return hashlib.sha256(json.dumps(repeatable).encode()).hexdigest()
 
@@ -381,6 +386,7 @@ def read_records(folder: Path) -> Iterator[Batch]:
 
 
 def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterator[Path]:
+    # Writes the parts of the archive, and yields the path of each.
     own_path(folder, run_folder.ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
     for number, first_record in enumerate(remaining):  # the loop's body takes the part's further records

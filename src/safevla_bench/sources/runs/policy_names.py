@@ -61,9 +61,11 @@ class PolicyIdentity:
         servers must be equal instead.
         """
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
-            both_stated = suite in self.statements and suite in other.statements
-            self_texts, other_texts = (policy.statements if both_stated else policy.servers for policy in (self, other))
-            if self_texts.get(suite) != other_texts.get(suite):
+            if suite in self.statements and suite in other.statements:
+                is_same_text = self.statements[suite] == other.statements[suite]
+            else:
+                is_same_text = self.servers.get(suite) == other.servers.get(suite)
+            if not is_same_text:
                 return False
         return self.facts == other.facts
 
@@ -99,6 +101,7 @@ def _flatten_facts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _statements_by_suite(description: Mapping[str, object], policy: str) -> dict[str, str]:
+    # Returns suite -> the policy's statements about itself as one text. Malformed entries of run.json are ignored.
     greetings = read_volatile(description).get("policies_say")
     texts: dict[str, list[str]] = {}
     for row in greetings if isinstance(greetings, list) else ():
@@ -113,9 +116,10 @@ def _servers_by_suite(description: Mapping[str, object]) -> dict[str, str]:
     # A text is SUITE=URL or URL. A URL without a suite is the server of all suites that the other texts do not name.
     for text in listed_servers if isinstance(listed_servers, list | tuple) else ():
         suite, _, url = str(text).rpartition("=")
-        for served_suite in [suite] if suite else suites if isinstance(suites, list | tuple) else ():
-            if suite or str(served_suite) not in servers:
-                servers[str(served_suite)] = url
+        if suite:
+            servers[suite] = url
+        elif isinstance(suites, list | tuple):
+            servers |= {str(suite): url for suite in suites if str(suite) not in servers}
     return servers
 
 
@@ -140,10 +144,10 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
     """Return for each source: recorded name -> new name, for each policy that shares its name with a different policy.
     `identities` are the policies in each source's run.json. An archive has no run.json, and may hold any policy.
     """
-    everyone = [identity for source_identities in identities for identity in source_identities]
+    all_identities = [identity for source_identities in identities for identity in source_identities]
     renamed: list[dict[str | None, str]] = [{} for _ in paths]
-    for name in dict.fromkeys(identity.name for identity in everyone):
-        groups = _group_same_policies([identity for identity in everyone if identity.name == name])
+    for name in dict.fromkeys(identity.name for identity in all_identities):
+        groups = _group_same_policies([identity for identity in all_identities if identity.name == name])
         labels = _label_groups(name, groups) if len(groups) > 1 else []
         for new_names, source_identities, path in zip(renamed, identities, paths, strict=True):
             own_labels = [
@@ -161,11 +165,12 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
 def _group_same_policies(identities: Sequence[PolicyIdentity]) -> list[list[PolicyIdentity]]:
     groups: list[list[PolicyIdentity]] = []
     for identity in identities:
-        group = next((group for group in groups if all(identity.is_same(other) for other in group)), None)
-        if group is None:
+        for group in groups:
+            if all(identity.is_same(other) for other in group):
+                group.append(identity)
+                break
+        else:  # no group has the same policy
             groups.append([identity])
-        else:
-            group.append(identity)
     return groups
 
 
@@ -179,18 +184,16 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
         }
         for group in groups
     ]
+    # Only facts that differ between the groups and whose values are short are shown.
     shown_keys = []
     for key in dict.fromkeys(key for group_facts in facts for key in group_facts):
-        texts = {group_facts.get(key) for group_facts in facts}
-        if len(texts) > 1 and all(len(text or "") <= _LONGEST_TEXT for text in (key, *texts)):
+        values = {group_facts.get(key) for group_facts in facts}
+        if len(values) > 1 and all(len(text or "") <= _LONGEST_TEXT for text in (key, *values)):
             shown_keys.append(key)
-    fact_texts = [
-        ", ".join(
-            f"{key}={group_facts[key]}" if key in group_facts else f"no {key}" for key in shown_keys[:_MOST_FACTS]
-        )
-        for group_facts in facts
-    ]
-    labels = [f"{name} ({text})" for text in fact_texts]
+    labels = []
+    for group_facts in facts:
+        texts = [f"{key}={group_facts[key]}" if key in group_facts else f"no {key}" for key in shown_keys[:_MOST_FACTS]]
+        labels.append(f"{name} ({', '.join(texts)})")
     if not shown_keys or len(set(labels)) < len(labels):
         sources = [dict.fromkeys(identity.source.name for identity in group) for group in groups]
         labels = [f"{name} ({', '.join(group_sources)})" for group_sources in sources]

@@ -46,16 +46,14 @@ class LeftOut:
         names an episode is one lost episode. Without a name, it is a damaged location with `episodes` lost episodes.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
-        named_count = sum(problem.place.episode is not None for problem in damage)
         unnamed_damage = [problem for problem in damage if problem.place.episode is None]
-        lost_count = sum(problem.episodes or 0 for problem in unnamed_damage)
-        is_unknown = any(problem.episodes is None for problem in unnamed_damage)
+        named_count = len(damage) - len(unnamed_damage)
         absent = (episode for source in sources for episode in source.absent)
         return cls(
-            len(problems) - len(damage),
-            named_count + lost_count,
-            len(damage) - named_count,
-            is_unknown,
+            invalid=len(problems) - len(damage),
+            lost=named_count + sum(problem.episodes or 0 for problem in unnamed_damage),
+            damaged=len(unnamed_damage),
+            unknown=any(problem.episodes is None for problem in unnamed_damage),
             missing=tuple(episode for episode in absent if episode.outcome == run_folder.MISSING),
             unnamed=sum(source.plan.unnamed for source in sources),
             unplanned=sum(source.plan.unplanned for source in sources),
@@ -73,8 +71,10 @@ class LeftOut:
         """Return a phrase for each kind of episode that was left out, or about damage that lost no episode."""
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.unknown:
-            episodes_text = count_noun(self.lost, "episode") if self.lost else "an unknown number of episodes"
-            phrases.append(f"{'more than ' if self.lost else ''}{episodes_text} lost in damaged files")
+            count_text = (
+                f"more than {count_noun(self.lost, 'episode')}" if self.lost else "an unknown number of episodes"
+            )
+            phrases.append(f"{count_text} lost in damaged files")
         elif self.lost:
             phrases.append(f"{count_noun(self.lost, 'episode')} lost in damaged files")
         elif self.damaged:
@@ -159,8 +159,10 @@ class RecordSource:
         """Yield the records and errors, then an error for each expected episode that no record or error named. Errors
         that name no expected episode count as zero lost episodes. Records that are not expected become errors.
         """
+        # Escaped name -> name of each expected episode without a record or error; errors have escaped names.
         missing_names = {escape_controls(name): name for name in expected}
         planned_names = set(missing_names)
+        surplus_problem = "the archive has a record of this episode, but the run's table of episodes does not list it"
         for batch in self.read():
             if isinstance(batch, RecordError):
                 name = escape_controls(batch.place.episode or "")
@@ -173,14 +175,9 @@ class RecordSource:
             for name in names:
                 missing_names.pop(name, None)
             planned_indices = [index for index, name in enumerate(names) if name in planned_names]
-            surplus_problem = (
-                "the archive has a record of this episode, but the run's table of episodes does not list it"
-            )
-            yield from (
-                RecordError(surplus_problem, place=self._episode_place(name))
-                for name in names
-                if name not in planned_names
-            )
+            for name in names:
+                if name not in planned_names:
+                    yield RecordError(surplus_problem, place=self._episode_place(name))
             if planned_indices:
                 yield batch if len(planned_indices) == len(batch) else select_episodes(batch, planned_indices)
         lost_problem = "the episode was recorded, but no part of the archive has a readable record of it"
@@ -224,17 +221,18 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
         [dataclass_replace(identity, name=names.get(identity.name, identity.name)) for identity in source_identities]
         for source_identities, names in zip(recorded_identities, user_names, strict=True)
     ]
+    distinct_names = naming.distinguish_policies(identities, paths)
     renamed = []
-    for source, names, distinct_names in zip(
-        sources, user_names, naming.distinguish_policies(identities, paths), strict=True
-    ):
-        other_names = {policy: name for policy, name in distinct_names.items() if policy not in names.values()}
-        user_named = {policy: distinct_names.get(name, name) for policy, name in names.items()}
+    for source, names, new_names in zip(sources, user_names, distinct_names, strict=True):
+        # The keys of `new_names` are the names that the user gave, or else the recorded names.
+        other_names = {policy: name for policy, name in new_names.items() if policy not in names.values()}
+        user_named = {policy: new_names.get(name, name) for policy, name in names.items()}
         renamed.append(source.rename_policies({**other_names, **user_named}))
     return renamed
 
 
 def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyIdentity]) -> list[str | None]:
+    # Reads the records only if the user named the policy and run.json lists none.
     if identities or getattr(source.path, "policy", None) is None:
         return [identity.name for identity in identities]
     batches = (batch for batch in source.read() if isinstance(batch, Batch))
@@ -268,11 +266,12 @@ def require_source(path: Path) -> None:
 
 
 def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-    is_empty = wanted is None  # a selection of episodes may be empty
+    # Yields the episodes of an archive file, and an error for a file without episodes.
+    has_episodes = False
     for batch in archive.read_episodes([path], wanted):
-        is_empty = False
+        has_episodes = True
         yield batch
-    if is_empty:
+    if not has_episodes and wanted is None:  # a selection of episodes may be empty
         remedy = "An archive needs at least one episode, one per line."
         yield RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
 
@@ -287,10 +286,8 @@ def require_run(path: Path, remedy: str = "Name a run folder, which holds run.js
         problem = f"contains scores, but is not a run folder: it has no {run_folder.RUN}"
         remedy = "Name the run folder or archive that was judged, with its --set, --library or --rules."
     elif any(path.glob(f"*/{run_folder.RUN}")):
-        problem, remedy = (
-            "contains run folders, but is not a run folder",
-            f"Name the run folders: {shlex.quote(str(path))}/*",
-        )
+        problem = "contains run folders, but is not a run folder"
+        remedy = f"Name the run folders: {shlex.quote(str(path))}/*"
     raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
 
 
@@ -298,7 +295,9 @@ _ANY_SOURCE = "Name a run folder (it holds run.json), an archive file, or a log:
 
 
 def _open_folder(path: Path) -> RecordSource:
-    if not (path / run_folder.RUN).exists() and (archive_file := find_scored_archive(path)):
+    # A folder of scores, which is not a run, may contain the archive that was judged.
+    archive_file = None if (path / run_folder.RUN).exists() else find_scored_archive(path)
+    if archive_file is not None:
         return open_source(archive_file)
     require_run(path, _ANY_SOURCE)
     description = run_folder.read_description(path)
@@ -311,11 +310,13 @@ def _open_folder(path: Path) -> RecordSource:
         files = parts.listed_parts(path) or parts.record_files(path)
         rows, read = parts.episode_rows(path), partial(archive.read_episodes, files)
     plan = run_folder.compare_plan(description, rows) if complete else _AS_PLANNED
-    absent = (*(run_folder.AbsentEpisode.from_row(row) for row in rows if row.outcome == "crashed"), *plan.missing)
+    crashed = [run_folder.AbsentEpisode.from_row(row) for row in rows if row.outcome == "crashed"]
     recorded = (row for row in rows if row.outcome != "crashed")
-    expected = [run_folder.AbsentEpisode.from_row(row, outcome=LOST, reason=_REASON) for row in recorded]
-    expected_records = tuple(expected) if complete and rows else None
-    return RecordSource(path, absent, description, read, tuple(files), expected_records, complete, plan=plan)
+    expected = None
+    if complete and rows:
+        expected = tuple(run_folder.AbsentEpisode.from_row(row, outcome=LOST, reason=_REASON) for row in recorded)
+    absent = (*crashed, *plan.missing)
+    return RecordSource(path, absent, description, read, tuple(files), expected, complete, plan=plan)
 
 
 def find_scored_archive(folder: Path) -> Path | None:
@@ -323,7 +324,7 @@ def find_scored_archive(folder: Path) -> Path | None:
     try:
         decode = msgspec.json.Decoder(_ScoredSources).decode
         listed = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources
-        (source,) = decode_json(listed, list[_ScoredSource])
+        (source,) = decode_json(listed, list[_ScoredSource])  # raises `ValueError` if there are several sources
     except (OSError, ValueError, RecursionError):
         return None
     path = folder / Path(source.archive).name

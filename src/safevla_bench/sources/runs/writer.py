@@ -22,26 +22,8 @@ import msgspec
 from safevla_bench.archive import npz
 from safevla_bench.errors import FileError, Place, RunError
 from safevla_bench.files import make_folder, own_path, translated_errors, write_atomically
+from safevla_bench.sources.runs import folder as run_folder
 from safevla_bench.sources.runs import parts
-from safevla_bench.sources.runs.folder import (
-    ARCHIVE,
-    DECISION,
-    EPISODES,
-    MANIFEST,
-    RUN,
-    EpisodeRow,
-    PlanStretch,
-    Repeats,
-    archive_parts,
-    dump_json,
-    is_own_loop,
-    read_description,
-    read_facts,
-    read_manifest,
-    read_volatile,
-    recorded_code,
-    require_same_code,
-)
 from safevla_bench.sources.runs.sources import require_run
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.folder import is_of_killed_writer, lock_folder, remove_unused, require_free_folder, unlock_folder
@@ -74,18 +56,21 @@ class RunFolderWriter:
         self._is_new = not folder.exists()
         make_folder(folder)
         with translated_errors(folder):
-            if not (folder / RUN).exists():
+            if not (folder / run_folder.RUN).exists():
                 require_free_folder(folder, is_of_killed_writer)
         self._lock = lock_folder(folder)
         try:
-            self.fresh = all(map(is_of_killed_writer, folder.iterdir()))
+            self.fresh = all(map(is_of_killed_writer, folder.iterdir()))  # True, too, for an empty folder
             if self.fresh:
-                write_atomically(folder / RUN, dump_json({**description, "complete": False}))
+                write_atomically(folder / run_folder.RUN, run_folder.dump_json({**description, "complete": False}))
             else:
                 _require_continuable(folder, description, "" if resume else self._continuation)
-                codes = recorded_code(read_description(folder)), recorded_code(description)
-                require_same_code(str(folder), *codes, is_allowed=other_code)
-            self.description = read_description(folder)
+                codes = (
+                    run_folder.recorded_code(run_folder.read_description(folder)),
+                    run_folder.recorded_code(description),
+                )
+                run_folder.require_same_code(str(folder), *codes, is_allowed=other_code)
+            self.description = run_folder.read_description(folder)
             self.complete = self.description.get("complete") is True
             with self._resumable_errors():
                 if self.complete:
@@ -125,22 +110,30 @@ class RunFolderWriter:
         for name, problem in parts.changed_parts(self.folder):
             remedy = "Restore the file first: repeating episodes removes the manifest with the file's digest."
             raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
-        if unplanned := [row.episode_id for row in parts.episode_rows(self.folder) if row.episode_id not in places]:
+        unplanned = [row.episode_id for row in parts.episode_rows(self.folder) if row.episode_id not in places]
+        if unplanned:
             problem = f"the run lists {unplanned[0]!r}, which was not planned"
-            raise RunError(problem, remedy="Restore this table first.", place=Place(file=str(self.folder / EPISODES)))
+            raise RunError(
+                problem, remedy="Restore this table first.", place=Place(file=str(self.folder / run_folder.EPISODES))
+            )
         with self._resumable_errors():
             self._unpack_archive(places)
 
     def _unpack_archive(self, plan_indices: Mapping[str, int]) -> None:
-        records = parts.read_records(self.folder)
+        # Writes the recorded episodes as raw episodes, then removes the archive.
+        records = parts.read_records(self.folder)  # one for each episode that has a record, in the same order
         own_path(self.folder, parts.RAW).mkdir(exist_ok=True)
         for episode in parts.complete_episodes(self.folder):
             if episode.has_record:
                 parts.write_raw(self.folder, plan_indices[episode.episode_id], episode, npz.encode_npz(next(records)))
         # Before this write, readers use the records of the archive; after it, the raw records.
-        write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
+        write_atomically(self.folder / run_folder.RUN, run_folder.dump_json({**self.description, "complete": False}))
         self.episodes, self.complete = parts.read_raw(self.folder), False
-        for stale in (self.folder / EPISODES, self.folder / MANIFEST, *archive_parts(self.folder)):
+        for stale in (
+            self.folder / run_folder.EPISODES,
+            self.folder / run_folder.MANIFEST,
+            *run_folder.archive_parts(self.folder),
+        ):
             stale.unlink(missing_ok=True)
 
     def read_record(self, index: int) -> Batch:
@@ -158,7 +151,7 @@ class RunFolderWriter:
                 parts.remove_raw(self.folder, index)
                 del self.episodes[index]
 
-    def finish(self, decision: object = None, repeats: Mapping[str, Repeats] | None = None) -> None:
+    def finish(self, decision: object = None, repeats: Mapping[str, run_folder.Repeats] | None = None) -> None:
         """Complete the run: write the archive in plan order, the tables and run.json; then remove the raw episodes.
         Run.json gets `decision`, the result of the run's stopping rule (None = no rule), and `repeats`: policy ->
         `Repeats` of its server. Raises `RecordError` if a record is missing or damaged, `FileError` if the run cannot
@@ -169,11 +162,11 @@ class RunFolderWriter:
             recorded = (index for index, episode in episodes.items() if episode.has_record)
             records = map(self.read_record, recorded)
             facts = parts.collect_facts(episodes.values(), repeats or {})
-            episode_codes = (episode.code or UNKNOWN for episode in episodes.values() if episode.has_record)
-            known_code = recorded_code(self.description) if "code" in self.description else ()
-            description = {**facts.add_to(self.description), "code": list(dict.fromkeys([*known_code, *episode_codes]))}
+            codes = run_folder.recorded_code(self.description) if "code" in self.description else []
+            codes += [episode.code or UNKNOWN for episode in episodes.values() if episode.has_record]
+            description = {**facts.add_to(self.description), "code": list(dict.fromkeys(codes))}
             if decision is not None:
-                description[DECISION] = decision
+                description[run_folder.DECISION] = decision
             parts.write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
             self.complete = True
             _remove_leftovers(self.folder)
@@ -193,10 +186,11 @@ class RunFolderWriter:
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], continuation: str) -> None:
-    # `continuation` is the command for remedies if the run must not be resumed; "" = an equal request may resume it.
+    # Raises `RunError` unless the request may resume the folder's run. `continuation` is the command for remedies if the
+    # run must not be resumed; "" = an equal request may resume it.
     place = Place(file=str(folder))
-    existing = read_description(folder)
-    if continuation and is_own_loop(existing):
+    existing = run_folder.read_description(folder)
+    if continuation and run_folder.is_own_loop(existing):
         remedy = "Choose another --out, or remove the folder first."
         raise RunError("the folder holds a run that your script recorded", remedy=remedy, place=place)
     if continuation and existing.get("complete") is False:
@@ -207,14 +201,16 @@ def _require_continuable(folder: Path, description: Mapping[str, object], contin
     if continuation:
         remedy = f"Judge the run again: {continuation}; or choose another --out, or remove the folder first."
         raise RunError("the folder is not empty: it holds a complete run", remedy=remedy, place=place)
-    requested = json.loads(dump_json(description))
-    if differing := list(list_differences(_repeatable_fields(existing), _repeatable_fields(requested))):
+    requested = json.loads(run_folder.dump_json(description))
+    differing = list(list_differences(_repeatable_fields(existing), _repeatable_fields(requested)))
+    if differing:
         problem = "the request differs from the run to resume:\n  " + "\n  ".join(differing)
         raise RunError(problem, remedy="Repeat the original request, or choose another --out.", place=place)
 
 
 def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
-    varying = ("volatile", "complete", "code", DECISION)
+    # Returns the fields of run.json that a repeated request must not change.
+    varying = ("volatile", "complete", "code", run_folder.DECISION)
     return {name: value for name, value in description.items() if name not in varying}
 
 
@@ -241,9 +237,9 @@ def _format_value(value: object) -> str:
 
 def _remove_leftovers(folder: Path) -> None:
     # Removes raw episodes, which are superfluous once the manifest exists, and partial files of killed processes.
-    if (folder / MANIFEST).exists() and (folder / parts.RAW).is_dir():
+    if (folder / run_folder.MANIFEST).exists() and (folder / parts.RAW).is_dir():
         shutil.rmtree(folder / parts.RAW)
-    for path in [*folder.glob(".*.partial"), *own_path(folder, ARCHIVE).glob(".*.partial")]:
+    for path in [*folder.glob(".*.partial"), *own_path(folder, run_folder.ARCHIVE).glob(".*.partial")]:
         path.unlink()
 
 
@@ -264,11 +260,12 @@ _SHARD_FIELDS = ("shard", "planned", "volatile", "complete", "code")
 class _Shard:
     folder: Path
     description: Mapping[str, object]
-    stretch: PlanStretch
+    stretch: run_folder.PlanStretch
     episodes: Sequence[parts.RawEpisode]
 
     @property
     def plan(self) -> dict[str, object]:
+        # The part of run.json that is the same for all shards of a plan.
         common = {name: value for name, value in self.description.items() if name not in _SHARD_FIELDS}
         return {**common, "shard": {"count": self.stretch.count, "whole": self.stretch.whole}}
 
@@ -279,7 +276,7 @@ def merge_shards(
     format_continuation: Callable[[Path], str] = format_resume_command,
     *,
     other_code: bool = False,
-) -> list[EpisodeRow]:
+) -> list[run_folder.EpisodeRow]:
     """Merge complete shards, given in any order, into a run folder; return the row of each episode, in plan order. The
     folder appears complete or not at all; an existing folder must have the same content, and is not changed.
     `format_continuation` returns the command that completes a shard. `other_code` allows shards that different versions
@@ -293,8 +290,8 @@ def merge_shards(
     shards = sorted(unsorted_shards, key=lambda shard: shard.stretch.number)
     _require_whole_plan(shards)
     for shard in shards[1:]:
-        codes = recorded_code(shard.description), recorded_code(shards[0].description)
-        require_same_code(str(shard.folder), *codes, is_allowed=other_code)
+        codes = run_folder.recorded_code(shard.description), run_folder.recorded_code(shards[0].description)
+        run_folder.require_same_code(str(shard.folder), *codes, is_allowed=other_code)
     rows = [episode.row for shard in shards for episode in shard.episodes]
     scratch = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
@@ -316,19 +313,22 @@ def merge_shards(
 def _result_digests(folder: Path) -> dict[str, str]:
     """Return the digests of a complete and intact run's archive, table and run.json; {} for any other folder."""
     try:
-        if read_description(folder).get("complete") is not True or any(parts.changed_parts(folder)):
+        if run_folder.read_description(folder).get("complete") is not True or any(parts.changed_parts(folder)):
             return {}
-        manifest = read_manifest(folder)
+        manifest = run_folder.read_manifest(folder)
     except RunError:
         return {}
-    return {**manifest.parts, **{name: digest for name, digest in manifest.files.items() if name in (EPISODES, RUN)}}
+    return {
+        **manifest.parts,
+        **{name: digest for name, digest in manifest.files.items() if name in (run_folder.EPISODES, run_folder.RUN)},
+    }
 
 
 def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Shard:
     require_run(folder)
-    description = read_description(folder)
+    description = run_folder.read_description(folder)
     try:
-        stretch = msgspec.convert(description.get("shard"), PlanStretch)
+        stretch = msgspec.convert(description.get("shard"), run_folder.PlanStretch)
     except msgspec.ValidationError:
         _refuse_folder(folder, "this run is not a shard", "Shards are made with --shard 1/8 and so on.")
     if description.get("complete") is not True:
@@ -341,12 +341,12 @@ def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Sh
 
 
 def _require_whole_plan(shards: Sequence[_Shard]) -> None:
+    # Raises `RunError` unless the shards, sorted by number, are all shards of one plan, each once and complete.
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
-            problem = f"the plan of this shard differs from the plan of {shards[0].folder}:\n  " + "\n  ".join(
-                differing
-            )
+            problem = f"the plan of this shard differs from the plan of {shards[0].folder}"
+            problem = "\n  ".join([f"{problem}:", *differing])
             _refuse_folder(shard.folder, problem, "Merge only shards of one plan; run any other shard again.")
     by_number: dict[int, list[Path]] = {}
     for shard in shards:
@@ -357,12 +357,14 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
         for number, folders in by_number.items()
         if len(folders) > 1
     ]
-    if missing := list(islice(find_missing(by_number, count), _MAX_NAMED + 1)):
+    missing = list(islice(find_missing(by_number, count), _MAX_NAMED + 1))  # `count` may be any number
+    if missing:
         named = ", ".join(map(str, missing[:_MAX_NAMED])) + (" and more" if len(missing) > _MAX_NAMED else "")
         problems.append(f"of {count} shards, these are missing: {named}")
     if problems:
         remedy = "Name the run folders of all shards, each once; `safevla merge SHARD... --status` prints the commands."
         raise RunError("\n  ".join(problems), remedy=remedy)
+    # Each shard ends where the next one begins; the last one ends with the plan.
     expected_ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
     for shard, end in zip(shards, expected_ends, strict=True):
         if shard.stretch.first + len(shard.episodes) != end:
@@ -387,16 +389,18 @@ def list_shard_states(
     shard_by_number: dict[int, _Shard] = {}
     for folder in folders:
         try:
-            description = read_description(folder)
-            stretch = msgspec.convert(description.get("shard"), PlanStretch)
+            description = run_folder.read_description(folder)
+            stretch = msgspec.convert(description.get("shard"), run_folder.PlanStretch)
             done, planned = parts.count_progress(folder)
         except (RunError, msgspec.ValidationError) as error:
             yield f"{folder}: not a shard: {error.problem if isinstance(error, RunError) else 'a whole run'}", ""
             continue
-        shard, first = _Shard(folder, description, stretch, ()), next(iter(shard_by_number.values()), None)
+        shard = _Shard(folder, description, stretch, ())
+        first = next(iter(shard_by_number.values()), shard)
         name = f"shard {stretch.number}/{stretch.count} in {folder}"
-        if first and (difference := next(list_differences(first.plan, shard.plan, ("that has", "this has")), "")):
-            yield f"{name}: the plan differs from the plan of {first.folder}: {difference}", ""
+        differences = list(list_differences(first.plan, shard.plan, ("that has", "this has")))
+        if differences:
+            yield f"{name}: the plan differs from the plan of {first.folder}: {differences[0]}", ""
             continue
         if same_shard := shard_by_number.get(stretch.number):
             yield f"{name}: doubled; {same_shard.folder} is the same shard. Leave out one of the two folders.", ""
@@ -405,8 +409,10 @@ def list_shard_states(
         shard_by_number.setdefault(stretch.number, shard)
     if not shard_by_number:
         raise RunError("none of the folders is a shard", remedy="Shards are made with --shard 1/8 and so on.")
-    commands = (str(read_volatile(shard.description).get("command", "")) for shard in shard_by_number.values())
-    example_command, count = next(filter(None, commands), ""), next(iter(shard_by_number.values())).stretch.count
+    shards = list(shard_by_number.values())
+    commands = (str(run_folder.read_volatile(shard.description).get("command", "")) for shard in shards)
+    example_command = next(filter(None, commands), "")
+    count = shards[0].stretch.count
     for number in find_missing(shard_by_number, count):
         yield f"shard {number}/{count}: missing", _format_shard_command(example_command, number, count)
 
@@ -420,31 +426,28 @@ def _format_shard_command(command: str, number: int, count: int) -> str:
         return f"the command of another shard, with --shard {number}/{count} and another --out"
     shard_word, out_word = words.index("--shard") + 1, words.index("--out") + 1
     stem = words[out_word].removesuffix(words[shard_word].partition("/")[0])
+    # If --out ends in the other shard's number, the new number replaces this number; else it is appended.
     words[out_word] = f"{stem}{number}" if stem != words[out_word] else f"{stem}-{number}"
     words[shard_word] = f"{number}/{count}"
     return shlex.join(words)
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
-    repeats: dict[str, Repeats] = {}
-    for policy, shard_repeats in (
-        item for shard in shards for item in read_facts(shard.folder).repeated_answers.items()
-    ):
-        total = repeats.get(policy, Repeats(asked=0, other=0))
-        repeats[policy] = Repeats(asked=total.asked + shard_repeats.asked, other=total.other + shard_repeats.other)
+    # Returns the content of run.json for the run that the shards form.
+    repeats: dict[str, run_folder.Repeats] = {}
+    for shard in shards:
+        for policy, counts in run_folder.read_facts(shard.folder).repeated_answers.items():
+            total = repeats.get(policy, run_folder.Repeats(asked=0, other=0))
+            repeats[policy] = run_folder.Repeats(asked=total.asked + counts.asked, other=total.other + counts.other)
     facts = parts.collect_facts((episode for shard in shards for episode in shard.episodes), repeats)
     volatile = {"shards": [shard.description.get("volatile") for shard in shards]}
-    codes = chain.from_iterable(recorded_code(shard.description) for shard in shards)
-    changes = {
-        "shard": None,
-        "planned": shards[0].stretch.whole,
-        "code": list(dict.fromkeys(codes)),
-        "volatile": volatile,
-    }
+    codes = list(dict.fromkeys(chain.from_iterable(run_folder.recorded_code(shard.description) for shard in shards)))
+    changes = {"shard": None, "planned": shards[0].stretch.whole, "code": codes, "volatile": volatile}
     return facts.add_to({**shards[0].description, **changes})
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
+    # Yields the shard's records. Raises an error after the last one if there are too few or too many.
     expected = sum(episode.has_record for episode in shard.episodes)
     count = 0
     for record in parts.read_records(shard.folder):
