@@ -44,9 +44,8 @@ def detect_suffix(path: Path) -> str:
         command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
         remedy = f"To replay the demonstrations in their simulator, record them and judge them, run: {command}"
         raise RecordError("HDF5 demonstrations hold actions, not records", remedy=remedy, place=Place(file=str(path)))
-    remedy = (
-        f"Archives have the suffix {', '.join(_READERS)}. `safevla score` also prints the SR of other tools' results."
-    )
+    suffixes = ", ".join(_READERS)
+    remedy = f"Archives have the suffix {suffixes}. `safevla score` also prints the SR of other tools' results."
     raise RecordError("the file does not have an archive's suffix", remedy=remedy, place=Place(file=str(path)))
 
 

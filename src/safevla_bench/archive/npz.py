@@ -87,11 +87,8 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
             refuse_field(f"the format has no array {name!r}", remedy, name)
         # Bit 0 of the flags means that the member is encrypted.
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            refuse_field(
-                "the array is encrypted, or compressed by an unsupported method",
-                "Write the file with numpy.savez_compressed.",
-                name,
-            )
+            problem = "the array is encrypted, or compressed by an unsupported method"
+            refuse_field(problem, "Write the file with numpy.savez_compressed.", name)
         members[name] = member
     return members
 

@@ -231,9 +231,8 @@ def _parse_region(tree: Tree) -> tuple[str, str]:
     _require_count(owner, 1, f":target of region {name}")
     for key, value in values.items():
         if key not in _ROW_LENGTHS:
-            raise _grammar_error(
-                f"unknown attribute {key!r} of region {name}; attributes: :target, {', '.join(_ROW_LENGTHS)}"
-            )
+            choices = ", ".join([":target", *_ROW_LENGTHS])
+            raise _grammar_error(f"unknown attribute {key!r} of region {name}; attributes: {choices}")
         _require_count(value, 1, key)
         rows = value if key == ":rgba" else value[0]  # `:rgba` has one row, the other attributes a list of rows
         if isinstance(rows, str) or not rows or (key == ":yaw_rotation" and len(rows) > 1):

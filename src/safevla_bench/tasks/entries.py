@@ -174,10 +174,8 @@ class Registry:
         name, slash, _ = task_id.partition("/")
         template = self.templates.get(name)
         if slash and template is None:
-            names = ", ".join(self.templates)
-            warn_once(
-                f"no object clause applies to the log's task {task_id!r}: {name!r} is not a template; choices: {names}"
-            )
+            problem = f"no object clause applies to the log's task {task_id!r}: {name!r} is not a template"
+            warn_once(f"{problem}; choices: {', '.join(self.templates)}")
         return TaskEntry(
             benchmark=LOG_BENCHMARK,
             task_id=task_id,

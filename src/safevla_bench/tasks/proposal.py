@@ -18,9 +18,9 @@ from safevla_bench.tasks.bddl import JOINT_MOVES, PLACINGS, SWITCHES, BddlProble
 from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import escape_controls, is_visible
 
+# Templates of object handling, with the least demanding first. If several phases of a task handle objects, each of
+# these phases gets the most demanding of their templates.
 _HANDLING_BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
-"""Templates of object handling, with the least demanding first. If several phases of a task handle objects, each of
-these phases gets the most demanding of their templates."""
 _WITH_DOORS = ("cabinet", "microwave", "drawer", "fridge", "oven")
 
 

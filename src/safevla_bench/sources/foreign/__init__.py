@@ -104,9 +104,8 @@ def _read_lerobot(path: Path) -> ForeignResults:
     # Reads an `eval_info.json`.
     tree = load_json(read_input(path))
     if "per_episode" in tree and "per_task" not in tree:  # format of lerobot before 0.4.0 (scripts/eval.py)
-        unnamed_episodes = tuple(
-            ForeignEpisode("unnamed", "unnamed", _SUCCESSES[row["success"]]) for row in tree["per_episode"]
-        )
+        successes = [_SUCCESSES[row["success"]] for row in tree["per_episode"]]
+        unnamed_episodes = tuple(ForeignEpisode("unnamed", "unnamed", success) for success in successes)
         remark = "the file is from LeRobot before 0.4, so it names neither suites nor tasks"
         return ForeignResults("LeRobot eval_info.json", unnamed_episodes, (remark,))
     episodes = tuple(

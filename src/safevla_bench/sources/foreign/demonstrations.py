@@ -219,11 +219,8 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
             actions = feature_matrix(frames, "action")
             if np.isnan(actions).any():
                 raise ValueError("a frame has no action")
-            instruction = instructions.get(frames["task_index"][0].as_py())
-            episode = RecordedActions(
-                name=episode_name(frames), source=folder.name, actions=actions, instruction=instruction
-            )
-            episodes.append(episode)
+            name, instruction = episode_name(frames), instructions.get(frames["task_index"][0].as_py())
+            episodes.append(RecordedActions(name=name, source=folder.name, actions=actions, instruction=instruction))
         widths = dict.fromkeys(episode.actions.shape[1] for episode in episodes)
         if len(widths) != 1:
             raise ValueError(f"actions have {' and '.join(map(str, widths)) or 'no'} numbers")

@@ -147,8 +147,7 @@ def find_log(path: Path) -> Log | None:
             "Name a LeRobot dataset (a folder with meta/info.json), a bag of ROS (.mcap, .db3, .bag, or the folder "
             "with its metadata.yaml), or a folder of these."
         )
-        raise RecordError(
-            f"{given_mapping.log!r} is not a log", remedy=remedy, place=Place(file=str(path), field="log")
-        )
+        place = Place(file=str(path), field="log")
+        raise RecordError(f"{given_mapping.log!r} is not a log", remedy=remedy, place=place)
     mapping, mapping_file = mappings.default_mapping(path) if given_mapping is None else (given_mapping, path)
     return Log(log_path, found_recordings, mapping, mapping_file)

@@ -24,8 +24,8 @@ from safevla_bench.text import warn_once
 from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
+# If all other log times exceed this limit, messages with log time 0 and stamp 0 were sent before a simulation ran.
 _TICK_NS = 1_000_000_000
-"""If all other log times exceed this limit, messages with log time 0 and stamp 0 were sent before a simulation ran."""
 _LATEST_NS = np.iinfo(np.int64).max
 Warn = Callable[[str], None]
 
@@ -112,10 +112,9 @@ class _Channel:
                 warn(f"[{taker.part}] {taker.layout.doubt}")
             moving_frame = next((frame for frame in taker.frame_names if frame in taker.children), None)
             if moving_frame and not taker.columns.into:
-                problem = (
-                    f"[{taker.part}] has the frame {moving_frame}, which may move, since its pose is in {taker.topic}"
-                )
-                warn(f"{problem}; write `in` to convert the poses to a fixed frame")
+                problem = f"[{taker.part}] has the frame {moving_frame}, which may move"
+                reason = f"since its pose is in {taker.topic}"
+                warn(f"{problem}, {reason}; write `in` to convert the poses to a fixed frame")
         else:
             self.in_frame = np.zeros(len(taker.numbers), dtype=np.int64)
         self.rows = taker.numbers
@@ -141,9 +140,8 @@ class _Channel:
         if not len(self.rows):
             problem = f"there is no message of {taker.part} in this trial"
             raise RecordError(problem, remedy="Check the start and the end of the trial.")
-        self.rows = records.drop_zero_turns(
-            taker.convert(self.rows), taker.columns, lambda problem: warn(f"[{taker.part}] {problem}")
-        )
+        poses = taker.convert(self.rows)
+        self.rows = records.drop_zero_turns(poses, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
 
     def choose(self, chosen: NDArray[Any]) -> None:
         # Keeps only the messages that `chosen`, a mask or an array of indices, selects.
@@ -213,9 +211,7 @@ def _choose_clock(
     return max(candidates, key=lambda part: len(all_stamps[part].log_ns))
 
 
-def _sample_poses(
-    rows: Floats, time_ns: Ints, instants: Ints, columns: mappings.Columns | mappings.PoseColumns
-) -> records.Series:
+def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings.AnyColumns) -> records.Series:
     """Return the last pose up to each instant. The pose is known only if it arrived after the previous instant."""
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     values = rows[np.maximum(last_pose, 0)]
@@ -229,9 +225,8 @@ def _sample_poses(
 def _are_held(last_message: Ints, time_ns: Ints, instants: Ints) -> Bools:
     """Return whether the message at the index `last_message` is at most two periods old, for each instant, [n]."""
     period_ns = float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
-    return np.asarray(
-        (last_message >= 0) & (instants - time_ns[np.maximum(last_message, 0)] <= _HELD_PERIODS * period_ns)
-    )
+    age_ns = instants - time_ns[np.maximum(last_message, 0)]
+    return np.asarray((last_message >= 0) & (age_ns <= _HELD_PERIODS * period_ns))
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:

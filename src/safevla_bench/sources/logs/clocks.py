@@ -73,10 +73,8 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
     first_ns = int(clock_ns[0])
     rate = (int(clock_ns[-1]) - first_ns) / max(int(clock_positions[-1] - clock_positions[0]), 1)
     if uses_log_times and len(clock_positions) > 1 and not 1 / _MAX_RATE_RATIO < rate < _MAX_RATE_RATIO:
-        warn(
-            f"the header stamps of {reference.topic} advance {rate:.3g} times as fast as log time; "
-            "are the stamps in seconds?"
-        )
+        problem = f"the header stamps of {reference.topic} advance {rate:.3g} times as fast as log time"
+        warn(f"{problem}; are the stamps in seconds?")
     times = {}
     for name, part in parts.items():
         mapped_ns = _map_to_stamps(position_of(part), clock_positions, clock_ns) - first_ns
@@ -148,13 +146,11 @@ def describe_step_back(times_ns: Ints) -> str:
 
 def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, kind: str, step_text: str) -> None:
     usable_clocks = [part.topic for part in parts.values() if not describe_step_back(_find_own_times(part))]
-    remedy = (
-        "The clock of every mapped topic was set back during recording. Cut the file at this message, or record again."
-    )
+    cause = "The clock of every mapped topic was set back during recording."
+    remedy = f"{cause} Cut the file at this message, or record again."
     if usable_clocks:
         choice = "write a topic of increasing times as `clock` under [episode]"
-        topics = ", ".join(dict.fromkeys(usable_clocks))
-        remedy = f"The clock was set back during recording; {choice}: {topics}."
+        remedy = f"The clock was set back during recording; {choice}: {', '.join(dict.fromkeys(usable_clocks))}."
     raise RecordError(f"the {kind} of {topic} go back {step_text}", remedy=remedy)
 
 

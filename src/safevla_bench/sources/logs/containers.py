@@ -243,14 +243,10 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
         present_columns = {row[1] for row in database.execute("PRAGMA table_info(topics)")}
         # Columns that older versions of the format lack: name -> SQL expression of the default value.
         optional_columns = {"serialization_format": "'cdr'", "offered_qos_profiles": "''"}
-        columns = [
-            "id",
-            "name",
-            "type",
-            *(name if name in present_columns else default for name, default in optional_columns.items()),
-        ]
+        columns = [name if name in present_columns else default for name, default in optional_columns.items()]
+        query = f"SELECT id, name, type, {', '.join(columns)} FROM topics"
         channels = {}
-        for topic_id, topic, kind, encoding, profiles in database.execute(f"SELECT {', '.join(columns)} FROM topics"):
+        for topic_id, topic, kind, encoding, profiles in database.execute(query):
             language, definition = definitions.get(kind, ("", ""))
             channel = Topic(topic, kind, encoding, definition.encode(), language, _is_latched(profiles))
             channels[topic_id] = topics.add(channel)
@@ -259,13 +255,10 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
                 topics.note_time(bound_ns)
         wanted = {topic_id: channel for topic_id, channel in channels.items() if channel is not None}
         placeholders = ",".join("?" * len(wanted))
-        data_column = (
-            f"CASE WHEN length(data) <= {MAX_MESSAGE_BYTES} THEN data ELSE zeroblob({MAX_MESSAGE_BYTES + 1}) END"
-        )
-        for topic_id, log_ns, content in database.execute(
-            f"SELECT topic_id, timestamp, {data_column} FROM messages WHERE topic_id IN ({placeholders}) ORDER BY id",
-            [*wanted],
-        ):
+        # Too large messages are replaced by zeros, one byte above the limit, so that `take` refuses them.
+        data = f"CASE WHEN length(data) <= {MAX_MESSAGE_BYTES} THEN data ELSE zeroblob({MAX_MESSAGE_BYTES + 1}) END"
+        query = f"SELECT topic_id, timestamp, {data} FROM messages WHERE topic_id IN ({placeholders}) ORDER BY id"
+        for topic_id, log_ns, content in database.execute(query, [*wanted]):
             yield topics.take(wanted[topic_id], log_ns, content)
 
 

@@ -53,9 +53,8 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
         except MemoryError:
             raise
         except Exception as error:  # code generated from a type definition may raise any exception
-            raise _decoding_error(
-                f"a message of {channel.topic!r} cannot be decoded as {channel.kind}", error
-            ) from None
+            problem = f"a message of {channel.topic!r} cannot be decoded as {channel.kind}"
+            raise _decoding_error(problem, error) from None
 
     return decode_or_refuse
 
@@ -95,9 +94,8 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
 
     text = channel.definition.decode()
     if len(text) > _MAX_DEFINITION_CHARS:  # the parser needs a second per 100 KiB
-        raise RecordError(
-            f"the type of {channel.topic!r} is too large", remedy="In the mapping, choose a topic of poses or numbers."
-        )
+        remedy = "In the mapping, choose a topic of poses or numbers."
+        raise RecordError(f"the type of {channel.topic!r} is too large", remedy=remedy)
     if text.strip():
         if channel.language in ("ros2idl", "omgidl"):
             idl_texts = [text]
@@ -153,9 +151,8 @@ def _check_names(types: Mapping[str, Any]) -> None:
         elements = [desc[1][0] if desc[0] >= 3 else desc for _, desc in fields]
         names = [name, *(field for field, _ in fields), *(desc[1] for desc in elements if desc[0] == 2)]
         if invalid := next((used for used in names if not _VALID_NAME.fullmatch(used)), None):
-            raise RecordError(
-                f"the definition of {name!r} has the invalid name {invalid!r}", remedy="The file is damaged."
-            )
+            problem = f"the definition of {name!r} has the invalid name {invalid!r}"
+            raise RecordError(problem, remedy="The file is damaged.")
 
 
 def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple[int, int]]) -> tuple[int, int]:
@@ -171,9 +168,9 @@ def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple
         # `desc[0]` is 1 for a basic type, 2 a named type, 3 an array, 4 a sequence. An array of numbers is one value.
         element = desc[1][0] if desc[0] >= 3 else desc
         length = desc[1][1] if desc[0] == 3 else 1
-        element_values, element_bytes = (
-            _measure_type(element[1], types, measured) if element[0] == 2 else (1, int(field != _NO_FIELD))
-        )
+        element_values, element_bytes = 1, int(field != _NO_FIELD)
+        if element[0] == 2:
+            element_values, element_bytes = _measure_type(element[1], types, measured)
         value_count += element_values if element[0] == 1 and element[1][0] != "string" else element_values * length
         min_bytes += 4 if desc[0] == 4 else element_bytes * length
         if value_count > _MOST_VALUES or not 0 < length <= _MOST_ELEMENTS or (desc[0] >= 3 and not element_bytes):

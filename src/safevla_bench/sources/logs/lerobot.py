@@ -43,6 +43,7 @@ _MAX_FEATURE_SIZE = 1 << 16
 _MAX_STEPS = 100  # time stamps whose median interval exceeds this many control steps are not in seconds
 _DOWNLOAD = "Download the whole dataset again, with data/ and meta/. If you recorded it, call finalize() at the end."
 _WRITTEN = "The dataset differs from LeRobot's format: correct the program that wrote it."
+# Commands of lerobot v0.3.2 to v0.6.1 that convert a dataset by one version.
 _TO_3 = (
     "python -m lerobot.scripts.convert_dataset_v21_to_v30 (lerobot 0.5.1 or later; in 0.4.0 to 0.5.0 it is "
     "lerobot.datasets.v30.convert_dataset_v21_to_v30)."
@@ -50,7 +51,6 @@ _TO_3 = (
 _TO_21 = "python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 (lerobot 0.3.3), then with "
 _TO_20 = "python -m lerobot.datasets.v2.convert_dataset_v1_to_v2 (lerobot 0.3.3), then with "
 _CONVERTERS = {"v1": _TO_20 + _TO_21 + _TO_3, "v2.0": _TO_21 + _TO_3, "v2.1": _TO_3}
-"""Commands of lerobot v0.3.2 to v0.6.1 that convert a dataset to version 3.0, each by one version."""
 
 
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -96,9 +96,9 @@ def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int,
         table, episode_of_row = pa.Table.from_batches([batch]), batch["episode_index"].to_numpy()
         # Indices of the rows where an episode begins, then the number of rows. [0, 0], for no rows, is skipped.
         bounds = [0, *(np.flatnonzero(np.diff(episode_of_row)) + 1).tolist(), len(episode_of_row)]
-        yield from (
-            (int(episode_of_row[first]), table.slice(first, end - first)) for first, end in pairwise(bounds) if end
-        )
+        for first, end in pairwise(bounds):
+            if end:
+                yield int(episode_of_row[first]), table.slice(first, end - first)
 
 
 def episode_name(frames: pa.Table) -> str:
@@ -325,10 +325,8 @@ def _read_episode(
     # Median interval of the time stamps, in control steps.
     interval_steps = float(np.median(np.diff(stamps_s))) / step_s if len(stamps_s) > 1 and not is_even else 1.0
     if interval_steps > _MAX_STEPS:
-        problem = (
-            f"the interval of time stamps is {interval_steps * step_s:.6g}, but the interval of frames is {step_s:g} s "
-            f"at {dataset.fps:g} Hz"
-        )
+        problem = f"the interval of time stamps is {interval_steps * step_s:.6g}"
+        problem += f", but the interval of frames is {step_s:g} s at {dataset.fps:g} Hz"
         raise ValueError(f"{problem}: the stamps are not in seconds")
     if not 0.9 < interval_steps < 1.1 and interval_steps > 0:  # an interval of 0 is refused later
         step_s *= interval_steps
@@ -369,9 +367,7 @@ def _read_episode(
     )
 
 
-def _pick_numbers(
-    dataset: Dataset, part: str, columns: mappings.Columns | mappings.PoseColumns
-) -> PoseLayout | list[int]:
+def _pick_numbers(dataset: Dataset, part: str, columns: mappings.AnyColumns) -> PoseLayout | list[int]:
     # Returns which numbers of a feature are mapped to `part`: the layout of a pose, or the indices of numbers.
     feature = dataset.require_feature(columns.source, part)
     size, names = feature.size, feature.number_names

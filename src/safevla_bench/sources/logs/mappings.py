@@ -155,6 +155,9 @@ def _require_unit(part: str, key: str, named: str, stated: str | None, known: Co
         refuse_field(f"{key} is {stated!r}, but the names say {named!r}", remedy, part)
 
 
+AnyColumns = Columns | PoseColumns
+
+
 class BodyColumns(PoseColumns, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tracked body and its role."""
 
@@ -245,7 +248,7 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bodies: Mapping[str, BodyColumns] = {}
 
     @property
-    def sources(self) -> dict[str, Columns | PoseColumns]:
+    def sources(self) -> dict[str, AnyColumns]:
         """Return the name of each mapped part, such as `eef`, `eef.ARM` or `bodies.NAME` -> the part's source."""
         # Suffix of a part's name (".left" for an arm, "" without arms) -> the object that holds the part's columns.
         owner_by_suffix: dict[str, object] = {f".{arm}": columns for arm, columns in self.arms.items()} or {"": self}
@@ -255,7 +258,7 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         mapped = {name: columns for name, columns in {**parts, "action": self.action}.items() if columns is not None}
         return {**mapped, **{f"bodies.{name}": body for name, body in self.bodies.items()}}
 
-    def columns_of(self, part: str) -> dict[str, Columns | PoseColumns]:
+    def columns_of(self, part: str) -> dict[str, AnyColumns]:
         """Return the sources of a part such as `eef`: one source, or one per arm; {} if the part is not mapped."""
         return {name: columns for name, columns in self.sources.items() if name.partition(".")[0] == part}
 
@@ -303,7 +306,7 @@ def read_mapping(path: Path) -> LogMapping:
     return mapping
 
 
-def _require_one_choice(part: str, columns: Columns | PoseColumns) -> None:
+def _require_one_choice(part: str, columns: AnyColumns) -> None:
     # An error if a part chooses numbers in two ways, or chooses no number or one number twice.
     if isinstance(columns, PoseColumns):
         if columns.quaternion is not None and (columns.rotation is not None or columns.rotation_form is not None):
@@ -420,9 +423,8 @@ def _require_consistent_arms(mapping: LogMapping) -> None:
         return
     arm_names = ", ".join(mapping.arms)
     if armless := [part for part in OF_ARMS if getattr(mapping, part) is not None]:
-        raise ValueError(
-            f"[{armless[0]}] names no arm; write a table [{armless[0]}.ARM] for each of the arms: {arm_names}"
-        )
+        part = armless[0]
+        raise ValueError(f"[{part}] names no arm; write a table [{part}.ARM] for each of the arms: {arm_names}")
     if len(mapping.arms) < 2:
         raise ValueError(f"{arm_names} is the only arm: map each arm, or leave the arm's name out of the tables")
     for part in OF_ARMS:

@@ -32,11 +32,11 @@ _SAMPLE_NUMBERS = 4  # in the memory budget, each message counts as this many ad
 _DENORMAL = 10e-3  # tf2 ignores a transform if its quaternion's squared norm differs from 1 by more than this
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 256  # limit on the number of values in a message that are searched for a pose by name
+# Fields that contain the pose in messages of these geometry_msgs types: Pose ("" is the whole message); PoseStamped;
+# PoseWithCovarianceStamped and nav_msgs/Odometry; TransformStamped.
 _POSE_LOCATIONS = ("", "pose", "pose.pose", "transform")
-"""Fields that contain the pose in messages of these geometry_msgs types: Pose ("" is the whole message); PoseStamped;
-PoseWithCovarianceStamped and nav_msgs/Odometry; TransformStamped."""
+# Fields without numbers of a pose, such as the offset in a MultiArray; the indices of a mapping do not count them.
 _UNCOUNTED_FIELDS = ("header", "timestamp", "stamp", "layout")
-"""Fields without numbers of a pose, such as the offset in a MultiArray; the indices of a mapping do not count them."""
 _FIELDS_OF_PART = {  # part of a mapping -> message fields that may hold its numbers; the first that exists is read
     "torque": ("effort", "data", "value"),
     "gripper": ("position", "effort", "data", "value"),

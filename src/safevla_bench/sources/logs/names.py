@@ -153,11 +153,8 @@ def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
     """Return the words that name arms, such as `left` and `right`; () unless each position has its own such word."""
-    groups = [
-        named_set.group
-        for named_set in _group_names(names)
-        if named_set.kind == "position" and named_set.find_places("xyz")
-    ]
+    positions = [named for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
+    groups = [position.group for position in positions]
     words = tuple(dict.fromkeys(word for group in groups for word in group))
     return words if len(groups) == len(words) > 1 and all(len(group) == 1 for group in groups) else ()
 
@@ -192,9 +189,8 @@ def decide_pose(
     stated_indices = [*(position or ()), *(rotation or ())]
     if len({*stated_indices}) < len(stated_indices) or max(stated_indices, default=-1) >= size:
         used = ", ".join(map(str, stated_indices))
-        raise ValueError(
-            f"the mapping uses the indices {used} of {size} numbers; count from 0, and use each index once"
-        )
+        problem = f"the mapping uses the indices {used} of {size} numbers"
+        raise ValueError(f"{problem}; count from 0, and use each index once")
     is_size_plain = size == 3 or (size == 3 + rotation_size and (form or order))
     if position is None and not names and is_size_plain:  # x, y, z, and then the rotation, if there are more numbers
         position, rotation = range(3), rotation or range(3, size) or None

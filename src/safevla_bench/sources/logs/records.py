@@ -72,7 +72,7 @@ class LoggedEpisode:
     has_stamps: bool = False  # True if the records get time stamps even when they are evenly spaced
 
 
-def are_known(values: Floats, columns: mappings.Columns | mappings.PoseColumns) -> Bools:
+def are_known(values: Floats, columns: mappings.AnyColumns) -> Bools:
     """Return whether each row [n, k] has only finite numbers and no quaternion of zeros, [n]."""
     known = np.isfinite(values).all(axis=1)
     if isinstance(columns, mappings.PoseColumns) and values.shape[1] == 7:
@@ -80,9 +80,7 @@ def are_known(values: Floats, columns: mappings.Columns | mappings.PoseColumns) 
     return np.asarray(known)
 
 
-def drop_zero_turns(
-    values: Floats, columns: mappings.Columns | mappings.PoseColumns, warn: Callable[[str], None]
-) -> Floats:
+def drop_zero_turns(values: Floats, columns: mappings.AnyColumns, warn: Callable[[str], None]) -> Floats:
     """Return poses [n, 7] as [n, 3] if all quaternions are zero or unknown, as from trackers without orientation."""
     if not isinstance(columns, mappings.PoseColumns) or values.shape[1] < 7 or np.nan_to_num(values[:, 3:]).any():
         return values
@@ -283,7 +281,7 @@ def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callabl
 
 def _measure_wrist_forces(
     name: str,
-    columns: mappings.Columns | mappings.PoseColumns,
+    columns: mappings.AnyColumns,
     episode: LoggedEpisode,
     series: Mapping[str, Series],
     chosen: NDArray[np.int64],
@@ -302,7 +300,7 @@ def _measure_wrist_forces(
 
 
 def _find_grip_contact(
-    name: str, columns: mappings.Columns | mappings.PoseColumns, episode: LoggedEpisode, chosen: NDArray[np.int64]
+    name: str, columns: mappings.AnyColumns, episode: LoggedEpisode, chosen: NDArray[np.int64]
 ) -> Bools:
     # Returns for each record whether the gripper held something in any message of the record, [n].
     assert isinstance(columns, mappings.GripColumns)
@@ -388,8 +386,8 @@ def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Se
     if (is_ur or is_bimanual or (robot is not None and robot.effort_is_current)) and not is_torque:
         remedy = (
             f'Write unit = "N m" under [{table}] if the numbers are torques. If they are currents, write the torque '
-            "per ampere as `scale`. Drivers from before 2025 publish currents."
         )
+        remedy += "per ampere as `scale`. Drivers from before 2025 publish currents."
         robot_text = "an arm of Universal Robots" if is_ur and robot is None else f"a {embodiment}"
         refuse_field(f"the effort of {robot_text} may be motor currents", remedy, table)
     limits_nm, count = columns.limits_nm or (robot.limits_nm if robot else ()), samples.values.shape[1]
@@ -402,8 +400,8 @@ def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Se
     if problem:
         is_order_known = len({*map(_joint_order, joints)}) == len(joints) == len(limits_nm)
         names_text = f"[{', '.join(map(quote_toml, joints))}]" if is_order_known else naming.FILL_IN
-        remedy = f"The names are: {escape_controls(', '.join(samples.names) or 'none')}. "
-        remedy += f"Write under [{table}], one joint per limit:\n  names = {names_text}"
+        listed = escape_controls(", ".join(samples.names) or "none")
+        remedy = f"The names are: {listed}. Write under [{table}], one joint per limit:\n  names = {names_text}"
         refuse_field(problem, remedy, table)
 
 

@@ -59,10 +59,9 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
         columns = mapping.sources[name]
         unit = " m" if isinstance(columns, PoseColumns) else _UNITS.get(name.partition(".")[0], "")
         bound_pairs = zip(low[:_MOST_SHOWN].tolist(), high[:_MOST_SHOWN].tolist(), strict=True)
-        extremes = ", ".join(
-            f"{format_significant(least)} to {format_significant(most)}" for least, most in bound_pairs
-        )
-        yield escape_controls(f"  [{name}] {columns.source}: {'; '.join(list(clocks[name])[:3])}; {extremes}{unit}")
+        extremes = [f"{format_significant(least)} to {format_significant(most)}" for least, most in bound_pairs]
+        times = "; ".join(list(clocks[name])[:3])
+        yield escape_controls(f"  [{name}] {columns.source}: {times}; {', '.join(extremes)}{unit}")
         if name.partition(".")[0] == "gripper" and (low == high).all():
             yield "    warning: the value never changes"
         yield from (escape_controls(f"    warning: {problem}") for problem in list(problems[name])[:_MOST_SHOWN])

@@ -92,7 +92,7 @@ def _list_trials(
         else:
             times_ns, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
             # A change to true begins a trial, and a change to false ends it.
-            # If all values are true, each value begins a trial.
+            # If all values are true, each value begins a trial. The last trial may end at `_END`.
             changes = [
                 index
                 for index, value in enumerate(values)

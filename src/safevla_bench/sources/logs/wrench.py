@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 CHANNEL = "wrist_force_n"
 _GRAVITY_M_S2 = 9.81
+# A hand is still up to this motion and rotation. A rotation since the tare above the last limit gives a warning.
 _STILL_M, _STILL_RAD, _TURNED_RAD = 0.002, np.deg2rad(1.0), np.deg2rad(20.0)
-"""A hand is still up to this motion and rotation. A rotation since the tare above the last limit gives a warning."""
 
 
 def measure_forces(
@@ -40,11 +40,12 @@ def measure_forces(
         from scipy.spatial.transform import Rotation
 
         rotations = Rotation.from_quat(hand[:, [4, 5, 6, 3]])
-    tare_records = (
-        slice(0, 1) if columns.tare is not None else _find_still_records(time_s, hand, rotations, columns.tare_s)
-    )
-    is_tare_row = (record >= tare_records.start) & (record < tare_records.stop)
-    offset_n = np.array(columns.tare) if columns.tare is not None else np.nanmean(forces[is_tare_row], axis=0)
+    if columns.tare is not None:
+        tare_records, offset_n = slice(0, 1), np.array(columns.tare)  # rotations are compared with that of record 0
+    else:
+        tare_records = _find_still_records(time_s, hand, rotations, columns.tare_s)
+        is_tare_row = (record >= tare_records.start) & (record < tare_records.stop)
+        offset_n = np.nanmean(forces[is_tare_row], axis=0)
     problem, weights_n = "", np.zeros((len(time_s), 3))
     if columns.mass_kg is not None:
         if rotations is None:

@@ -240,17 +240,16 @@ def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *
     """Raise `RunError` at `place` if the versions of the code in `codes` and `others` differ. If `is_allowed`, log a
     warning instead. Also log a warning if a version is unknown, since it cannot be compared.
     """
-    listed_codes = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
+    listed = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
     if any(is_other_code(code, other) for code in codes for other in others):
-        problem = "the episodes here and the other episodes were recorded by different versions of the code"
-        problem = f"{problem}:\n{listed_codes}"
+        problem = f"the episodes here and the other episodes were recorded by different versions of the code:\n{listed}"
         if not is_allowed:
             remedy = "Use one version of the code for a whole run. Or pass --other-code, which marks the run."
             raise RunError(problem, remedy=remedy, place=Place(file=place))
         _log.warning("%s: %s", place, problem)
     elif UNKNOWN in (*codes, *others):
         problem = "the code that recorded the episodes is unknown, and was not compared"
-        _log.warning("%s: %s:\n%s", place, problem, listed_codes)
+        _log.warning("%s: %s:\n%s", place, problem, listed)
 
 
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
@@ -282,10 +281,11 @@ def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[st
     if not served_policies:
         return {}
     latencies = read_facts(folder).policy_latency.items()
-    by_policy = {
-        policy: [row for name, row in latencies if name.startswith(f"{policy}/")] for policy in served_policies
-    }
-    return {policy: rows for policy, rows in by_policy.items() if rows}
+    by_policy: dict[str, list[Latency]] = {}
+    for policy in served_policies:
+        if rows := [row for name, row in latencies if name.startswith(f"{policy}/")]:
+            by_policy[policy] = rows
+    return by_policy
 
 
 def encode_parquet(table: pa.Table) -> bytes:

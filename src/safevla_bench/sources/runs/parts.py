@@ -154,9 +154,8 @@ def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_fold
                 policy=episode.policy, suite=episode.benchmark, says=statement, episodes=[]
             )
             greetings.setdefault(key, new_greeting).episodes.append(episode.episode_id)
-    return run_folder.DayFacts(
-        policy_latency=latencies, ran_on=ran_on, policies_say=list(greetings.values()), repeated_answers=repeats
-    )
+    says = list(greetings.values())
+    return run_folder.DayFacts(policy_latency=latencies, ran_on=ran_on, policies_say=says, repeated_answers=repeats)
 
 
 _PLANNED_FIELDS = ("policy", "episode_id", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon")
@@ -277,9 +276,8 @@ def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
     except RunError:
         return
     other_digests = {name: digest for name, digest in manifest.files.items() if name not in contents}
-    new_digests = {
-        name: hashlib.sha256(content).hexdigest() for name, content in contents.items() if content is not None
-    }
+    present = {name: content for name, content in contents.items() if content is not None}
+    new_digests = {name: hashlib.sha256(content).hexdigest() for name, content in present.items()}
     _write_sealed_manifest(folder, replace(manifest, files={**other_digests, **new_digests}))
 
 

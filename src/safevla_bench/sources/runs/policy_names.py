@@ -132,9 +132,8 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
         return {}
     named_policies = [policy for policy in recorded if policy != _BASELINE] or list(recorded)
     if len(named_policies) > 1:
-        problem = (
-            f"{name} names one policy, but the source has {len(named_policies)}: {', '.join(map(str, named_policies))}"
-        )
+        listed = ", ".join(map(str, named_policies))
+        problem = f"{name} names one policy, but the source has {len(named_policies)}: {listed}"
         remedy = "Leave the name out. To name policies, run them with --policy NAME=POLICY."
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     return dict.fromkeys(named_policies, name)

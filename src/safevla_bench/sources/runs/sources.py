@@ -71,9 +71,8 @@ class LeftOut:
         """Return a phrase for each kind of episode that was left out, or about damage that lost no episode."""
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.unknown:
-            count_text = (
-                f"more than {count_noun(self.lost, 'episode')}" if self.lost else "an unknown number of episodes"
-            )
+            known_text = f"more than {count_noun(self.lost, 'episode')}"
+            count_text = known_text if self.lost else "an unknown number of episodes"
             phrases.append(f"{count_text} lost in damaged files")
         elif self.lost:
             phrases.append(f"{count_noun(self.lost, 'episode')} lost in damaged files")

@@ -65,10 +65,8 @@ class RunFolderWriter:
                 write_atomically(folder / run_folder.RUN, run_folder.dump_json({**description, "complete": False}))
             else:
                 _require_continuable(folder, description, "" if resume else self._continuation)
-                codes = (
-                    run_folder.recorded_code(run_folder.read_description(folder)),
-                    run_folder.recorded_code(description),
-                )
+                existing = run_folder.read_description(folder)
+                codes = run_folder.recorded_code(existing), run_folder.recorded_code(description)
                 run_folder.require_same_code(str(folder), *codes, is_allowed=other_code)
             self.description = run_folder.read_description(folder)
             self.complete = self.description.get("complete") is True
@@ -113,9 +111,8 @@ class RunFolderWriter:
         unplanned = [row.episode_id for row in parts.episode_rows(self.folder) if row.episode_id not in places]
         if unplanned:
             problem = f"the run lists {unplanned[0]!r}, which was not planned"
-            raise RunError(
-                problem, remedy="Restore this table first.", place=Place(file=str(self.folder / run_folder.EPISODES))
-            )
+            place = Place(file=str(self.folder / run_folder.EPISODES))
+            raise RunError(problem, remedy="Restore this table first.", place=place)
         with self._resumable_errors():
             self._unpack_archive(places)
 
@@ -129,11 +126,8 @@ class RunFolderWriter:
         # Before this write, readers use the records of the archive; after it, the raw records.
         write_atomically(self.folder / run_folder.RUN, run_folder.dump_json({**self.description, "complete": False}))
         self.episodes, self.complete = parts.read_raw(self.folder), False
-        for stale in (
-            self.folder / run_folder.EPISODES,
-            self.folder / run_folder.MANIFEST,
-            *run_folder.archive_parts(self.folder),
-        ):
+        stale_files = [self.folder / run_folder.EPISODES, self.folder / run_folder.MANIFEST]
+        for stale in [*stale_files, *run_folder.archive_parts(self.folder)]:
             stale.unlink(missing_ok=True)
 
     def read_record(self, index: int) -> Batch:
@@ -186,8 +180,8 @@ class RunFolderWriter:
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], continuation: str) -> None:
-    # Raises `RunError` unless the request may resume the folder's run. `continuation` is the command for remedies if the
-    # run must not be resumed; "" = an equal request may resume it.
+    # Raises `RunError` unless the request may resume the folder's run. If resuming is forbidden, `continuation` is the
+    # command for remedies; "" = an equal request may resume the run.
     place = Place(file=str(folder))
     existing = run_folder.read_description(folder)
     if continuation and run_folder.is_own_loop(existing):
@@ -318,10 +312,8 @@ def _result_digests(folder: Path) -> dict[str, str]:
         manifest = run_folder.read_manifest(folder)
     except RunError:
         return {}
-    return {
-        **manifest.parts,
-        **{name: digest for name, digest in manifest.files.items() if name in (run_folder.EPISODES, run_folder.RUN)},
-    }
+    files = {name: digest for name, digest in manifest.files.items() if name in (run_folder.EPISODES, run_folder.RUN)}
+    return {**manifest.parts, **files}
 
 
 def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Shard:
@@ -345,8 +337,8 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
-            problem = f"the plan of this shard differs from the plan of {shards[0].folder}"
-            problem = "\n  ".join([f"{problem}:", *differing])
+            listed = "\n  ".join(differing)
+            problem = f"the plan of this shard differs from the plan of {shards[0].folder}:\n  {listed}"
             _refuse_folder(shard.folder, problem, "Merge only shards of one plan; run any other shard again.")
     by_number: dict[int, list[Path]] = {}
     for shard in shards:
