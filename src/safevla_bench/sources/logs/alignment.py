@@ -140,8 +140,8 @@ class _Channel:
         if not len(self.rows):
             problem = f"there is no message of {taker.part} in this trial"
             raise RecordError(problem, remedy="Check the start and the end of the trial.")
-        poses = taker.convert(self.rows)
-        self.rows = records.drop_zero_turns(poses, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
+        converted = taker.convert(self.rows)
+        self.rows = records.drop_zero_turns(converted, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
 
     def choose(self, chosen: NDArray[Any]) -> None:
         # Keeps only the messages that `chosen`, a mask or an array of indices, selects.

@@ -52,7 +52,7 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
     arms = next(
         filter(None, (find_arms(source.names) for source in sources)), ()
     )  # of the first source that names arms
-    # Sources that are named like a hand come first, since otherwise any pose may be taken for the hand's.
+    # Sources that are named like a hand come first, since without them the first pose is mapped to the hand.
     for source in sorted(sources, key=lambda candidate: not _is_named_like_hand(candidate)):
         part = _guess_part(source, mapped_parts)
         if part:

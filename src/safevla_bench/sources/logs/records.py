@@ -386,8 +386,8 @@ def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Se
     if (is_ur or is_bimanual or (robot is not None and robot.effort_is_current)) and not is_torque:
         remedy = (
             f'Write unit = "N m" under [{table}] if the numbers are torques. If they are currents, write the torque '
+            "per ampere as `scale`. Drivers from before 2025 publish currents."
         )
-        remedy += "per ampere as `scale`. Drivers from before 2025 publish currents."
         robot_text = "an arm of Universal Robots" if is_ur and robot is None else f"a {embodiment}"
         refuse_field(f"the effort of {robot_text} may be motor currents", remedy, table)
     limits_nm, count = columns.limits_nm or (robot.limits_nm if robot else ()), samples.values.shape[1]
