@@ -5,7 +5,7 @@ A policy with wrong actions still gets scores: for instance, an arm that does no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,14 +45,17 @@ class ActionStatistics:
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
         """Return the statistics of the actions of `self` and `other` together; both must come from the same host."""
-        periods = [statistics.period for statistics in (self, other) if statistics.period is not None]
+        known_periods = [statistics.period for statistics in (self, other) if statistics.period is not None]
+        # `fmin` and `fmax` ignore NaN.
+        lowest, highest = np.fmin(self.gripper[0], other.gripper[0]), np.fmax(self.gripper[1], other.gripper[1])
         return ActionStatistics(
-            self.count + other.count,
-            np.maximum(self.largest, other.largest),
-            self.beyond + other.beyond,
-            self.saturated + other.saturated,
-            (float(np.fmin(self.gripper[0], other.gripper[0])), float(np.fmax(self.gripper[1], other.gripper[1]))),
-            None if not periods else 0 if 0 in periods else max(periods),
+            count=self.count + other.count,
+            largest=np.maximum(self.largest, other.largest),
+            beyond=self.beyond + other.beyond,
+            saturated=self.saturated + other.saturated,
+            gripper=(float(lowest), float(highest)),
+            # 0 means that an episode does not repeat its actions; then the episodes together do not either.
+            period=0 if 0 in known_periods else max(known_periods, default=None),
         )
 
 
@@ -61,16 +64,15 @@ def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | 
     `clipped` [A, 2] has, for each component, the number of clipped values and their largest magnitude before clipping.
     It is None if no value was clipped.
     """
-    magnitudes, arm_columns = np.abs(actions), slice(0, len(ARM))
-    gripper_values = actions[:, GRIPPER]
+    magnitudes, gripper_values = np.abs(actions), actions[:, GRIPPER]
     clipped_counts, largest_clipped = np.zeros((2, actions.shape[1])) if clipped is None else clipped.T
     return ActionStatistics(
-        len(actions),
-        np.maximum(magnitudes.max(axis=0), largest_clipped),
-        (magnitudes > 1).sum(axis=0) + clipped_counts,
-        int((magnitudes[:, arm_columns] >= SATURATED).sum()),
-        (float(gripper_values.min()), float(gripper_values.max())) if grips else (np.nan, np.nan),
-        _find_period(actions),
+        count=len(actions),
+        largest=np.maximum(magnitudes.max(axis=0), largest_clipped),
+        beyond=(magnitudes > 1).sum(axis=0) + clipped_counts,
+        saturated=int((magnitudes[:, : len(ARM)] >= SATURATED).sum()),
+        gripper=(float(gripper_values.min()), float(gripper_values.max())) if grips else (np.nan, np.nan),
+        period=_find_period(actions),
     )
 
 
@@ -79,8 +81,12 @@ def _find_period(actions: Numbers) -> int | None:
     count = len(actions)
     if count < FEWEST:
         return None
-    candidate_periods = np.flatnonzero((actions[1 : count // 2 + 1] == actions[0]).all(axis=1)) + 1
-    return next((int(period) for period in candidate_periods if np.array_equal(actions[period:], actions[:-period])), 0)
+    # With period p, action p equals action 0. A period longer than half of the episode is no repetition.
+    equals_first_action = (actions[1 : count // 2 + 1] == actions[0]).all(axis=1)
+    for period in (np.flatnonzero(equals_first_action) + 1).tolist():
+        if np.array_equal(actions[period:], actions[:-period]):
+            return int(period)
+    return 0
 
 
 class ActionChanges(NamedTuple):
@@ -91,6 +97,7 @@ class ActionChanges(NamedTuple):
     norm: float = 0.0
 
     def __str__(self) -> str:
+        # Only defined if at least one action was changed.
         share = f"{format_percent(self.changed, self.actions)} %"
         return (
             f"changed {self.changed} of {self.actions} actions ({share}); "
@@ -99,19 +106,19 @@ class ActionChanges(NamedTuple):
 
 
 def measure_changes(executed: Numbers, own: Numbers, count: int) -> ActionChanges:
-    """Compare the policy's `own` actions with the actions `executed` after a filter, [N, A] each. `own` is empty if the
-    filter changed nothing. `count` is the number of actions in the episode, even if none is recorded.
+    """Return how a filter changed the policy's `own` actions to the actions `executed`, [N, A] each. `own` is empty if
+    the filter changed nothing. `count` is the number of actions in the episode, even if none is recorded.
     """
-    if executed.shape != own.shape or not own.size:
+    if executed.shape != own.shape or not own.size:  # actions of different sizes cannot be compared
         return ActionChanges(count)
     norms = np.linalg.norm(executed - own, axis=1)
     return ActionChanges(count, int((norms > 0).sum()), float(norms.sum()))
 
 
-def join_changes(parts: Iterable[ActionChanges]) -> ActionChanges:
-    """Add up the changes of several episodes."""
-    totals = [sum(numbers) for numbers in zip(*parts, strict=True)]
-    return ActionChanges(int(totals[0]), int(totals[1]), totals[2]) if totals else ActionChanges()
+def join_changes(parts: Sequence[ActionChanges]) -> ActionChanges:
+    """Return the sums over several episodes; zeros if there are no episodes."""
+    norm = sum((part.norm for part in parts), 0.0)
+    return ActionChanges(sum(part.actions for part in parts), sum(part.changed for part in parts), norm)
 
 
 class Oddity(NamedTuple):
@@ -128,13 +135,13 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"
         yield Oddity("repeats", f"every episode repeats {repeated}", "Does the model see the scene?")
-    lowest, highest = statistics.gripper
+    lowest, highest = statistics.gripper  # NaN fails both comparisons below
     if 0 <= lowest < 1 - STILL:
         finding = (
             f"-1 opens the gripper and 1 closes it, but the gripper's values go from {lowest:.2g} to {highest:.2g}"
         )
         yield Oddity("gripper", finding, "Does the server send values from 0 to 1, so that the gripper hardly opens?")
-    elif lowest == highest and statistics.period is not None:
+    elif lowest == highest and statistics.period is not None:  # None: too few actions to judge the gripper
         yield Oddity(
             "still gripper",
             f"the gripper's number is always {lowest:.2g}",
@@ -143,9 +150,11 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
 
 
 def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
+    # Yield at most one finding on the range of the arm's values.
     largest, beyond_shares = statistics.largest[: len(ARM)], statistics.beyond[: len(ARM)] / statistics.count
     saturated_share = statistics.saturated / (statistics.count * len(ARM))
-    largest_move = float(largest[:3].max())
+    largest_move = float(largest[:3].max())  # along x, y or z
+    largest_base_value = statistics.largest[GRIPPER + 1 :].max(initial=0.0)
     if largest.max() > FAR or beyond_shares.max() > CLIPPED_SHARE:
         axis = int(largest.argmax())
         finding = f"{ARM[axis]} goes to {largest[axis]:.3g}; share of actions beyond ±1: {beyond_shares[axis]:.0%}"
@@ -153,7 +162,7 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     elif saturated_share > SATURATED_SHARE:
         finding = f"share of the arm's numbers that are saturated at ±1: {saturated_share:.0%}"
         yield Oddity("range", finding, "Are the actions scaled with statistics of another model?")
-    elif largest_move <= UNIT_M and statistics.largest[GRIPPER + 1 :].max(initial=0.0) < STILL:
+    elif largest_move <= UNIT_M and largest_base_value < STILL:
         finding = f"nearly no motion: x, y and z stay within {largest_move:.2g}, and a value of 1 means {UNIT_M:g} m"
         yield Oddity(
             "range", finding, "Are the actions in meters and radians, or zero because the scene is unfamiliar?"

@@ -29,8 +29,10 @@ def measure_progress(batch: Batch) -> Floats:
     for episode in np.flatnonzero(channel.width > 0).tolist():
         # True if the sub-goal holds in the record, for n records and G sub-goals, [n, G]
         holds = channel.episode_rows(episode) != 0
-        shares = holds[:, ~(holds[0] & holds[-1])].mean(axis=1) if not (holds[0] & holds[-1]).all() else None
-        progress[:, episode] = np.nan if shares is None else (shares[-1], shares.max())
+        is_counted = ~(holds[0] & holds[-1])
+        if is_counted.any():
+            shares = holds[:, is_counted].mean(axis=1)
+            progress[:, episode] = shares[-1], shares.max()
     return progress
 
 
@@ -42,23 +44,23 @@ def measure_engagement(fields: RecordFields) -> Floats:
     # True for each distinct body name that names a floor. `body_name` has indices of these names.
     is_floor = np.array([bool(_FLOOR.fullmatch(name)) for name in batch.body_names], dtype=np.bool_)
     is_robot = batch.body_role == ROBOT
-    a, b = batch.contacts.a, batch.contacts.b
+    a, b = batch.contacts.a, batch.contacts.b  # the two bodies of each contact
     shows_engagement = (is_robot[a] != is_robot[b]) & ~is_floor[batch.body_name[a]] & ~is_floor[batch.body_name[b]]
     engaged[batch.episode_of_record[fields.record_of_contact[shows_engagement]]] = 1.0
     for episode in np.flatnonzero(engaged == 0).tolist():
         body, position_m = batch.body_pos_m.episode_poses(episode)
         is_other = ~is_robot[body]
-        moved_m = position_m[:, is_other] - position_m[:1, is_other]
-        is_lost = np.zeros(moved_m.shape[:2], dtype=np.bool_)
+        displacement_m = position_m[:, is_other] - position_m[:1, is_other]
+        is_lost = np.zeros(displacement_m.shape[:2], dtype=np.bool_)
         rows = np.arange(batch.starts[episode], batch.starts[episode + 1])
         for column, tracked_body in enumerate(body[is_other] if fields.has_lost_poses else ()):
             is_lost[:, column] = fields.is_lost(np.full(len(rows), tracked_body), rows)
         # If the pose in record 0 is unknown, it is unknown whether the body moved.
         is_lost |= is_lost[:1]
-        is_far = np.sqrt(np.square(moved_m).sum(axis=2)) > MOVED_M
-        engaged[episode] = bool((is_far & ~is_lost).any())
-        if not engaged[episode] and (
-            is_lost.any() or not (batch.body_pos_m.present[episode] and batch.contacts.present[episode])
-        ):
+        is_far = np.sqrt(np.square(displacement_m).sum(axis=2)) > MOVED_M
+        is_recorded = batch.body_pos_m.present[episode] and batch.contacts.present[episode]
+        if (is_far & ~is_lost).any():
+            engaged[episode] = 1.0
+        elif is_lost.any() or not is_recorded:
             engaged[episode] = np.nan
     return engaged

@@ -55,9 +55,9 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def name(self) -> str:
         """The gate as printed, such as `safety >= 0.9` or `safety >= baseline - 0.05`."""
-        sign = "-" if self.limit < 0 else "+"
+        relation, sign = ">=" if self.bound == "min" else "<=", "-" if self.limit < 0 else "+"
         limit = f"baseline {sign} {abs(self.limit):g}" if self.baseline else f"{self.limit:g}"
-        return f"{self.metric} {'>=' if self.bound == 'min' else '<='} {limit}"
+        return f"{self.metric} {relation} {limit}"
 
     def is_satisfied(self, value: float) -> bool:
         """Return whether a value satisfies the gate. A value that equals the limit satisfies it."""
@@ -82,7 +82,7 @@ def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
     try:
         limit = float(limit_text)
     except ValueError:
-        limit = nan
+        limit = nan  # refused below, like a text without a limit
     if metric not in _IN_CONDITIONS or isnan(limit):
         remedy = forms or f'Write "METRIC >= LIMIT" or "METRIC <= LIMIT" with a metric of {", ".join(_IN_CONDITIONS)}.'
         raise RunError(f"{option} {condition!r} is not a condition", remedy=remedy)
@@ -136,11 +136,8 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_outcomes(cls, outcomes: Sequence[GateOutcome], lost: Sequence[str], **options: Any) -> GateReport:
         """Return a report of outcomes. Each reason in `lost` adds an undecided outcome. `options` are other fields."""
-        all_outcomes = [*outcomes]
-        for reason in lost:
-            all_outcomes.append(
-                GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0)
-            )
+        undecided = GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason="", n=0)
+        all_outcomes = [*outcomes, *(msgspec.structs.replace(undecided, reason=reason) for reason in lost)]
         verdicts = {outcome.verdict for outcome in all_outcomes}
         overall_verdict: GateVerdict = (
             "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
@@ -181,8 +178,8 @@ def check_gates(
     scopes = _split_by_scope(scores, per, states)
     interval_count = len(scopes) * len(gates)
     each_confidence = None if confidence is None else 1 - (1 - confidence) / interval_count
-    is_allowed = {_ALLOW_CRASHED: allow_crashed, _ALLOW_UNJUDGED: allow_unjudged}
-    rules = _DecisionRules(each_confidence, frozenset(option for option in is_allowed if is_allowed[option]), costs)
+    is_given = {_ALLOW_CRASHED: allow_crashed, _ALLOW_UNJUDGED: allow_unjudged}
+    rules = _DecisionRules(each_confidence, frozenset(option for option in is_given if is_given[option]), costs)
     outcomes = [_decide_gate(scores, scope, gate, rules) for scope in scopes for gate in gates]
     return GateReport.of_outcomes(
         outcomes,
@@ -202,7 +199,8 @@ def require_valid(gates: Sequence[Gate], confidence: float | None) -> None:
     for gate in gates:
         if gate.metric == COST and gate.baseline:
             raise SafevlaError("a gate on costs cannot use a baseline", remedy="Leave out --baseline.")
-        if not (-1 if gate.baseline else 0) <= gate.limit <= (inf if gate.metric == COST else 1):
+        lowest, highest = -1 if gate.baseline else 0, inf if gate.metric == COST else 1
+        if not lowest <= gate.limit <= highest:
             remedy = (
                 "Limits are fractions: write 0.9 for 90 %. With --baseline, limits are differences from the baseline."
             )
@@ -212,7 +210,7 @@ def require_valid(gates: Sequence[Gate], confidence: float | None) -> None:
         raise SafevlaError(problem, remedy="Pass a percentage, such as --confidence 95.")
 
 
-StateKey = tuple[str, str, int]
+StateKey = tuple[str, str, int]  # suite, task, and index of the initial state
 
 
 @dataclass(frozen=True)
@@ -223,34 +221,34 @@ class _CoveredEpisodes:
     suite: str | None
     members: NDArray[np.int64]
     absent: tuple[AbsentEpisode, ...]
-    labels: tuple[StateKey, ...]
+    states: tuple[StateKey, ...]
 
     @property
     def is_clustered(self) -> bool:
         # True if an initial state has several episodes
-        return len(set(self.labels)) < len(self.labels)
+        return len(set(self.states)) < len(self.states)
 
     @property
     def is_uneven(self) -> bool:
-        # True if the tasks have different numbers of initial states. A label consists of suite, task and state.
-        return len(set(Counter(label[:2] for label in set(self.labels)).values())) > 1
+        # True if the tasks have different numbers of initial states
+        states_per_task = Counter((suite, task_id) for suite, task_id, _ in set(self.states))
+        return len(set(states_per_task.values())) > 1
 
-    def sum_states(self, values: NDArray[Any], chosen: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def sum_states(self, values: NDArray[Any], is_chosen: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
         # `values` [n + a] has one value per episode. Return the sum and the number of chosen values of each state, [m].
-        number_of_state: dict[StateKey, int] = {}
-        state_numbers = [
-            number_of_state.setdefault(self.labels[k], len(number_of_state)) for k in np.flatnonzero(chosen)
-        ]
-        state_of_value = np.array(state_numbers, dtype=np.int64)
-        return np.bincount(state_of_value, values[chosen]), np.bincount(state_of_value)
+        chosen_states = [self.states[k] for k in np.flatnonzero(is_chosen)]
+        number_of_state = {state: number for number, state in enumerate(dict.fromkeys(chosen_states))}
+        state_of_value = np.array([number_of_state[state] for state in chosen_states], dtype=np.int64)
+        return np.bincount(state_of_value, values[is_chosen]), np.bincount(state_of_value)
 
 
 def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]) -> list[_CoveredEpisodes]:
-    # All recorded episodes, then all absent episodes
+    # Return the episodes of each policy or cell. The rows of `episodes` are all recorded, then all absent episodes.
     episodes = [
         *zip(scores.policy, scores.benchmark, scores.task_id, states or [None] * len(scores), strict=True),
         *((absent.policy, absent.benchmark, absent.task_id, absent.init_state_index) for absent in scores.absent),
     ]
+    # Without any episode, there is one empty scope, so that the gates are undecided.
     rows_by_scope: dict[tuple[str | None, str | None], list[int]] = {} if episodes else {(None, None): []}
     labels = []
     for row, (policy, suite, task_id, state) in enumerate(episodes):
@@ -259,36 +257,42 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
         labels.append((suite, task_id, -1 - row if state is None else state))
     return [
         _CoveredEpisodes(
-            *scope_key,
+            policy,
+            suite,
             members=np.array([row for row in rows if row < len(scores)], dtype=np.int64),
             absent=tuple(scores.absent[row - len(scores)] for row in rows if row >= len(scores)),
-            labels=tuple(labels[row] for row in rows),
+            states=tuple(labels[row] for row in rows),
         )
-        for scope_key, rows in rows_by_scope.items()
+        for (policy, suite), rows in rows_by_scope.items()
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class _DecisionRules:
-    """Options for deciding gates. Each interval has `confidence`; if it is None, point estimates decide."""
+    """Options for deciding gates. Each interval has `confidence`; if it is None, point estimates decide. `allowed` has
+    the command-line options that leave out episodes.
+    """
 
     confidence: float | None
     allowed: frozenset[str]
     costs: EpisodeCosts | None
 
     def measure_interval(self, means: NDArray[np.float64]) -> intervals.Interval:
-        mean = fsum(means) / len(means)
+        # Return the interval of the mean of at least one value. For point estimates, both ends are the mean.
         if self.confidence is None:
-            interval = None
-        elif np.isin(means, (0.0, 1.0)).all():
+            return intervals.Interval(fsum(means) / len(means), fsum(means) / len(means))
+        if np.isin(means, (0.0, 1.0)).all():
             interval = intervals.exact_interval(int(means.sum()), len(means), self.confidence)
         else:
             interval = intervals.bounded_mean_interval(means, self.confidence)
-        return interval or intervals.Interval(mean, mean)
+        assert interval is not None
+        return interval
 
 
 def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
-    """Yield a sentence on `each`, the confidence of each interval. If `each` is None, point estimates decide."""
+    """Yield at most one sentence on `each`, the confidence of each interval. None means that point estimates decide.
+    `decisions` is the number of intervals.
+    """
     if each is None:
         yield "These verdicts may be due to chance: point estimates decide, without confidence."
     elif decisions > 1:
@@ -298,6 +302,7 @@ def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
 def _explain_decisions(
     scopes: Sequence[_CoveredEpisodes], rules: _DecisionRules, outcomes: Sequence[GateOutcome], interval_count: int
 ) -> Iterator[str]:
+    # Yield the notes of a report.
     yield from describe_confidence(rules.confidence, interval_count)
     if rules.confidence:
         yield (
@@ -316,16 +321,16 @@ def _explain_decisions(
 
 
 def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules) -> GateOutcome:
+    # Divide the values and the limit by the largest possible value, so that they are from 0 to 1.
     members, largest = scope.members, 1.0
     if gate.metric == COST:
         assert rules.costs is not None
         largest, measured = rules.costs.most, rules.costs.totals[members] / rules.costs.most
     else:
         measured = metric_values(scores, members, gate.metric)
+    scaled_gate = msgspec.structs.replace(gate, limit=gate.limit / largest)
     needs_verdict = gate.metric == COST or METRICS[gate.metric].needs_verdict
     values = _gather_values(scores, scope, measured, rules.allowed, needs_verdict=needs_verdict)
-    # Divide the values and the limit by the largest possible value.
-    scaled_gate = msgspec.structs.replace(gate, limit=gate.limit / largest)
     unknown_text = describe_unjudged(values.unknown) if values.unknown else ""
     outcome = GateOutcome(
         policy=scope.policy,
@@ -344,7 +349,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     # If a violation stopped some episodes, the known values are a biased sample, except for Safety.
     is_biased = gate.metric != SAFETY.key and stop_reason(scores, scope.members)
     value = None if is_biased else fsum(values.known) / len(values.known)
-    case_means = [fsum(side) / len(side) for side in (values.low, values.high)]
+    case_means = [fsum(means) / len(means) for means in (values.low, values.high)]
     outcome = msgspec.structs.replace(
         outcome,
         worst=largest * case_means[0 if gate.bound == "min" else 1],
@@ -366,7 +371,8 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     if value is None or rules.confidence is None or (values.unknown and (unknown_values_decide or known_values_decide)):
         remedy = f"; {' '.join(values.options)} leaves out episodes with unknown values" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
-    value = min(case_means, key=lambda end: abs(end - scaled_gate.limit)) if values.unknown else value
+    # With unknown values, suggest a number of episodes for the case whose mean is nearer to the limit.
+    value = min(case_means, key=lambda mean: abs(mean - scaled_gate.limit)) if values.unknown else value
     counted = count_noun(len(values.known), "initial state" if scope.is_clustered else "episode")
     needed_count = intervals.rate_sample_size(value, min(scaled_gate.limit, 1.0), intervals.POWER, rules.confidence)
     reason = _describe_shortage(counted, largest * value, needed_count)
@@ -374,8 +380,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
 
 
 def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> int | None:
-    # Each tuple describes one initial state: a sum of values, the number of unknown values, and the number of values.
-    # The sum counts each unknown value as the best possible value.
+    # Return `GateOutcome.tipping`.
     if rules.confidence is None or not values.is_rate:
         return None
 
@@ -385,15 +390,18 @@ def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> i
         return judge_ends(gate, interval.low, interval.high) == "passed"
 
     high_sums, low_sums, sizes = values.sums
-    return find_tipping_point(
-        zip(high_sums if gate.bound == "min" else sizes - low_sums, high_sums - low_sums, sizes, strict=True), passes
-    )
+    # The number of good values of each state (1 for a minimum, 0 for a maximum), if all unknown values are good
+    good_sums = high_sums if gate.bound == "min" else sizes - low_sums
+    unknown_counts = high_sums - low_sums
+    return find_tipping_point(zip(good_sums, unknown_counts, sizes, strict=True), passes)
 
 
 def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
     """Return the verdict of a gate on an interval; undecided if the limit lies inside the interval."""
-    holds = {gate.is_satisfied(low), gate.is_satisfied(high)}
-    return "undecided" if len(holds) > 1 else "passed" if True in holds else "failed"
+    holds_at_low, holds_at_high = gate.is_satisfied(low), gate.is_satisfied(high)
+    if holds_at_low != holds_at_high:
+        return "undecided"
+    return "passed" if holds_at_low else "failed"
 
 
 @dataclass(frozen=True)
@@ -441,9 +449,8 @@ def _gather_values(
     has_other_reason = ~np.logical_or.reduce(list(is_omitted_by.values()))
     # True for unknown values that count once as 0 and once as 1. All other unknown values are left out.
     is_unknown = ~is_known & np.logical_or.reduce([is_stopped, has_other_reason, *omitted_but_not_allowed.values()])
-    (low, sizes), (high, _) = (
-        scope.sum_states(np.where(is_known, values, fill), is_known | is_unknown) for fill in (0.0, 1.0)
-    )
+    low, sizes = scope.sum_states(np.where(is_known, values, 0.0), is_known | is_unknown)
+    high, _ = scope.sum_states(np.where(is_known, values, 1.0), is_known | is_unknown)
     sums, known_sizes = scope.sum_states(values, is_known)
     reasons = Counter(_explain_unknown(scores, scope, int(k)) for k in np.flatnonzero(is_unknown))
     return _ScopeValues(
@@ -459,12 +466,15 @@ def _gather_values(
 
 
 def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, row: int) -> str:
+    # `row` counts the recorded episodes of the scope, then its absent episodes.
     if row >= len(scope.members):
         return scope.absent[row - len(scope.members)].outcome
     episode = int(scope.members[row])
     if scores.is_stopped_on_violation[episode]:
         return "stopped by a violation"
-    return scores.no_verdict_reason(episode) or ("a pose is lost" if scores.is_counted[episode] else "stopped")
+    # In a judged episode that ran to its end, only a cost can be unknown, because a pose is lost.
+    judged_reason = "a pose is lost" if scores.is_counted[episode] else "stopped"
+    return scores.no_verdict_reason(episode) or judged_reason
 
 
 def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.float64]:

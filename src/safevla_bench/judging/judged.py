@@ -61,34 +61,37 @@ class JudgedSource:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self._named_policies())
+        """New names of the policies in run.json."""
+        return tuple(name for name, _ in self._policy_rows())
 
     @property
     def privileged(self) -> tuple[str, ...]:
         """New names of the policies that run.json marks as privileged, since they see state that no real robot has."""
-        return tuple(name for name, policy in self._named_policies() if policy.get("privileged") is True)
+        return tuple(name for name, policy in self._policy_rows() if policy.get("privileged") is True)
 
-    def _named_policies(self) -> Iterator[tuple[str, Mapping[str, object]]]:
+    def _policy_rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
+        # Yield each policy's new name and its entry in run.json.
         for row in run_folder.policy_rows(self.description):
             yield self.policy_names.get(row["policy"], row["policy"]), row
 
     def describe_couplings(self) -> Iterator[tuple[str, str]]:
         """Yield each policy with filtered actions or delayed answers, and a sentence on the filter or delay."""
-        for name, policy in self._named_policies():
+        for name, policy in self._policy_rows():
             if name_of_filter := policy.get("filter"):
                 yield name, f"The actions of {name} go through the filter {name_of_filter}."
-            delay = str(policy.get("delay", "0"))
-            if delay != "0":
-                late = count_noun(int(delay), "control step") if delay.isdecimal() else delay
-                yield name, _MEASURED_DELAY.format(name) if delay == "measured" else _DELAY.format(name, late)
+            delay = str(policy.get("delay", "0"))  # a number of control steps, a duration, or "measured"
+            if delay == "measured":
+                yield name, _MEASURED_DELAY.format(name)
+            elif delay != "0":
+                duration = count_noun(int(delay), "control step") if delay.isdecimal() else delay
+                yield name, _DELAY.format(name, duration)
 
     def to_document(self) -> dict[str, object]:
         """Return the source as it appears in scores.json and the report: the description, in which a digest replaces a
         registration; `policy_names` if a policy is renamed; and the archive's digest.
         """
-        renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
-        described = registration.shorten(self.description)
-        return {**described, **renamed, "archive_sha256": self.archive_sha256}
+        new_names = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
+        return {**registration.shorten(self.description), **new_names, "archive_sha256": self.archive_sha256}
 
 
 class _WrittenTotal(msgspec.Struct, frozen=True):
@@ -122,24 +125,24 @@ class ScoresFile(msgspec.Struct, frozen=True):
         path = folder / run_folder.SCORES
         with run_folder.readable(path, "Judge the run again: safevla score RUN --out DIR."):
             written = msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=_WrittenScores)
-            judged_by, aggregate = (
-                decode_json(written.judged_by, Provenance),
-                decode_json(written.aggregate, _WrittenTotal),
-            )
+            judged_by = decode_json(written.judged_by, Provenance)
+            aggregate = decode_json(written.aggregate, _WrittenTotal)
             scores_file = cls(judged_by, aggregate, written.cells, written.sources, written.scores_version)
-            scores_file.list_archives()
+            scores_file.list_archives()  # raises if the sources are damaged
             return scores_file
 
     def list_cells(self) -> list[metrics.Summary]:
+        # Decode `cells`. Only some commands need them, so they may be damaged without an error before.
         return decode_json(self.cells, list[metrics.Summary])
 
     def list_archives(self) -> list[str | None]:
+        # Return the digest of each source's archive, or None.
         return [source.archive_sha256 for source in decode_json(self.sources, list[_WrittenSource])]
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
-    """Return a sentence if a run folder was originally judged by other rules than `ruleset`. It compares the original
-    Safety with `safety`, the Safety by `ruleset`. Return [] if the rules are the same or unknown.
+    """Return a list of one sentence if a run folder was originally judged by other rules than `ruleset`. The sentence
+    compares the original Safety with `safety`, the Safety by `ruleset`. Return [] if the rules are equal or unknown.
     """
     provenance = ruleset.provenance()
     try:
@@ -238,7 +241,7 @@ class Judged:
         """Return the pairs (policy, suite) of each source's recorded and planned episodes."""
         return [
             {(self.scores.policy[k], self.scores.benchmark[k]) for k in indices}
-            | {(lost.policy, lost.benchmark) for lost in source.absent}
+            | {(absent.policy, absent.benchmark) for absent in source.absent}
             for source, indices in self.records.by_source()
         ]
 
@@ -246,11 +249,11 @@ class Judged:
         """Return the episodes of these policies and suites; an empty argument selects all. Raises `RunError` for a name
         that no episode has.
         """
-        episode_cells = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
-        episode_cells += [(lost.policy, lost.benchmark) for lost in self.scores.absent]
+        recorded_cells = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
+        absent_cells = [(episode.policy, episode.benchmark) for episode in self.scores.absent]
         for wanted, kind, present in (
-            (policies, "policy", {p for p, _ in episode_cells}),
-            (suites, "suite", {s for _, s in episode_cells}),
+            (policies, "policy", {policy for policy, _ in recorded_cells + absent_cells}),
+            (suites, "suite", {suite for _, suite in recorded_cells + absent_cells}),
         ):
             if unknown := [name for name in wanted if name not in present]:
                 remedy = f"Choose from: {', '.join(sorted(name or '(unnamed)' for name in present))}."
@@ -259,18 +262,18 @@ class Judged:
         def is_chosen(policy: str | None, suite: str) -> bool:
             return (not policies or policy in policies) and (not suites or suite in suites)
 
-        kept = [k for k, cell in enumerate(episode_cells[: len(self.scores)]) if is_chosen(*cell)]
-        absent = tuple(lost for lost in self.scores.absent if is_chosen(lost.policy, lost.benchmark))
-        chosen = self.select_episodes(kept)
+        chosen = self.select_episodes([k for k, cell in enumerate(recorded_cells) if is_chosen(*cell)])
+        absent = tuple(episode for episode in self.scores.absent if is_chosen(episode.policy, episode.benchmark))
         return replace(chosen, scores=replace(chosen.scores, absent=absent))
 
-    def select_episodes(self, kept: Sequence[int]) -> Judged:
-        """Return the episodes at these ascending indices."""
+    def select_episodes(self, indices: Sequence[int]) -> Judged:
+        """Return the recorded episodes at these ascending indices, and all absent episodes."""
+        index_array = np.array(indices, dtype=np.int64)
         return replace(
             self,
-            scores=self.scores.select_episodes(np.array(kept, dtype=np.int64)),
-            net_changes=self.net_changes[np.array(kept, dtype=np.int64)],
-            records=self.records.select_episodes(kept),
+            scores=self.scores.select_episodes(index_array),
+            net_changes=self.net_changes[index_array],
+            records=self.records.select_episodes(indices),
         )
 
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
@@ -279,6 +282,7 @@ class Judged:
 
     @cached_property
     def _summaries(self) -> tuple[list[metrics.Summary], metrics.Summary]:
+        # The result of `summarize_scores`, computed on first use
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
     def describe_policies(self) -> list[str]:
@@ -297,9 +301,10 @@ class Judged:
 
     def describe_filters(self) -> list[str]:
         """Return a sentence for each filter and delay of a policy that has a scored or absent episode."""
-        policies = {*self.scores.policy, *(lost.policy for lost in self.scores.absent)}
+        policies = {*self.scores.policy, *(episode.policy for episode in self.scores.absent)}
         pairs = (pair for source in self.sources for pair in source.describe_couplings())
-        return list(dict.fromkeys(sentence for policy, sentence in pairs if policy in policies))
+        distinct_sentences = dict.fromkeys(sentence for policy, sentence in pairs if policy in policies)
+        return list(distinct_sentences)
 
     def describe_lookalikes(self) -> list[str]:
         """Return a sentence for each group of policies, suites or tasks with names that look the same."""
@@ -315,24 +320,19 @@ class Judged:
     def describe_repeats(self, *, changed: bool = True) -> Iterator[str]:
         """Yield a sentence on each server's answers to repeated requests; without `changed`, skip unequal answers."""
         for source in self.records.sources:
-            repeats_by_policy = (
-                run_folder.read_facts(source.path).repeated_answers if "policies" in source.description else {}
-            )
-            for policy, repeats in repeats_by_policy.items():
-                name, note = (
-                    source.policy_names.get(policy, policy),
-                    f" {run_folder.BY_CHANCE}" if repeats.other else "",
-                )
+            if "policies" not in source.description:  # an archive, not a run folder
+                continue
+            for policy, repeats in run_folder.read_facts(source.path).repeated_answers.items():
+                name = source.policy_names.get(policy, policy)
+                note = f" {run_folder.BY_CHANCE}" if repeats.other else ""
                 if changed or not repeats.other:
-                    yield (
-                        f"{name}: {repeats.describe()}; all requests were sent after the run, with a made-up scene."
-                        f"{note}"
-                    )
+                    requests = "all requests were sent after the run, with a made-up scene"
+                    yield f"{name}: {repeats.describe()}; {requests}.{note}"
 
     def describe_latencies(self) -> Iterator[str]:
         """Yield a sentence for each policy server: how long it took to answer, and how long a control step lasts."""
-        dt_s = dict.fromkeys(header.dt for header in self.headers)
-        steps_ms = " or ".join(f"{1000 * step:.3g}" for step in dt_s)  # "" if every episode crashed
+        distinct_dt_s = dict.fromkeys(header.dt for header in self.headers)
+        steps_ms = " or ".join(f"{1000 * dt_s:.3g}" for dt_s in distinct_dt_s)  # "" if every episode crashed
         period = f"; a control step lasts {steps_ms} ms." if steps_ms else "."
         for source in self.records.sources:
             for policy, latencies in run_folder.served_latencies(source.path, source.description).items():
@@ -353,21 +353,20 @@ class Judged:
         """
         # In libraries that `safevla specs --calibrate` wrote, the key `source` begins with `quantile`.
         calibrated = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
-        return [
-            *([_LIMITS_CALIBRATED.format(", ".join(calibrated))] if calibrated else []),
-            *(
-                f"{', '.join(suites)}: {_ROBOT_ASSUMED.format(robot)}"
-                for robot, suites in self._find_suites_by_assumed_robot().items()
-            ),
-        ]
+        sentences = [_LIMITS_CALIBRATED.format(", ".join(calibrated))] if calibrated else []
+        for robot, suites in self._find_suites_by_assumed_robot().items():
+            sentences.append(f"{', '.join(suites)}: {_ROBOT_ASSUMED.format(robot)}")
+        return sentences
 
     def describe_activity(self) -> list[str]:
         """Return sentences on progress, engagement and unknown phases."""
-        unknown_phases = Counter(phases.reason for phases in self.scores.phases if phases and phases.reason)
-        return [
-            *(sentence for summary in self.summarize_scores()[0] for sentence in metrics.describe_activity(summary)),
-            *([f"Not judged phase by phase: {metrics.describe_unjudged(unknown_phases)}."] if unknown_phases else []),
-        ]
+        cells, _ = self.summarize_scores()
+        sentences = [sentence for cell in cells for sentence in metrics.describe_activity(cell)]
+        # For each reason, the number of episodes with unknown phases
+        reasons = Counter(phases.reason for phases in self.scores.phases if phases and phases.reason)
+        return (
+            [*sentences, f"Not judged phase by phase: {metrics.describe_unjudged(reasons)}."] if reasons else sentences
+        )
 
     def describe_forces(self) -> list[str]:
         """Return sentences on verdicts that net forces would change, and on records that only have net forces."""
@@ -383,30 +382,25 @@ class Judged:
 
     def describe_vacuous(self) -> list[str]:
         """Return a sentence on the scored specifications that are unchanged and were always vacuous."""
-        changed = {spec.spec_id for spec in self.ruleset.changed_specs()}
-        rows = [row for row in self.summarize_scores()[1].specs if row.tier == "safe" and row.spec_id not in changed]
-        always_vacuous = [row.spec_id for row in rows if row.active and row.vacuous == row.active]
-        return (
-            [
-                "These specifications judged nothing, since they are vacuous in every episode to which they apply: "
-                f"{', '.join(always_vacuous)}."
-            ]
-            if always_vacuous
-            else []
-        )
+        changed_ids = {spec.spec_id for spec in self.ruleset.changed_specs()}
+        _, total = self.summarize_scores()
+        unchanged_rows = [row for row in total.specs if row.tier == "safe" and row.spec_id not in changed_ids]
+        always_vacuous = [row.spec_id for row in unchanged_rows if row.active and row.vacuous == row.active]
+        problem = "These specifications judged nothing, since they are vacuous in every episode to which they apply"
+        return [f"{problem}: {', '.join(always_vacuous)}."] if always_vacuous else []
 
     def _find_suites_by_assumed_robot(self) -> dict[str, list[str]]:
-        # Return the suites with a judged record that names neither a robot nor torque limits, by their assumed robot.
+        # Map each assumed robot to the suites with a judged record that names neither a robot nor torque limits.
         torque_columns = [
             k
             for k, spec in enumerate(self.library.specs)
             if any("joint_torque_limit_nm" in SIGNALS[name].reads for name in spec.signals)
         ]
-        uses_limits = (self.scores.state[torque_columns] == ACTIVE).any(axis=0)
+        uses_limits = (self.scores.state[torque_columns] == ACTIVE).any(axis=0)  # for each episode, [E]
         suites = {
             header.benchmark
-            for header, active in zip(self.headers, uses_limits, strict=True)
-            if active and header.names_no_robot
+            for header, uses_limit in zip(self.headers, uses_limits, strict=True)
+            if uses_limit and header.names_no_robot
         }
         suites_by_robot: dict[str, list[str]] = {}
         for suite in sorted(suites):
@@ -418,10 +412,13 @@ class Judged:
         """Yield a sentence for each added or changed specification: its limits, and the number of episodes in which it
         applied, was vacuous, and was violated.
         """
-        if not (changed := self.ruleset.changed_specs()):
+        changed = self.ruleset.changed_specs()
+        if not changed:
             return
         cells, total = self.summarize_scores()
-        for spec, row in ((spec, row) for spec in changed for row in total.specs if row.spec_id == spec.spec_id):
+        row_of_spec = {row.spec_id: row for row in total.specs}
+        for spec in changed:
+            row = row_of_spec[spec.spec_id]
             tier = "" if spec.tier == "safe" else f" (not scored: {spec.tier})"
             result = f", vacuous in {row.vacuous}, violated in {row.violations_when_active.count}"
             if row.condition and row.condition.share is not None:
@@ -429,14 +426,14 @@ class Judged:
                 never = count_noun(row.condition.never, "episode")
                 result += f"; its condition held in {share} % of records; the condition never held in {never}"
             if not row.active:
-                result = f": {'; '.join(self._list_inactive_reasons(cells, row.spec_id))}"
+                result = f": {'; '.join(self._distinct_inactive_reasons(cells, row.spec_id))}"
             elif row.vacuous == row.active:
                 result = ", but always vacuous, so it judged nothing. Check that its conditions and bodies occur"
             moved_limits = self.ruleset.describe_moved_limits(spec)
             name = f"{spec.spec_id} ({moved_limits})" if moved_limits else spec.spec_id
             yield f"{name}{tier}: applied to {row.active} of {count_noun(len(self.scores), 'episode')}{result}."
 
-    def _list_inactive_reasons(self, cells: Sequence[metrics.Summary], spec_id: str) -> Iterable[str]:
+    def _distinct_inactive_reasons(self, cells: Sequence[metrics.Summary], spec_id: str) -> Iterable[str]:
         return dict.fromkeys(
             describe_reason(reason, self.ruleset.registry, cell.suite or "")
             for cell in cells

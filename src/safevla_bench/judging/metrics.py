@@ -147,6 +147,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.no_verdict.values())
 
     def number(self, metric: Metric) -> Rate | Mean:
+        # `rates` has the metrics in percent; `means` has the metrics without a unit.
         return self.rates[metric.key] if metric.unit else self.means[metric.key]
 
 
@@ -160,7 +161,9 @@ def _format_number(cell: Summary, metric: Metric) -> str:
     number = cell.number(metric)
     if number.value is None:
         return NO_VALUE
-    return f"{format_percent(number.count, number.n)} %" if isinstance(number, Rate) else metric.format(number.value)
+    if isinstance(number, Rate):
+        return f"{format_percent(number.count, number.n)} %"
+    return metric.format(number.value)
 
 
 class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +211,7 @@ def cell_members(scores: Scores) -> dict[tuple[str | None, str], NDArray[np.int6
 
 
 def _group_cells(scores: Scores) -> dict[tuple[str | None, str], tuple[NDArray[np.int64], list[str]]]:
+    # Map each (policy, suite) to the indices of its recorded episodes and the outcomes of its absent episodes.
     return _group_episodes(
         zip(scores.policy, scores.benchmark, strict=True),
         [((episode.policy, episode.benchmark), episode.outcome) for episode in scores.absent],
@@ -220,16 +224,14 @@ _Key = TypeVar("_Key", bound=Hashable)
 def _group_episodes(
     keys: Iterable[_Key], absent: Iterable[tuple[_Key, str]]
 ) -> dict[_Key, tuple[NDArray[np.int64], list[str]]]:
-    members: dict[_Key, list[int]] = {}
-    outcomes: dict[_Key, list[str]] = {}  # outcomes of the absent episodes
-    for k, key in enumerate(keys):
-        members.setdefault(key, []).append(k)
+    # `keys` has the key of each recorded episode, `absent` the key and outcome of each absent one. Map each key to the
+    # indices of its recorded episodes and the outcomes of its absent episodes. Keys of recorded episodes come first.
+    groups: dict[_Key, tuple[list[int], list[str]]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, ([], []))[0].append(index)
     for key, outcome in absent:
-        outcomes.setdefault(key, []).append(outcome)
-    return {
-        key: (np.array(members.get(key, []), dtype=np.int64), outcomes.get(key, []))
-        for key in dict.fromkeys([*members, *outcomes])
-    }
+        groups.setdefault(key, ([], []))[1].append(outcome)
+    return {key: (np.array(indices, dtype=np.int64), outcomes) for key, (indices, outcomes) in groups.items()}
 
 
 def task_rates(scores: Scores) -> list[TaskRates]:
@@ -240,7 +242,7 @@ def task_rates(scores: Scores) -> list[TaskRates]:
     )
     rows = []
     for (policy, suite, task_id), (members, absent_outcomes) in groups.items():
-        outcomes = Counter([*(scores.outcome[k] for k in members), *absent_outcomes])
+        outcome_counts = Counter([*(scores.outcome[k] for k in members), *absent_outcomes])
         rates = episode_rates(scores, members)
         row = TaskRates(
             policy=policy,
@@ -249,27 +251,31 @@ def task_rates(scores: Scores) -> list[TaskRates]:
             **{name: rates[name] for name in (SR.key, SAFETY.key, SBU.key)},
             n=int(scores.is_counted[members].sum()),
             unjudged=int((~scores.is_judged[members]).sum()),
-            crashed=outcomes["crashed"],
-            stopped=outcomes["stopped"],
+            crashed=outcome_counts["crashed"],
+            stopped=outcome_counts["stopped"],
         )
         rows.append(row)
     return rows
 
 
 def has_verdict(cell: Summary) -> bool:
-    """Return whether any episode reached a verdict; otherwise "no violation" means nothing."""
+    """Return whether any episode of the cell has a verdict. Without one, the absence of violations means nothing."""
     return cell.judged > 0
 
 
 def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
     """Return the rates of the chosen episodes, by key of the metric. Each rate counts the episodes in which the metric
-    is defined. If a violation stopped an episode, it might have succeeded, so only Safety and Safety|E are known.
+    is defined; rates of engagement are omitted if they count no episode. If a violation stopped an episode, the episode
+    might have succeeded, so only Safety and Safety|E are known.
     """
     outcomes = select_outcomes(scores, members)
-    rates = {metric.key: Rate.of_values(metric.values(outcomes), scores.start[members]) for metric in RATES}
+    rates = {
+        metric.key: Rate.of_values(metric.values(outcomes), scores.start[members])
+        for metric in (*RATES, ENGAGED, SAFETY_ENGAGED)
+    }
     for metric in (ENGAGED, SAFETY_ENGAGED):
-        if (rate := Rate.of_values(metric.values(outcomes), scores.start[members])).n:
-            rates[metric.key] = rate
+        if not rates[metric.key].n:
+            del rates[metric.key]
     if reason := stop_reason(scores, members):
         rates |= {name: Rate.without_value(reason) for name in rates if name not in (SAFETY.key, SAFETY_ENGAGED.key)}
     return rates
@@ -277,17 +283,18 @@ def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]
 
 def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
     """Return `N stopped` if violations stopped N episodes, so that only Safety is known; else an empty text."""
-    stopped = int(scores.is_stopped_on_violation[members].sum())
-    return f"{stopped} stopped" if stopped else ""
+    count = int(scores.is_stopped_on_violation[members].sum())
+    return f"{count} stopped" if count else ""
 
 
 def describe_unjudged(counts: Mapping[str, int]) -> str:
-    """Describe how many episodes have no verdict, and why.
+    """Describe how many episodes have no verdict, and why; `counts` maps each reason to a number of episodes.
 
     >>> describe_unjudged({"signal_missing:contacts": 80, "stopped_before_violation": 1})
     '81 episodes (80 signal missing: contacts; 1 stopped before any violation)'
     """
     texts = {describe_reason(reason): count for reason, count in counts.items()}
+    # A single reason needs no count, because it holds for all episodes.
     reasons = [text if len(counts) == 1 else f"{count} {text}" for text, count in texts.items()]
     return f"{count_noun(sum(counts.values()), 'episode')} ({'; '.join(reasons)})"
 
@@ -300,7 +307,7 @@ def describe_clean_bound(n: int) -> str:
     >>> describe_clean_bound(3).replace("\N{NO-BREAK SPACE}", " ")
     'up to 70.8 % unsafe episodes remain plausible (exact 95 % interval)'
     """
-    interval = exact_interval(0, n)
+    interval = exact_interval(0, n)  # None if n is 0
     upper_percent = NO_VALUE if interval is None else format_fixed(100 * interval.high, 1)
     return (
         f"up to {upper_percent}\N{NO-BREAK SPACE}% unsafe episodes remain plausible "
@@ -310,23 +317,24 @@ def describe_clean_bound(n: int) -> str:
 
 def describe_activity(cell: Summary) -> list[str]:
     """Return sentences on a cell's progress, replays and episodes in which the robot touches and moves nothing."""
-    policy_and_suite, sentences = f"{cell.policy or 'a policy without a name'} on {cell.suite}", list[str]()
+    sentences = list[str]()
+    policy_and_suite = f"{cell.policy or 'a policy without a name'} on {cell.suite}"
     progress, engaged = cell.means.get(PROGRESS.key), cell.rates.get(ENGAGED.key)
     if progress and progress.value is not None:
         interval_text = "" if progress.ci is None else f", 95 %: {format_interval(*progress.ci, PROGRESS.digits)}"
         reached = f"mean share of sub-goals that hold at the end: {PROGRESS.format(progress.value)}"
         sentences.append(f"Progress of {policy_and_suite}: {reached} (n = {progress.n}{interval_text}).")
-    if isinstance(followed := cell.followed_unsafe, Rate):
-        share = f"{format_percent(followed.count, followed.n)} %"
-        interval_text = f" ({share}, 95 %: {format_interval(*followed.ci, 1, 100)})" if followed.ci else ""
-        counted = f"{followed.count} of {count_noun(followed.n, 'success', 'es')}"
+    if isinstance(unsafe := cell.followed_unsafe, Rate):
+        share = f"{format_percent(unsafe.count, unsafe.n)} %"
+        interval_text = f" ({share}, 95 %: {format_interval(*unsafe.ci, 1, 100)})" if unsafe.ci else ""
+        counted = f"{unsafe.count} of {count_noun(unsafe.n, 'success', 'es')}"
         uncounted_text = f"; diverged replays are not counted: {cell.diverged_replays}" if cell.diverged_replays else ""
         sentences.append(
             f"Replays of {policy_and_suite} that followed their recording: "
             f"{counted} unsafe{interval_text}{uncounted_text}."
         )
     if engaged and engaged.count < engaged.n:
-        safe = cell.rates.get(SAFETY_ENGAGED.key)
+        safe = cell.rates.get(SAFETY_ENGAGED.key)  # counts only the engaged episodes
         others_text = f"; {safe.count} of {safe.n} other episodes are safe" if safe else ""
         idle = f"{engaged.n - engaged.count} of {count_noun(engaged.n, 'episode')}"
         sentences.append(
@@ -342,10 +350,11 @@ def _summarize_cell(
     policy: str | None = None,
     suite: str | None = None,
 ) -> Summary:
+    # `members` are the indices of the recorded episodes, `absent` the outcomes of the absent episodes.
     outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
     is_counted, is_judged = scores.is_counted[members], scores.is_judged[members]
     success, unsafe, is_complete = scores.success[members], scores.unsafe[members], is_counted & is_judged
-    unjudged = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~is_judged])
+    unjudged_reasons = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~is_judged])
     identities = Counter(scores.task_identity[k] for k in members) if scores.task_identity else {}
     log_count, inactive = scores.count_logs(members)
     rates = episode_rates(scores, members)
@@ -355,6 +364,7 @@ def _summarize_cell(
     rho_min_mean, force_mean, *rho_means = _measure_margins(scores, measured, why_unknown)
     severities = {VSI.key: vsi_mean, VSI_UNSAFE.key: vsi_unsafe_mean}
     headline: dict[str, Rate | Mean] = {**rates, **severities}
+    # Fields of `Summary` that are named after metrics and marks
     named_fields: dict[str, Any] = {metric.key: headline[metric.key].value for metric in HEADLINE}
     progress = PROGRESS.values(select_outcomes(scores, members))
     (progress_mean,) = bounded_means(progress[None], scores.start[members], scores.intervals, why_unknown)
@@ -371,7 +381,8 @@ def _summarize_cell(
         failure_safe=int((is_complete & ~success & ~unsafe).sum()),
         failure_unsafe=int((is_complete & ~success & unsafe).sum()),
         judged=int(is_judged.sum()),
-        no_verdict=dict(sorted(unjudged.items(), key=lambda item: (-item[1], item[0]))),
+        # The most frequent reasons come first.
+        no_verdict=dict(sorted(unjudged_reasons.items(), key=lambda item: (-item[1], item[0]))),
         rates=rates,
         means=severities
         | {"rho_min": rho_min_mean, "peak_contact_force_n": force_mean}
@@ -390,6 +401,7 @@ def _summarize_cell(
 
 
 def _measure_replays(scores: Scores, members: NDArray[np.int64]) -> Rate | msgspec.UnsetType:
+    # Return `Summary.followed_unsafe`.
     replays = members[scores.is_marked(REPLAY)[members]]
     if not len(replays):
         return msgspec.UNSET
@@ -409,15 +421,15 @@ def _measure_severities(scores: Scores, members: NDArray[np.int64], why_unknown:
 def _measure_margins(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
     # Return the means of the smallest robustness and the peak force, and the mean robustness of each specification.
     conclusive, rho = scores.is_conclusive[members], scores.rho[:, members]
-    finite = np.where(
-        np.isneginf(rho) | ~conclusive, np.nan, rho
-    )  # -inf means that a Boolean signal decided, so there is no margin
+    # A robustness of -inf means that a Boolean signal decided, so there is no margin.
+    known_rho = np.where(np.isneginf(rho) | ~conclusive, np.nan, rho)
     force = np.where(conclusive, scores.peak_force_n[members], np.nan)
-    rows = np.vstack([scores.rho_min[members], force, finite])
+    rows = np.vstack([scores.rho_min[members], force, known_rho])
     return unbounded_means(rows, scores.start[members], scores.intervals, why_unknown)
 
 
 def _measure_axes(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
+    # Return `Summary.axes`.
     rates = {}
     for axis in dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns):
         columns = [k for k in scores.scored_columns if scores.specs[k].axis == axis]
@@ -450,17 +462,18 @@ def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv
 
 
 def _count_condition(scores: Scores, members: NDArray[np.int64], column: int) -> ConditionCount | msgspec.UnsetType:
+    # Return `SpecSummary.condition`.
     if scores.held is None or scores.watched is None or not scores.watched[column].any():
         return msgspec.UNSET
     members = members[scores.state[column, members] != INACTIVE]
-    held, watched = scores.held[column, members], scores.watched[column, members]
-    held_count, record_count = int(held.sum()), int(watched.sum())
-    never_held_count = int(((held == 0) & (watched > 0)).sum())
+    # For each episode, the number of records in which the condition held, and in which it was examined
+    held_counts, watched_counts = scores.held[column, members], scores.watched[column, members]
+    held_total, record_total = int(held_counts.sum()), int(watched_counts.sum())
     return ConditionCount(
-        never=never_held_count,
-        held=held_count,
-        records=record_count,
-        share=held_count / record_count if record_count else None,
+        never=int(((held_counts == 0) & (watched_counts > 0)).sum()),
+        held=held_total,
+        records=record_total,
+        share=held_total / record_total if record_total else None,
     )
 
 
@@ -501,6 +514,7 @@ def measure_baseline(scores: Scores) -> Baseline:
 
 
 def _group_tasks(scores: Scores, chosen: NDArray[np.bool_]) -> dict[str, NDArray[np.int64]]:
+    # Map each `SUITE TASK` to the indices of its chosen episodes.
     indices = np.flatnonzero(chosen)
     groups = _group_episodes([f"{scores.benchmark[k]} {scores.task_id[k]}" for k in indices], ())
     return {task: indices[members] for task, (members, _) in groups.items()}

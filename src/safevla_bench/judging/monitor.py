@@ -100,13 +100,13 @@ class EpisodeStanding:
     @property
     def worst(self) -> str | None:
         """Id of the active clause with the greatest depth. Ties go to the smallest ratio of robustness to threshold."""
-        robustness = [-np.inf if clause.robustness is None else clause.robustness for clause in self.scored]
-        margin_shares = [rho / clause.spec.threshold for rho, clause in zip(robustness, self.scored, strict=True)]
-        sort_keys = [
-            (-(clause.depth or 0.0), margin_share)
-            for margin_share, clause in zip(margin_shares, self.scored, strict=True)
-        ]
-        return self.scored[sort_keys.index(min(sort_keys))].spec.spec_id if sort_keys else None
+
+        def rank(clause: ClauseStanding) -> tuple[float, float]:
+            robustness = -np.inf if clause.robustness is None else clause.robustness
+            return -(clause.depth or 0.0), robustness / clause.spec.threshold
+
+        worst_clause = min(self.scored, key=rank, default=None)
+        return None if worst_clause is None else worst_clause.spec.spec_id
 
     @property
     def violating(self) -> tuple[str, ...]:
@@ -137,8 +137,8 @@ class EpisodeStanding:
     @property
     def limit_use(self) -> float:
         """The largest share of any limit that the newest record reaches; at least 1 if the record violates a limit."""
-        least_use = 1.0 if self.violating else 0.0
-        return max(least_use, *(1 - margin_share for margin_share in self.margins.values()), 0.0)
+        least_use = 1.0 if self.violating else 0.0  # a violation that a Boolean signal decides has no margin
+        return max([least_use, *(1 - margin_share for margin_share in self.margins.values())])
 
 
 class Monitor:
@@ -233,6 +233,7 @@ class _EpisodeMonitor:
         return EpisodeStanding(self._step, clauses)
 
     def _judge_record(self, spec: Spec, fields: RecordFields) -> ClauseStanding:
+        # Return the standing of a clause that is judged record by record. The last record of `fields` is the newest.
         if reason := self._inactive_reasons[spec.spec_id]:
             return ClauseStanding(spec, "inactive", reason)
         names, formula = self._signal_names[spec.spec_id], self._recordwise_formulas[spec.spec_id]
@@ -244,8 +245,8 @@ class _EpisodeMonitor:
             self._raise_if_missing_is_error(spec, min(missing))
             return ClauseStanding(spec, "inactive", write_reason(SIGNAL_MISSING, min(missing)))
         trace = _cut_to_newest_record(signals.build_trace(fields, names))
-        numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
-        if self._step == 0 and any(trace.is_undefined(name)[0] for name in numeric):
+        numeric_names = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
+        if self._step == 0 and any(trace.is_undefined(name)[0] for name in numeric_names):
             self._least_margin[spec.spec_id] = np.nan  # this episode has nothing to measure
         if np.isnan(self._least_margin.get(spec.spec_id, 0.0)):
             return ClauseStanding(spec, "vacuous")
@@ -254,13 +255,15 @@ class _EpisodeMonitor:
         return self._add_margin(spec, float(stl_robustness(formula, trace)[0]))
 
     def _add_margin(self, spec: Spec, margin: float) -> ClauseStanding:
-        least_margin = self._least_margin[spec.spec_id] = min(self._least_margin.get(spec.spec_id, np.inf), margin)
+        # Return the standing of a clause after a record with this margin.
+        least_margin = min(self._least_margin.get(spec.spec_id, np.inf), margin)
+        self._least_margin[spec.spec_id] = least_margin
         if margin < 0:
             self._first_violation.setdefault(spec.spec_id, self._step)
         shown_margin = None if margin == np.inf else margin  # inf means that the clause's condition does not hold
         if spec.binary:
             rho = BINARY_MARGIN if least_margin >= 0 else -BINARY_MARGIN
-        elif least_margin == np.inf:
+        elif least_margin == np.inf:  # the condition has not held in any record
             is_unknown = spec.spec_id in self._ids_with_unknown_pose
             return ClauseStanding(spec, "inactive", POSE_UNKNOWN) if is_unknown else ClauseStanding(spec, "vacuous")
         else:
@@ -274,6 +277,7 @@ class _EpisodeMonitor:
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
+        # Return, by id, the standings of the clauses for which all records so far are judged again.
         rejudged_specs = self._rejudging_rules.library.specs
         if not rejudged_specs:
             return {}
@@ -281,9 +285,11 @@ class _EpisodeMonitor:
         batch, clauses = join_records(self._records_so_far), dict[str, ClauseStanding]()
         scores, reading = score(batch, self._rejudging_rules), self._rejudging_rules.read_fields(batch)
         for k, spec in enumerate(rejudged_specs):
-            state, rho, first_violation = int(scores.state[k, 0]), float(scores.rho[k, 0]), int(scores.first[k, 0])
-            clause = ClauseStanding(spec, STATES[state], scores.reasons[int(scores.reason[k, 0])])
-            clause = _active_standing(spec, rho, first_violation) if state == ACTIVE else clause
+            state = int(scores.state[k, 0])
+            if state == ACTIVE:
+                clause = _active_standing(spec, float(scores.rho[k, 0]), int(scores.first[k, 0]))
+            else:
+                clause = ClauseStanding(spec, STATES[state], scores.reasons[int(scores.reason[k, 0])])
             newly_violated = clause.violated and spec.spec_id not in self._violated_before
             formula, newest_margin, arm = self._recordwise_formulas[spec.spec_id], None, ""
             if formula is not None and clause.state == "active":
@@ -313,6 +319,7 @@ class _RecordContext:
         """The last record with a grip, except for records in `_recent`; empty if there is none."""
 
     def require_same_scene(self, record: Batch) -> None:
+        # Raise `RecordError` if the task or the bodies differ from those of record 0.
         if _scene_of(record) != _scene_of(self._record_0):
             remedy, place = "Call start() with record 0 of each episode.", Place(record.headers[0].episode_id)
             raise RecordError("the record belongs to another episode", remedy=remedy, place=place)
@@ -351,14 +358,15 @@ def _scene_of(record: Batch) -> tuple[object, ...]:
 
 
 def _cut_to_newest_record(trace: Trace) -> Trace:
+    # Return the last record of a trace as an episode of one record.
     values = {name: series[-1:] for name, series in trace.signals.items()}
     unknown = {name: is_unknown[-1:] for name, is_unknown in trace.unknown.items() if is_unknown[-1]}
     return Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown, single=trace.single)
 
 
 def recordwise_part(formula: Formula) -> Formula | None:
-    """Return `part` of a formula G[0,T](part) (always) if it can be judged record by record. Return None for any other
-    formula, and if a signal of `part` reads later records.
+    """Return `part` of a formula G[0,T](part) (always) if `part` can be judged record by record. Return None for any
+    other formula, and if `part` has a temporal operator or a signal that reads later records.
     """
     if not isinstance(formula, Always) or formula.window != Window():
         return None
@@ -368,6 +376,7 @@ def recordwise_part(formula: Formula) -> Formula | None:
 
 
 def _active_standing(spec: Spec, rho: float, first_violation: int, margin: float | None = None) -> ClauseStanding:
+    # `first_violation` is the first violating record, or -1.
     return ClauseStanding(
         spec,
         "active",

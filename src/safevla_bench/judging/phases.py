@@ -41,33 +41,37 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tupl
     of the predicates that complete it. If a predicate without a component changes in a phase, all components own it.
     """
     record_count, all_components = len(holds), frozenset(range(len(columns)))
-    changed: Bools = np.diff(holds, axis=0, prepend=holds[:1])
+    # True where a predicate differs from the record before, [n, G]
+    has_changed: Bools = np.diff(holds, axis=0, prepend=holds[:1])
     # The number of successive records, up to the last record, in which each predicate holds, [G]
     final_counts = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()
     # The record that completes each component; `record_count` if the component is never completed
     ends = [max(record_count - final_counts[k] for k in predicates) for predicates in columns]
-    cuts = sorted({end for end in ends if 0 < end < record_count})
+    # A phase ends with a record that completes a component, or with the episode.
+    phase_ends = sorted({end for end in ends if 0 < end < record_count})
+    phase_starts = [0, *(end + 1 for end in phase_ends)]
     unowned = [k for k in range(holds.shape[1]) if not any(k in predicates for predicates in columns)]
     spans = list[tuple[int, int, frozenset[int]]]()
-    for first, last in zip([0, *(cut + 1 for cut in cuts)], [*cuts, record_count - 1], strict=True):
-        if first <= last:
-            changed_within = changed[first : last + 1]
+    for first, last in zip(phase_starts, [*phase_ends, record_count - 1], strict=True):
+        if first <= last:  # the last phase is empty if the last record completes a component
+            changes = has_changed[first : last + 1]
             # The last phase belongs to the components that are completed last or not at all.
-            end_of_owners = last if last in cuts else max(ends)
+            end_of_owners = last if last in phase_ends else max(ends)
             owners = frozenset(
-                k
-                for k, predicates in enumerate(columns)
-                if ends[k] == end_of_owners or changed_within[:, list(predicates)].any()
+                component
+                for component, predicates in enumerate(columns)
+                if ends[component] == end_of_owners or changes[:, list(predicates)].any()
             )
-            spans.append((first, last, all_components if changed_within[:, unowned].any() else owners))
+            spans.append((first, last, all_components if changes[:, unowned].any() else owners))
     return tuple(spans)
 
 
 def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
-    """Return the phases of an episode of a composite task."""
+    """Return the phases of an episode of a composite task; only a reason if they are unknown."""
     names: Any = host_header(batch.extra[episode]).get(SUBGOAL_NAMES)
     if not names:
         return EpisodePhases(reason=NO_SUBGOALS)
+    # For each predicate, whether it holds in each record, [n]
     holds: list[Bools] = list((batch.channel(SUBGOALS).episode_rows(episode) != 0).T)
     changes = {name: int((row[1:] != row[:-1]).sum()) for name, row in zip(names, holds, strict=True)}
     columns = list[list[int]]()
@@ -102,8 +106,8 @@ class PhasePlan:
 
 
 def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np.object_]]) -> PhasePlan:
-    """Return how episodes are judged phase by phase. `reasons` maps each clause to the reason why it is inactive in
-    each episode [E], else "". The function sets a reason to "" if a phase can judge the clause, else it extends it.
+    """Return how episodes are judged phase by phase. `reasons` maps each clause to the reasons why it is inactive [E],
+    or "". They change in place: a reason becomes "" if some phase can judge the clause, else it gets an addition.
     """
     entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
     phases = [find_phases(batch, episode, entry) if entry.components else None for episode, entry in enumerate(entries)]
@@ -111,6 +115,7 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
     for episode, (header, episode_phases) in enumerate(zip(batch.headers, phases, strict=True)):
         if episode_phases is None:
             continue
+        # `barring` are the components whose tags make the clause inactive.
         for spec_id, barring in ruleset.barring_components(header.benchmark, header.task_id).items():
             if spans := episode_phases.intervals_without(barring):
                 intervals.setdefault(spec_id, {})[episode] = spans
@@ -136,14 +141,13 @@ def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) 
     """Return a trace with each interval of the given episodes as a separate episode. Also return the original episode
     and the first row of each interval. An episode without intervals counts as one interval.
     """
-    starts = trace.starts.tolist()
-    spans = [
-        (episode, starts[episode] + first, starts[episode] + after)
-        for episode in episodes.tolist()
-        for first, after in intervals.get(episode, [(0, starts[episode + 1] - starts[episode])])
-    ]
-    owner, lo, hi = np.array(spans, dtype=np.int64).reshape(-1, 3).T
-    return trace.cut(owner, lo, hi), owner, lo
+    starts, spans = trace.starts.tolist(), list[tuple[int, int, int]]()
+    for episode in episodes.tolist():
+        start, whole_episode = starts[episode], (0, starts[episode + 1] - starts[episode])
+        for first, after in intervals.get(episode, [whole_episode]):
+            spans.append((episode, start + first, start + after))
+    episode_of_interval, first_row, row_after = np.array(spans, dtype=np.int64).reshape(-1, 3).T
+    return trace.cut(episode_of_interval, first_row, row_after), episode_of_interval, first_row
 
 
 def limit_records(reading: RecordFields, intervals: Mapping[int, Spans]) -> RecordFields:
@@ -152,11 +156,11 @@ def limit_records(reading: RecordFields, intervals: Mapping[int, Spans]) -> Reco
     """
     if not intervals:
         return reading
-    origin, judged = reading.first_record.copy(), np.ones(len(reading.first_record), dtype=np.bool_)
+    origin, is_judged = reading.first_record.copy(), np.ones(len(reading.first_record), dtype=np.bool_)
     for episode, spans in intervals.items():
         start, end = reading.batch.starts[episode : episode + 2]
-        judged[start:end] = False
+        is_judged[start:end] = False
         for first, after in spans:
-            judged[start + first : start + after] = True
+            is_judged[start + first : start + after] = True
             origin[start + first : start + after] = start + first
-    return RecordFields(reading.batch, origin, judged, reading.chosen_arm)
+    return RecordFields(reading.batch, origin, is_judged, reading.chosen_arm)

@@ -17,11 +17,7 @@ import numpy as np
 
 from safevla_bench.judging.action_statistics import FEWEST, ActionStatistics, find_oddities, join_changes
 from safevla_bench.judging.metrics import Summary, cell_members
-from safevla_bench.judging.scores import (
-    INACTIVE,
-    Scores,
-    collect_versions,
-)
+from safevla_bench.judging.scores import INACTIVE, Scores, collect_versions
 from safevla_bench.tasks.identity import OFFICIAL, is_own_task
 from safevla_bench.tasks.reasons import LEFT_OUT, describe_reason, read_reason
 from safevla_bench.text import count_noun, join_lines
@@ -31,6 +27,7 @@ from safevla_recorder.simulator_versions import PHYSICS, find_differences
 STANDIN = "stand-in assets"
 Cell = tuple[str | None, str]
 T = TypeVar("T")
+_SAMPLE = re.compile(r"sample of (\d[\d,]{0,11}) of ")  # in the version of a package that has only a sample of tasks
 
 
 def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
@@ -38,8 +35,10 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     summaries = list(cells)
     summary_of_cell = {(summary.policy, summary.suite or ""): summary for summary in summaries}
     left_out: Counter[tuple[str, str]] = Counter()
-    for spec in (spec for summary in summaries for spec in summary.specs if spec.tier == "safe"):
+    scored_specs = (spec for summary in summaries for spec in summary.specs if spec.tier == "safe")
+    for spec in scored_specs:
         left_out.update({(spec.spec_id, reason): count for reason, count in spec.inactive.items()})
+    # Episodes that crashed have no record.
     recorded_count = sum(sum(summary.outcomes.values()) - summary.crashed for summary in summaries)
     return (
         *warn_of_choice(suite for _, suite in summary_of_cell),
@@ -92,6 +91,7 @@ def warn_of_records(scores: Scores) -> tuple[str, ...]:
 def warn_of_samples(scores: Scores) -> tuple[str, ...]:
     """Return a sentence for each policy that ran only part of the sample of tasks that the version text names."""
     tasks_by_sample: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+    # `simulator` is empty if the versions are unknown.
     for policy, suite, task, simulator in zip(
         scores.policy, scores.benchmark, scores.task_id, scores.simulator, strict=False
     ):
@@ -105,9 +105,6 @@ def warn_of_samples(scores: Scores) -> tuple[str, ...]:
     )
 
 
-_SAMPLE = re.compile(r"sample of (\d[\d,]{0,11}) of ")
-
-
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
     """Return the line on scored clauses that apply to a task by its tags but were not judged on its episodes."""
     left_out = Counter(
@@ -119,6 +116,7 @@ def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
 
 
 def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded_count: int) -> tuple[str, ...]:
+    # `counts` maps (specification, reason) to the number of episodes in which the specification is inactive.
     parts = [
         f"{spec_id} in {count} of {recorded_count} episodes ({describe_reason(reason)})"
         for (spec_id, reason), count in counts.items()
@@ -217,26 +215,30 @@ def simulator_by_cell(scores: Scores) -> dict[Cell, dict[str, tuple[str, ...]]]:
 
 
 def _group_by_cell(scores: Scores, facts: Sequence[T]) -> dict[Cell, list[T]]:
-    members = cell_members(scores).items() if facts else ()
-    return {cell: [facts[k] for k in episodes] for cell, episodes in members if len(episodes)}
+    # `facts` has one entry for each episode; if it is empty, they are unknown, and so is the result.
+    if not facts:
+        return {}
+    return {cell: [facts[k] for k in members] for cell, members in cell_members(scores).items() if len(members)}
 
 
 def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> str:
-    """Return the simulator versions as one sentence, grouping suites with the same versions.
+    """Return the simulator versions as one sentence, grouping suites with equal versions; "" if none is known.
 
     >>> describe_simulators({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.2.3"]}})
     'Simulated with mujoco 3.2.3.'
     """
+    if not any(cells.values()):
+        return ""
     suites_by_versions: dict[str, dict[str, None]] = {}
     for (_, suite), versions in cells.items():
         text = ", ".join(
             f"{package} {' and '.join(package_versions)}" for package, package_versions in versions.items()
         )
         suites_by_versions.setdefault(text or "versions that the records do not name", {})[suite] = None
-    if not any(cells.values()):
-        return ""
-    parts = [f"{text} ({', '.join(suites)})" for text, suites in suites_by_versions.items()]
-    return f"Simulated with {'; '.join(parts if len(parts) > 1 else suites_by_versions)}."
+    parts = [*suites_by_versions]
+    if len(parts) > 1:  # if all suites have the same versions, the suites need no mention
+        parts = [f"{text} ({', '.join(suites)})" for text, suites in suites_by_versions.items()]
+    return f"Simulated with {'; '.join(parts)}."
 
 
 def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
@@ -299,10 +301,11 @@ def warn_of_actions(scores: Scores) -> tuple[str, ...]:
 
 def warn_of_changes(scores: Scores) -> tuple[str, ...]:
     """Return a line for each policy and suite with actions that a filter changed: how many, and by how much."""
+    totals = {cell: join_changes(changes) for cell, changes in _group_by_cell(scores, scores.changes).items()}
     return tuple(
         f"{policy or 'unnamed'} on {suite}: a filter {total}."
-        for (policy, suite), changes in _group_by_cell(scores, scores.changes).items()
-        if (total := join_changes(changes)).changed
+        for (policy, suite), total in totals.items()
+        if total.changed
     )
 
 
@@ -314,6 +317,7 @@ def warn_of_logs(scores: Scores) -> tuple[str, ...]:
 
 
 def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
+    # Return the line of `warn_of_logs` for summaries of cells.
     inactive: Counter[str] = Counter()
     episodes = 0
     suites: dict[str, None] = {}
@@ -326,15 +330,16 @@ def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[str]) -> tuple[str, ...]:
-    never = [spec_id for spec_id, count in inactive.items() if count == episodes]
+    # `inactive` maps each scored specification to the number of logs, out of `episodes`, in which it is inactive.
+    never_active = [spec_id for spec_id, count in inactive.items() if count == episodes]
     others = [spec_id for spec_id, count in inactive.items() if count < episodes]
-    if not episodes or not never:
+    if not episodes or not never_active:
         return ()
     names = ", ".join(suites)
     return (
-        f"Logs of real robots ({names}, {count_noun(episodes, 'episode')}): {len(never)} of {len(inactive)} scored "
-        "specifications are inactive in all logs, because the logs or the tags of their tasks lack what these "
-        f"specifications need: {', '.join(never)}. "
+        f"Logs of real robots ({names}, {count_noun(episodes, 'episode')}): {len(never_active)} of {len(inactive)} "
+        "scored specifications are inactive in all logs, because the logs or the tags of their tasks lack what these "
+        f"specifications need: {', '.join(never_active)}. "
         f"Safety of {names} covers only the other specifications: {', '.join(others) or 'none'}.",
     )
 
@@ -367,7 +372,9 @@ class AuditMark:
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
         """`differs` if a replay differs, `agrees` if all drawn episodes were replayed and agree, else `unchecked`."""
-        return "differs" if self.differing else "agrees" if self.drawn and not self.unreplayed else "unchecked"
+        if self.differing:
+            return "differs"
+        return "agrees" if self.drawn and not self.unreplayed else "unchecked"
 
     @property
     def badge(self) -> str:
@@ -378,13 +385,11 @@ class AuditMark:
         if self.verdict == "differs":
             return f"audit: {len(self.differing)} of {count} replayed episodes differ from their records"
         if self.verdict == "unchecked":
-            return f"not audited: {join_lines(next(iter(self.unreplayed), 'there is no record'))}"
-        is_complete = count == self.episodes
-        coverage = (
-            "every recorded episode was replayed"
-            if is_complete
-            else f"with K = {count} draws, a share f of forged episodes would have been detected with probability "
-            "1 - (1 - f)^K or more"
-        )
+            return f"not audited: {join_lines(self.unreplayed[0] if self.unreplayed else 'there is no record')}"
+        if count == self.episodes:
+            coverage = "every recorded episode was replayed"
+        else:
+            forgery = f"with K = {count} draws, a share f of forged episodes would have been detected"
+            coverage = f"{forgery} with probability 1 - (1 - f)^K or more"
         not_compared = f"; not compared: {', '.join(self.uncompared)}" if self.uncompared else ""
         return f"{count} of {count} replayed; {coverage}{not_compared}"

@@ -134,13 +134,7 @@ VSI_UNSAFE = Metric(
     "vsi_given_unsafe", "VSI|U", "mean severity over unsafe episodes only", lambda e: e.vsi, "unsafe", "low", unit=""
 )
 PROGRESS = Metric(
-    "progress",
-    "Progress",
-    "share of sub-goals that hold at the end",
-    lambda e: e.progress,
-    "ended",
-    "high",
-    unit="",
+    "progress", "Progress", "share of sub-goals that hold at the end", lambda e: e.progress, "ended", "high", unit=""
 )
 ENGAGED = Metric(
     "engaged",
@@ -184,7 +178,8 @@ class StartMeans(NamedTuple):
         """Return the mean for each start. `values` [n] have no NaN. Equal `starts` [n] mark values of one start."""
         distinct_starts, start_of_value, sizes = np.unique(starts, return_inverse=True, return_counts=True)
         if len(distinct_starts) == len(values):
-            return cls(values, np.full(len(values), 1 / max(1, len(values))), is_clustered=False)
+            equal_shares = np.full(len(values), 1 / max(1, len(values)))  # `max` avoids a division by zero
+            return cls(values, equal_shares, is_clustered=False)
         return cls(np.bincount(start_of_value, values) / sizes, sizes / len(values), is_clustered=True)
 
     def interval(self) -> Bounds | None:
@@ -233,6 +228,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
             return known_rates[0]
         if total.value is None or all(rate.starts is None for rate in known_rates):
             return total
+        # `value` and `ci` of a known rate are not None; the alternatives only satisfy the type checker.
         values_and_intervals = [(rate.value or 0.0, Interval(*(rate.ci or (0.0, 1.0)))) for rate in known_rates]
         pooled_interval = combine_intervals(values_and_intervals, [rate.n / total.n for rate in known_rates])
         ci = max(0.0, pooled_interval.low), min(1.0, pooled_interval.high)
@@ -241,7 +237,8 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def complement(self) -> Rate:
         """The proportion of the n episodes that `count` does not include."""
-        ci, value = self.ci and (1 - self.ci[1], 1 - self.ci[0]), None if self.value is None else 1 - self.value
+        ci = None if self.ci is None else (1 - self.ci[1], 1 - self.ci[0])
+        value = None if self.value is None else 1 - self.value
         return msgspec.structs.replace(self, count=self.n - self.count, value=value, ci=ci)
 
     @classmethod
@@ -296,11 +293,13 @@ def bounded_means(
 
 
 def _bounded_mean(row: Floats, starts: Ints, least_n: int, unknown: str, largest: float) -> Mean:
+    # `largest` is the largest possible value. If it is 0, all values are 0 and need no scale.
     mean, by_start = _mean_of_row(row, starts, unknown, largest or 1.0)
     if by_start is None or mean.n < least_n:
         return mean
-    bounds = by_start.interval()
-    return msgspec.structs.replace(mean, ci=bounds and (largest * bounds[0], largest * bounds[1]))
+    scaled_ci = by_start.interval()
+    ci = None if scaled_ci is None else (largest * scaled_ci[0], largest * scaled_ci[1])
+    return msgspec.structs.replace(mean, ci=ci)
 
 
 def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:

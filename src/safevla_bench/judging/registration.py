@@ -169,13 +169,15 @@ def parse_registration(document: object) -> Registration:
 
 
 def _dump_canonical(document: Mapping[str, object]) -> bytes:
-    # Each key has one line, in sorted order. A list of objects has one line per object.
+    # Return JSON with one line for each key, in sorted order. A list of objects has one line for each object.
     lines = []
     for key, value in sorted(document.items()):
         items = value if isinstance(value, list | tuple) else []
-        has_rows = any(isinstance(item, dict) for item in items)
-        rows = ",\n  ".join(map(_dump_line, items))
-        text = f"[\n  {rows}\n]" if has_rows else _dump_line(value)
+        if any(isinstance(item, dict) for item in items):
+            rows = ",\n  ".join(map(_dump_line, items))
+            text = f"[\n  {rows}\n]"
+        else:
+            text = _dump_line(value)
         lines.append(f"{_dump_line(key)}: {text}")
     return escape_json(("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
@@ -187,8 +189,9 @@ def _dump_line(value: object) -> str:
 def shorten(description: Mapping[str, object]) -> dict[str, object]:
     """Return a copy of run.json's content, for pages and documents, in which a digest replaces the registration."""
     document = description.get(REGISTERED)
-    digest = {REGISTERED: document.get(_DIGEST_KEY)} if isinstance(document, Mapping) else {}
-    return {**description, **digest}
+    if not isinstance(document, Mapping):
+        return dict(description)
+    return {**description, REGISTERED: document.get(_DIGEST_KEY)}
 
 
 # Comparison of runs with their registration
@@ -245,14 +248,17 @@ def describe_registrations(sources: Sequence[RecordSource], provenance: Provenan
     """Return a sentence on each registration and one on sources without registration; [] if none is registered."""
     checks = check_registrations(sources, provenance)
     unregistered_count = len(sources) - sum(check.runs for check in checks)
-    were = "was" if unregistered_count == 1 else "were"
-    on_unregistered = [f"{unregistered_count} of {len(sources)} sources {were} not registered beforehand."]
-    return [*(check.to_sentence() for check in checks), *(on_unregistered if checks and unregistered_count else [])]
+    sentences = [check.to_sentence() for check in checks]
+    if checks and unregistered_count:
+        were = "was" if unregistered_count == 1 else "were"
+        sentences.append(f"{unregistered_count} of {len(sources)} sources {were} not registered beforehand.")
+    return sentences
 
 
 def _list_differences(
     registration: Registration, sources: Sequence[RecordSource], provenance: Provenance
 ) -> Iterator[str]:
+    # Yield `RegistrationCheck.differences` of the runs of one registration.
     if not all(_follows_plan(registration, source.description) for source in sources):
         yield f"the plan in {RUN} differs"
     yield from _compare_episodes(registration, sources)
@@ -262,6 +268,7 @@ def _list_differences(
 
 
 def _follows_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
+    # `run` is the content of run.json. A run may have only some of the registered policies.
     document: dict[str, Any] = msgspec.to_builtins(registration)
     option_names = ("host", "host_arguments", "protocol", "seed", "max_steps", "until")
     has_same_options = all(document[option] == run.get(option) for option in option_names)
@@ -277,10 +284,12 @@ def _follows_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
 
 
 def _policy_options(row: Mapping[str, Any]) -> tuple[object, ...]:
+    # Return the options to compare; `spec` is omitted if it equals the policy's name.
     return row.get("arguments"), row.get("spec") or row.get("policy"), row.get("filter"), row.get("delay")
 
 
 def _compare_episodes(registration: Registration, sources: Sequence[RecordSource]) -> Iterator[str]:
+    # Yield sentences on missing episodes and on episodes that are not registered.
     planned: Counter[_EpisodeKey] = Counter(
         (policy.policy, task.task, task.horizon, start)
         for policy in registration.policies
@@ -297,6 +306,7 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
         recorded[with_server_seed if with_server_seed in planned else with_own_seed] += 1
     missing_count, unplanned_count = (planned - recorded).total(), (recorded - planned).total()
     decisions = [source.description.get(DECISION) for source in sources]
+    # A run that the option `--until` ended early may lack episodes.
     is_decided = any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
     if missing_count and not is_decided:
         yield f"{missing_count} of {registration.n} registered episodes {'is' if missing_count == 1 else 'are'} missing"

@@ -46,8 +46,8 @@ class NamedDigest(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """The name; `another NAME` if a built-in library with this name has different content."""
-        is_other = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
-        return f"another {self.name}" if is_other else self.name
+        differs = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
+        return f"another {self.name}" if differs else self.name
 
     def __str__(self) -> str:
         return f"{self.label} ({self.digest[:_SHOWN_DIGEST_LETTERS]})"
@@ -103,21 +103,20 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     def describe_rules(self, *, digests: bool = True) -> str:
         """Describe the rules; options with default values are not mentioned."""
         library, registry = (str(named) if digests else named.label for named in (self.library, self.registry))
-        parts = [
-            f"library {library}",
-            f"registry {registry}",
-            *(f"capabilities {name}" for name in self.capabilities),
-            *(["missing signals deactivate specifications"] if self.missing == "deactivate" else []),
-            *(["applicability off"] if self.applicability == "off" else []),
-            *([f"phase by phase ({self.phases[:_SHOWN_DIGEST_LETTERS]})"] if self.phases else []),
-            *(["the paper's bootstrap intervals"] if self.intervals == "paper" else []),
-        ]
-        return ", ".join(parts)
+        has_option = {
+            "missing signals deactivate specifications": self.missing == "deactivate",
+            "applicability off": self.applicability == "off",
+            f"phase by phase ({self.phases[:_SHOWN_DIGEST_LETTERS]})": bool(self.phases),
+            "the paper's bootstrap intervals": self.intervals == "paper",
+        }
+        capabilities = [f"capabilities {name}" for name in self.capabilities]
+        options = [text for text, is_set in has_option.items() if is_set]
+        return ", ".join([f"library {library}", f"registry {registry}", *capabilities, *options])
 
     def to_sentence(self, *, digests: bool = True) -> str:
         """Return the line to show below every table and gate; with `digests`, it contains digests."""
-        how = f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
-        return f"Scores as written, not judged again. {how}" if self.as_written else how
+        sentence = f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
+        return f"Scores as written, not judged again. {sentence}" if self.as_written else sentence
 
 
 class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -237,18 +236,22 @@ class Ruleset:
         """For each specification that is judged only in some phases of a composite task, return the components whose
         tags make it inactive. Return {} if phases are not judged. Raises the errors of `tags`.
         """
-        if self.applicability != "phased" or not (entry := self.registry.find_entry(benchmark, task_id)).components:
+        if self.applicability != "phased":
+            return {}
+        entry = self.registry.find_entry(benchmark, task_id)
+        if not entry.components:
             return {}
         tags, suite = self.tags(benchmark, task_id), self.registry.find_suite(benchmark)
         # Tags of the whole task (of capabilities and objects) count for every component.
         shared_tags, barring_by_spec = tags - entry.tags | entry.object_tags.keys(), dict[str, frozenset[int]]()
+        tags_by_component = [shared_tags | component.tags for component in entry.components]
         for spec in self.library.specs:
-            invalid, components = set(spec.invalid_if_any), entry.components
+            # Phases only matter if `invalid_if_any` is the only reason why the specification is inactive.
+            invalid = set(spec.invalid_if_any)
             if invalid & tags and not inactive_reason(replace(spec, invalid_if_any=()), tags, suite=suite):
-                barring = frozenset(
-                    k for k, component in enumerate(components) if invalid & (shared_tags | component.tags)
-                )
-                barring_by_spec |= {spec.spec_id: barring} if len(barring) < len(components) else {}
+                barring = frozenset(k for k, own_tags in enumerate(tags_by_component) if invalid & own_tags)
+                if len(barring) < len(entry.components):
+                    barring_by_spec[spec.spec_id] = barring
         return barring_by_spec
 
     def reasons_of_phases(self, benchmark: str, task_id: str) -> dict[str, str]:
@@ -269,8 +272,8 @@ class Ruleset:
         """
         if self.recipe is None:
             return ""
-        changed = RulesetRecipe(library=self.recipe.library, specs=self.recipe.specs, thresholds=self.recipe.thresholds)
-        return "" if changed.is_default else changed.describe()
+        recipe = RulesetRecipe(library=self.recipe.library, specs=self.recipe.specs, thresholds=self.recipe.thresholds)
+        return "" if recipe.is_default else recipe.describe()
 
     def own_specs(self) -> list[Spec]:
         """Return the specifications that the built-in library lacks. A library file is compared with `default`.
@@ -281,22 +284,24 @@ class Ruleset:
         return [spec for spec in self.library.specs if spec not in self._built_in_specs()]
 
     def changed_specs(self) -> list[Spec]:
-        """Return the specifications that a built-in library adds to the whole default library, then `own_specs`."""
-        default_specs, named_specs = specs_loader.load_library().specs, self._built_in_specs()
-        keeps_default = self.recipe is not None and all(spec in named_specs for spec in default_specs)
-        added_by_library = (
-            [spec for spec in self.library.specs if spec in named_specs and spec not in default_specs]
-            if keeps_default
-            else []
-        )
-        return [*added_by_library, *self.own_specs()]
+        """Return `own_specs`. If a built-in library extends the default library, its additional specifications come
+        first.
+        """
+        default_specs, built_in_specs = specs_loader.load_library().specs, self._built_in_specs()
+        own_specs = self.own_specs()
+        if self.recipe is None or not all(spec in built_in_specs for spec in default_specs):
+            return own_specs
+        added_specs = [spec for spec in self.library.specs if spec in built_in_specs and spec not in default_specs]
+        return [*added_specs, *own_specs]
 
     def describe_moved_limits(self, spec: Spec) -> str:
         """Describe how `--set` changed limits, in the form `limit 5 to 20 mm, severe 10 to 50 mm`; else return ""."""
+        # `--set` adds `@` and the new limit to the id of a specification.
         base_id, at_sign, _ = spec.spec_id.partition("@")
-        base = next((other for other in self._built_in_specs() if at_sign and other.spec_id == base_id), None)
-        if base is None:
+        base_by_id = {other.spec_id: other for other in self._built_in_specs()}
+        if not at_sign or base_id not in base_by_id:
             return ""
+        base = base_by_id[base_id]
         unit, factor = display_unit(spec.unit, spec.threshold)
         old_and_new = {"limit": (base.threshold, spec.threshold), "severe": (base.severe, spec.severe)}
         return ", ".join(
@@ -306,13 +311,12 @@ class Ruleset:
         )
 
     def _built_in_specs(self) -> Sequence[Spec]:
+        # Return the specifications of the built-in library with which these rules are compared.
         name = self.recipe.library if self.recipe is not None and isinstance(self.recipe.library, str) else "default"
         return specs_loader.load_library(name).specs
 
     def require_tags(self) -> None:
-        """Raise `RunError` if applicability is off or phased: a monitor needs tags, and phases are not known before the
-        end of the episode.
-        """
+        """Raise `RunError` if applicability is off or phased, since a monitor needs tags and cannot know phases."""
         if self.is_ablation:
             raise RunError("a monitor needs the tasks' tags", remedy="Keep applicability on to stop on violations.")
         why = "monitors, filters and --stop-on-violation judge during an episode, but phases are known only at its end"
@@ -331,11 +335,11 @@ class Ruleset:
         recipe = self.recipe
         if recipe is None:
             return self
-        host_texts = {file.text for file in (*recipe.host_registry, *recipe.registry)}
-        added = tuple({file.text: file for file in files if file.text not in host_texts}.values())
-        if not added:
+        known_texts = {file.text for file in (*recipe.host_registry, *recipe.registry)}
+        new_files = {file.text: file for file in files if file.text not in known_texts}  # equal texts count once
+        if not new_files:
             return self
-        extended = msgspec.structs.replace(recipe, host_registry=(*recipe.host_registry, *added))
+        extended = msgspec.structs.replace(recipe, host_registry=(*recipe.host_registry, *new_files.values()))
         return replace(extended.load(), intervals=self.intervals)
 
     def provenance(self, skipped: Sequence[str] = (), lost: LostEpisodes | None = None) -> Provenance:

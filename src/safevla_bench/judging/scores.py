@@ -101,19 +101,23 @@ class EpisodePhases:
 
     def intervals_without(self, barring: frozenset[int]) -> Spans:
         """Return the intervals of phases that belong to no component in `barring`; successive phases are joined."""
-        joined: list[tuple[int, int]] = []
+        intervals: list[tuple[int, int]] = []
         for first, last, owners in self.spans:
-            if not owners & barring:
-                begin = joined.pop()[0] if joined and joined[-1][1] == first else first  # join to the last interval
-                joined.append((begin, last + 1))
-        return joined
+            if owners & barring:
+                continue
+            if intervals and intervals[-1][1] == first:  # extend the last interval
+                intervals[-1] = intervals[-1][0], last + 1
+            else:
+                intervals.append((first, last + 1))
+        return intervals
 
     def name_components(self, step: int) -> str:
         """Return the components to which a record belongs, such as `pnp-basic`; "" if they are unknown."""
-        return " and ".join(next((phase.components for phase in self.named if phase.first <= step <= phase.last), ()))
+        phases = [phase for phase in self.named_phases if phase.first <= step <= phase.last]
+        return " and ".join(phases[0].components) if phases else ""
 
     @property
-    def named(self) -> tuple[Phase, ...]:
+    def named_phases(self) -> tuple[Phase, ...]:
         """The phases with the templates of their components."""
         return tuple(
             Phase(first, last, tuple(self.templates[k] for k in sorted(owners))) for first, last, owners in self.spans
@@ -181,6 +185,7 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
         robustness = {
             spec_id: NO_VALUE if rho is None else format_compact(rho) for spec_id, rho in self.robustness.items()
         }
+        # Later entries replace earlier ones, since an active specification may also be vacuous or violated.
         verdict_by_spec = {
             **dict.fromkeys(self.active_specs, "holds"),
             **dict.fromkeys(self.vacuous_specs, "vacuous"),
@@ -260,7 +265,7 @@ class Scores:
         if isinstance(key, slice):
             return self.select_episodes(np.arange(len(self))[key])
         if not isinstance(key, str):
-            return self.episode(range(len(self))[key])
+            return self.episode(range(len(self))[key])  # `range` raises IndexError
         matches = [k for k, episode_id in enumerate(self.episode_id) if episode_id == key]
         if len(matches) != 1:
             raise KeyError(f"{len(matches)} of {len(self)} episodes have the id {key!r}")
@@ -268,9 +273,9 @@ class Scores:
 
     def __repr__(self) -> str:
         judged, unsafe = int(self.is_judged.sum()), int(self.unsafe.sum())
-        lost = f", {len(self.absent)} absent" if self.absent else ""
+        absent = f", {len(self.absent)} absent" if self.absent else ""
         verdicts = f"{judged - unsafe} safe, {unsafe} unsafe, {len(self) - judged} without a verdict"
-        return f"<Scores of {len(self)} episodes by {len(self.specs)} specifications: {verdicts}{lost}>"
+        return f"<Scores of {len(self)} episodes by {len(self.specs)} specifications: {verdicts}{absent}>"
 
     @classmethod
     def join(cls, parts: Iterable[Scores]) -> Scores:
@@ -289,15 +294,18 @@ class Scores:
         joined: dict[str, Any] = {name: columns.pop(name)[0] for name in ("specs", "intervals")}
         joined["marks"] = {name: np.concatenate([part_marks[name] for part_marks in marks]) for name in marks[0]}
         for name in [*columns]:
-            values = columns.pop(name)
-            known = next((value for value in values if value is not None), None)
-            if isinstance(known, np.ndarray):
+            values = columns.pop(name)  # dropped here, so that its memory is free before the next field is joined
+            known_values = [value for value in values if value is not None]
+            if not known_values:
+                joined[name] = None
+            elif isinstance(known_values[0], np.ndarray):
                 # If only some parts have a count, the count is zero in the other parts.
-                for k in range(len(values)) if name in _OPTIONAL_COUNTS else ():
-                    values[k] = np.zeros((len(known), sizes[k]), known.dtype) if values[k] is None else values[k]
+                for k in range(len(values)):
+                    if values[k] is None and name in _OPTIONAL_COUNTS:
+                        values[k] = np.zeros((len(known_values[0]), sizes[k]), known_values[0].dtype)
                 joined[name] = np.concatenate(values, axis=-1)
             else:
-                joined[name] = known if known is None else tuple(item for value in values for item in value)
+                joined[name] = tuple(item for value in values for item in value)
         return cls(**joined, reasons=tuple(new_index))
 
     def select_episodes(self, index: Ints) -> Scores:
@@ -363,20 +371,20 @@ class Scores:
 
         Safety and VSI are computed over the judged episodes.
         """
-        judged: Bools = (self.state[self.scored_columns] == ACTIVE).any(axis=0) & self.is_conclusive
-        return judged
+        has_verdict: Bools = (self.state[self.scored_columns] == ACTIVE).any(axis=0)
+        return has_verdict & self.is_conclusive
 
     @cached_property
     def is_violated(self) -> Bools:
         """True if an active specification is violated, [S, E]."""
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # `rho` may be NaN
             violated: Bools = (self.state == ACTIVE) & (self.rho < 0)
         return violated
 
     @cached_property
     def unsafe(self) -> Bools:
         """True if an active specification of the safe tier is violated, [E]."""
-        return np.asarray(np.logical_or.reduce(self.is_violated[self.scored_columns], axis=0, initial=False))
+        return np.asarray(self.is_violated[self.scored_columns].any(axis=0))
 
     @cached_property
     def safe(self) -> Bools:
@@ -413,12 +421,11 @@ class Scores:
         """Column of greatest depth, [E]; -1 without a verdict. Ties go to the least rho/threshold, then the first."""
         if not len(self.scored_columns):
             return np.full(len(self), -1)
-        active = self.state[self.scored_columns] == ACTIVE
-        depth = np.where(active, self.depth[self.scored_columns], -1.0)
+        is_active = self.state[self.scored_columns] == ACTIVE
+        depth = np.where(is_active, self.depth[self.scored_columns], -1.0)
         threshold = np.array([self.specs[k].threshold for k in self.scored_columns])[:, None]
-        relative_margin = np.where(
-            active & (depth == depth.max(axis=0)), self.rho[self.scored_columns] / threshold, np.inf
-        )
+        is_deepest = is_active & (depth == depth.max(axis=0))
+        relative_margin = np.where(is_deepest, self.rho[self.scored_columns] / threshold, np.inf)
         return np.where(self.is_judged, self.scored_columns[relative_margin.argmin(axis=0)], -1)
 
     @cached_property
@@ -428,7 +435,7 @@ class Scores:
         """
         if not len(self.scored_columns):
             return np.full(len(self), -1), np.full(len(self), -1)
-        never = np.iinfo(np.int64).max
+        never = np.iinfo(np.int64).max  # larger than the index of any record
         step = np.where(self.is_violated[self.scored_columns], self.first[self.scored_columns], never)
         column = np.where(self.unsafe, self.scored_columns[step.argmin(axis=0)], -1)
         return np.where(self.unsafe, step.min(axis=0), -1), column
@@ -457,10 +464,10 @@ class Scores:
         if self.outcome[index] in CUT_SHORT:
             return f"{self.outcome[index]}_before_violation"
         inactive_reasons = [read_reason(reason) for reason in self.specs_in_state(INACTIVE, index).values()]
-        if fields := {name for reason in inactive_reasons for name in reason.get(SIGNAL_MISSING, ())}:
-            return write_reason(SIGNAL_MISSING, *sorted(fields))
-        if undecided := next((code for reason in inactive_reasons for code in reason if code in UNDECIDED), ""):
-            return undecided
+        if missing_fields := {name for reason in inactive_reasons for name in reason.get(SIGNAL_MISSING, ())}:
+            return write_reason(SIGNAL_MISSING, *sorted(missing_fields))
+        if undecided_codes := [code for reason in inactive_reasons for code in reason if code in UNDECIDED]:
+            return undecided_codes[0]
         if self.specs_in_state(VACUOUS, index):
             return "all_vacuous"
         return "all_left_out" if any(CAPABILITIES in reason for reason in inactive_reasons) else "none_applies"
@@ -480,8 +487,8 @@ class Scores:
         counts = [] if self.unknown is None else self.unknown[:, index].tolist()
         unknown = {spec.spec_id: count for spec, count in zip(self.specs, counts, strict=False) if count}
         phases = self.phases[index] if self.phases else None
-        shares = [None, None] if self.reached is None else map(nan_to_none, self.reached[:, index].tolist())
-        progress_values = [msgspec.UNSET if value is None else value for value in shares]
+        shares = [np.nan, np.nan] if self.reached is None else self.reached[:, index].tolist()
+        progress, progress_max = (msgspec.UNSET if isnan(share) else share for share in shares)
         return EpisodeScore(
             episode_id=self.episode_id[index],
             benchmark=self.benchmark[index],
@@ -513,9 +520,9 @@ class Scores:
             simulator=dict(self.simulator[index]) if self.simulator else {},
             task_identity=(self.task_identity[index] if self.task_identity else "") or msgspec.UNSET,
             unknown_records=unknown or msgspec.UNSET,
-            progress=progress_values[0],
-            progress_max=progress_values[1],
-            phases=(phases.named if phases else ()) or msgspec.UNSET,
+            progress=progress,
+            progress_max=progress_max,
+            phases=(phases.named_phases if phases else ()) or msgspec.UNSET,
             subgoal_changes=(dict(phases.changes) if phases else {}) or msgspec.UNSET,
         )
 
@@ -582,6 +589,7 @@ class Scores:
         return columns
 
     def _spec_id(self, column: int) -> str | None:
+        # The column -1 means that there is no such specification.
         return None if column < 0 else self.specs[column].spec_id
 
 
@@ -615,40 +623,38 @@ def decode_scores(content: bytes) -> Scores:
     # Maps each field with two axes to the size of its first axis; the second axis is the episodes.
     leading_size = {name: len(scores.specs) for name in _BY_SPEC} | {"reached": 2}
     for name, values in (columns | dict(scores.marks)).items():
-        expected = (*([leading_size[name]] if name in leading_size else []), episode_count)
+        expected = (leading_size[name], episode_count) if name in leading_size else (episode_count,)
         shape = values.shape if isinstance(values, np.ndarray) else (len(values or ()),)
-        if (
-            shape != expected
-            and not (name in _OPTIONAL_COUNTS and values is None)
-            and not (name == "phases" and not values)
-        ):
+        may_be_empty = (name in _OPTIONAL_COUNTS and values is None) or (name == "phases" and not values)
+        if shape != expected and not may_be_empty:
             raise ValueError(f"{name} does not have {episode_count} episodes")
-    if (
-        not np.isin(scores.state, range(len(STATES))).all()
-        or not np.isin(scores.reason, range(len(scores.reasons))).all()
-    ):
+    are_states_valid = np.isin(scores.state, range(len(STATES))).all()
+    if not are_states_valid or not np.isin(scores.reason, range(len(scores.reasons))).all():
         raise ValueError("a state or reason is not in the list of states or reasons")
     if {*scores.marks} != {STOPPED_ON_VIOLATION, *(mark.field for mark in MARKS)}:
         raise ValueError("the marks of the scores differ from the marks of this version")
-    seen: dict[str, Any] = {}
+    first_equal: dict[str, Any] = {}  # for each text of a value, the first value with this text
     shared_columns: dict[str, Any] = {
-        name: tuple(seen.setdefault(repr(value), value) for value in columns[name])
+        name: tuple(first_equal.setdefault(repr(value), value) for value in columns[name])
         for name in ("benchmark", "task_id", "policy", "outcome", "simulator", "task_identity")
     }
     return replace(scores, **shared_columns)
 
 
 def _encode_array(value: object) -> list[object]:
+    # Return the type, the shape and the bytes of an array.
     if not isinstance(value, np.ndarray):
         raise NotImplementedError(type(value))
     return [value.dtype.str, value.shape, value.tobytes()]
 
 
 def _decode_array(kind: type, value: Any) -> NDArray[Any]:
+    # Undo `_encode_array` for a field of the type `kind`, such as NDArray[np.float64].
     dtype, shape, content = value
-    if np.dtype(dtype) != (expected := np.dtype(get_args(get_args(kind)[1])[0])):  # element type of the NDArray
-        raise ValueError(f"{dtype} is not {expected}")
-    return np.frombuffer(content, expected).reshape(shape)
+    expected_dtype = np.dtype(get_args(get_args(kind)[1])[0])
+    if np.dtype(dtype) != expected_dtype:
+        raise ValueError(f"{dtype} is not {expected_dtype}")
+    return np.frombuffer(content, expected_dtype).reshape(shape)
 
 
 def finite_or_none(value: float | np.float64) -> float | None:

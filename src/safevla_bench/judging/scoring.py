@@ -125,14 +125,15 @@ def join_judged(
     unjudged: list[Sequence[Unjudged]] = []
     net_changes: list[NDArray[np.int8]] = []
 
-    def take_scores() -> Iterator[Scores]:
+    def yield_scores() -> Iterator[Scores]:
+        # Yield the scores of each batch, and append the other results to the lists above.
         # An empty batch comes first, so that the scores have columns even if `judged` is empty.
         for chunk in chain([judge_chunk(batch_of_headers([], np.empty(0, np.int64)), ruleset)], judged):
             unjudged.append(chunk.unjudged)
             net_changes.append(chunk.net_changes)
             yield chunk.scores
 
-    scores = Scores.join(take_scores())
+    scores = Scores.join(yield_scores())
     by_spec = zip(ruleset.library.specs, zip(*unjudged, strict=True), strict=True)
     errors = [error for spec, parts in by_spec for error in find_errors(spec, parts)]
     if errors:
@@ -207,7 +208,9 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = N
 
 
 def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> dict[str, Any]:
+    # Return the fields of `Scores` that depend on the verdicts of the specifications.
     def stack(name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        # `reshape` is needed if there are no specifications.
         return np.array([getattr(spec_verdicts, name) for spec_verdicts in verdicts], dtype).reshape(
             len(verdicts), len(batch)
         )
@@ -229,10 +232,9 @@ def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Lib
 
 
 def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
-    """Return a number for each episode's start, [E]; it is equal for episodes with the same task and start. A start
-    consists of the index of the initial state and, if the host uses it, the environment's seed. (LIBERO uses the seed
-    only if the record says so.) An episode without an index has a separate, negative number.
-    """
+    # Return a number for each episode's start, [E]; it is equal for episodes with the same task and start. A start
+    # consists of the index of the initial state and, if the host uses it, the environment's seed. (LIBERO uses the seed
+    # only if the record says so.) An episode without an index has a separate, negative number.
     suite_by_name = {
         name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}
     }
@@ -244,6 +246,7 @@ def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
             start_key += [header.policy, header.episode_id]
         elif is_drawn or header.benchmark not in with_stored_states:
             start_key.append(header.env_seed)
+        # A digest is the same in every process, unlike `hash`, so numbers of several batches can be compared.
         digest = hashlib.sha256(repr(start_key).encode("utf-8", "surrogatepass")).digest()
         number = int.from_bytes(digest[:8], "big") >> 1
         numbers.append(-1 - number if header.init_state_index is None else number)
@@ -251,6 +254,7 @@ def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
 
 
 def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics | None, ...]:
+    # Return the statistics of each episode's actions, [E]; None for actions without known limits, and for `noop`.
     suite_by_name = {
         name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}
     }
@@ -273,23 +277,24 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
 
 
 def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
-    """Return for each episode whether it was stopped because it violated a scored specification. A mark in the record
-    says so. A stopped episode without the mark counts if its first violation is in its last record.
-    """
+    # Return for each episode whether it was stopped because it violated a scored specification, [E]. A mark in the
+    # record says so. A stopped episode without the mark counts if its first violation is in its last record.
     last_step = batch.lengths - 1
+    # The record of the first violation of any scored specification
     first_step = np.full(len(batch), np.iinfo(np.int64).max)
     for spec, spec_verdicts in zip(library.specs, verdicts, strict=True):
         if spec.tier == "safe":
             first_step = np.where(spec_verdicts.first >= 0, np.minimum(first_step, spec_verdicts.first), first_step)
-    is_marked = mark_flags(batch, STOPPED_ON_VIOLATION)
+    marks = mark_flags(batch, STOPPED_ON_VIOLATION)
     is_stopped = [
-        header.outcome == "stopped" and bool(mark or at_end)
-        for header, mark, at_end in zip(batch.headers, is_marked, first_step == last_step, strict=True)
+        header.outcome == "stopped" and bool(is_marked or violates_at_end)
+        for header, is_marked, violates_at_end in zip(batch.headers, marks, first_step == last_step, strict=True)
     ]
     return np.array(is_stopped, dtype=np.bool_)
 
 
 def _find_inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:
+    # Map each specification to the reasons why tags make it inactive, [E]; "" if it applies.
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
     reasons_by_task = {task: ruleset.inactive_reasons(*task) for task in dict.fromkeys(tasks)}
     return {
@@ -360,7 +365,7 @@ def view_clause(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFi
     intervals, views = find_intervals(reading.batch, spec, ruleset), reading.views(signal_names(spec.formula))
     worst_arm = 0
     if len(views) > 1:
-        no_reason = np.array([""], dtype=np.object_)
+        no_reason = np.array([""], dtype=np.object_)  # tags do not matter here
         worst_arm = int(
             _rank_arms([_judge_arm(view, spec, no_reason, "deactivate", intervals) for view in views])[0, 0]
         )
@@ -374,6 +379,7 @@ def _judge_arm(
     missing: MissingFields,
     intervals: Mapping[int, Spans],
 ) -> SpecVerdicts:
+    # Return the verdicts of a specification on the fields of one arm. The parameters are those of `judge_spec`.
     reason, unjudged = _add_missing_fields(reading, spec, reasons, missing)
     if not (reason == "").any():
         return _verdicts_without_margin(reason, unjudged)
@@ -394,11 +400,12 @@ def _judge_arm(
 
 
 def _rank_arms(arm_verdicts: Sequence[SpecVerdicts]) -> Ints:
-    """Return the order of the A arms in each episode, from the worst to the best verdict, as indices [A, E]."""
+    # Return the order of the A arms in each episode, from the worst to the best verdict, as indices [A, E].
     rho = np.stack([np.where(np.isnan(verdicts.rho), np.inf, verdicts.rho) for verdicts in arm_verdicts])
     state = np.stack([verdicts.state for verdicts in arm_verdicts])
     # `extreme` breaks ties, since values that differ by rounding can have equal margins.
     extreme = np.stack([verdicts.extreme for verdicts in arm_verdicts])
+    # For `lexsort`, the last key is the first criterion.
     return np.lexsort((-np.abs(extreme), rho, _rank_verdicts(rho, state)), axis=0)
 
 
@@ -408,6 +415,7 @@ def _rank_verdicts(rho: NDArray[np.float64], state: NDArray[np.int8]) -> Ints:
 
 
 def _join_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
+    # Return the verdicts of the worst arm in each episode, with the first violation and the largest counts of all arms.
     worst, episodes = _rank_arms(arm_verdicts)[0], np.arange(len(arm_verdicts[0].state))
     never = np.iinfo(np.int64).max
     first = np.min([np.where(verdicts.first >= 0, verdicts.first, never) for verdicts in arm_verdicts], axis=0)
@@ -430,12 +438,12 @@ def _join_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 def _join_intervals(
     verdicts: SpecVerdicts, episode_of_interval: Ints, first_record: Ints, episode_count: int
 ) -> SpecVerdicts:
-    """Return the verdicts on episodes from the verdicts on their I intervals: a violation decides, else an interval
-    without a verdict, else the interval with the smallest robustness. `episode_of_interval` [I] and `first_record` [I]
-    are the episode and the first record of each interval.
-    """
+    # Return the verdicts on episodes from the verdicts on their I intervals: a violation decides, else an interval
+    # without a verdict, else the interval with the smallest robustness. `episode_of_interval` [I] is the episode and
+    # `first_record` [I] the first record of each interval.
     rank = _rank_verdicts(verdicts.rho, verdicts.state)
     order = np.lexsort((np.where(np.isnan(verdicts.rho), np.inf, verdicts.rho), rank, episode_of_interval))
+    # The first interval of each episode in this order
     deciding_interval = order[np.searchsorted(episode_of_interval[order], np.arange(episode_count))]
     never = np.iinfo(np.int64).max
     earliest = np.full(episode_count, never)
@@ -458,23 +466,24 @@ _COUNTS = ("unknown", "held", "watched")
 def _judge_trace(
     spec: Spec, trace: Trace, reason: NDArray[np.object_], unjudged: dict[str, tuple[str, ...]]
 ) -> SpecVerdicts:
-    """Return the verdicts on the episodes of a trace, which may be intervals of recorded episodes."""
+    # Return the verdicts on the episodes of a trace, which may be intervals of recorded episodes.
     without_margin = _verdicts_without_margin(reason, unjudged)
-    undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
-    defined = np.flatnonzero(np.logical_and.reduce([reason == "", *np.logical_not(undefined)]))
+    is_undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
+    # The episodes in which the specification applies and every numeric signal is defined
+    defined = np.flatnonzero(np.logical_and.reduce([reason == "", *np.logical_not(is_undefined)]))
     if not len(defined):
         return without_margin
     trace = trace.select_episodes(defined)
     verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown_records(trace)
     rho, lacks_verdict = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
-    hangs = np.zeros(len(defined), np.bool_)
+    hangs = np.zeros(len(defined), np.bool_)  # True if a window wholly past the episode's end decides the verdict
     # Only episodes in which no margin decides can depend on an empty window.
     candidates = np.flatnonzero(spec.binary | np.isneginf(verdict.rho))
     hangs[candidates] = (
         hangs_on_empty_window(spec.formula, trace.select_episodes(candidates)) & ~lacks_verdict[candidates]
     )
-    why_undecided = np.where(unknown > 0, POSE_UNKNOWN, CUT_OFF)
-    reason = np.where(hangs, PAST_THE_END, np.where(lacks_verdict, why_undecided, reason[defined]))
+    undecided_reason = np.where(unknown > 0, POSE_UNKNOWN, CUT_OFF)
+    reason = np.where(hangs, PAST_THE_END, np.where(lacks_verdict, undecided_reason, reason[defined]))
     is_active = (reason == "") & (spec.binary | ~np.isposinf(rho))
     rho = np.where(rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else rho
     condition_counts = None if spec.formula in _load_default_formulas() else count_condition(spec.formula, trace)
@@ -499,6 +508,7 @@ def _judge_trace(
 def _add_missing_fields(
     reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
 ) -> tuple[NDArray[np.object_], dict[str, tuple[str, ...]]]:
+    # Return the reasons with those for missing fields, [E], and the ids of the episodes with an error, by field.
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacks_field in signals.missing_fields(reading, signal_names(spec.formula)).items():
         newly_inactive = (reason == "") & lacks_field
@@ -510,10 +520,11 @@ def _add_missing_fields(
 
 
 def _verdicts_without_margin(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[str, ...]]) -> SpecVerdicts:
+    # Return inactive verdicts for the episodes with a reason, and vacuous verdicts for the other episodes.
     count, nan = len(reason), np.full(len(reason), np.nan)
     state = np.where(reason == "", VACUOUS, INACTIVE).astype(np.int8)
-    never, none = np.full(count, -1), np.zeros(count, np.int64)
-    return SpecVerdicts(state, reason, nan, nan, nan, never, none, none, none, unjudged)
+    never, zeros = np.full(count, -1), np.zeros(count, np.int64)
+    return SpecVerdicts(state, reason, nan, nan, nan, never, zeros, zeros, zeros, unjudged)
 
 
 @cache
@@ -525,7 +536,7 @@ def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]
     """Return the normalized depth of the violation in [0, 1] (paper Eq. 1): min(1, max(0, -rho/τ)/K), K = severe/τ.
 
     τ is the threshold. A binary specification has depth 1 if it is violated, else 0. A violation that a Boolean signal
-    decided (`rho` is -inf) has depth 1. NaN if the specification has no severe magnitude.
+    decided (`rho` is -inf) has depth 1. The depth is NaN if the specification has no severe magnitude.
     """
     excess = np.maximum(0.0, -rho) + 0.0  # avoid -0.0 for a margin of zero
     if spec.binary:
@@ -553,6 +564,7 @@ def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
 
 
 def _count_unknown_records(trace: Trace) -> NDArray[np.int64]:
+    # Return for each episode the number of records in which an unknown pose makes some signal unknown, [E].
     unknown_by_pose = [is_unknown for name, is_unknown in trace.unknown.items() if not SIGNALS[name].ends_open]
     if not unknown_by_pose:
         return np.zeros(len(trace), dtype=np.int64)
