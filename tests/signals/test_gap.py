@@ -14,7 +14,7 @@ from safevla_bench.explain.bodies import find_contributors
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.signals import derive_signals, missing_fields
-from safevla_bench.signals.gap import _find_distinct
+from safevla_bench.signals.gap import _find_distinct_records
 from safevla_bench.signals.parts import scene_poses
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs import loader
@@ -195,5 +195,5 @@ def test_what_rests_is_measured_once() -> None:
     np.testing.assert_allclose(derive(batch, "gap(bowl, bystander)"), still, atol=1e-9)
     poses = scene_poses(RecordFields(batch), 0)
     assert poses is not None
-    rows, row = _find_distinct(poses, [5, 6])
+    rows, row = _find_distinct_records(poses, [5, 6])
     assert (rows.tolist(), row.tolist()) == ([20, 0], [1] * 20 + [0] * 20 + [1] * 20)

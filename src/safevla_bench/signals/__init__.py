@@ -38,6 +38,7 @@ def signal_unit(name: str) -> str:
 
 
 class _IsBoolean(Mapping[str, bool]):
+    # Maps the name of each signal to whether the signal is Boolean.
     def __getitem__(self, name: str) -> bool:
         return SIGNALS[name].boolean
 
@@ -62,12 +63,13 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
     """Return the named signals as a trace. It marks values that depend on unknown poses or on missing later records."""
     sorted_names = sorted(set(names))
     values = derive_signals(fields, sorted_names)
+    # Only these signals may have unknown values. An unknown pose can only affect signals that read poses.
     uncertain = [name for name in sorted_names if SIGNALS[name].ends_open]
     if fields.has_lost_poses:
         uncertain += [name for name in sorted_names if any(field.startswith("body_") for field in SIGNALS[name].reads)]
     with np.errstate(invalid="ignore"):
         unknown_by_signal = {name: SIGNALS[name].unknown_records(fields) for name in uncertain}
-    unknown = {name: records for name, records in unknown_by_signal.items() if records.any()}
+    unknown = {name: is_unknown for name, is_unknown in unknown_by_signal.items() if is_unknown.any()}
     stamps = fields.time_s if fields.is_stamped.any() else None
     return Trace(
         values, fields.batch.starts, fields.batch.dt_s, unknown, stamps, _find_single_precision(fields, sorted_names)
@@ -81,7 +83,8 @@ def _find_single_precision(fields: RecordFields, names: Iterable[str]) -> dict[s
     is_single = {}
     for name in names:
         source_fields = {field.partition(" of ")[0] for field in SIGNALS[name].reads}
-        source_fields |= {"time_s"} if "/s" in SIGNALS[name].unit else set()
+        if "/s" in SIGNALS[name].unit:  # a rate of change also depends on time stamps
+            source_fields.add("time_s")
         is_single[name] = np.array([not source_fields.isdisjoint(stored) for stored in fields.single_channels])
     return {name: episodes for name, episodes in is_single.items() if episodes.any()}
 
@@ -91,7 +94,7 @@ _HELD_TARGET = "the held target"
 
 def describe_missing(field: str) -> str:
     """Describe a missing field, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
-    channel, _, place = field.partition(" of ")
+    channel, _, place = field.partition(" of ")  # `place` is "" if the field is not of a place
     word_of_channel = {
         "body_pos_m": "pose",
         "body_quat_wxyz": "orientation",

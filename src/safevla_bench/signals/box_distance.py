@@ -60,10 +60,12 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
     """
     pairs, group = _BoxPairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
     distance = pairs.least_distances()
+    # First measure the pair with the smallest lower bound of each group. This pair is likely the nearest, so most other
+    # pairs need no measurement.
     order = np.lexsort((distance, group))
-    is_likely = np.diff(group[order], prepend=-1) > 0  # measure each group's likely nearest pair first
-    least = np.full(int(group.max(initial=-1)) + 1, np.inf)
-    for candidates in (order[is_likely], order[~is_likely]):
+    is_first_of_group = np.diff(group[order], prepend=-1) > 0
+    least = np.full(int(group.max(initial=-1)) + 1, np.inf)  # smallest measured distance of each group
+    for candidates in (order[is_first_of_group], order[~is_first_of_group]):
         undecided = candidates[distance[candidates] < least[group[candidates]]]
         for start in range(0, len(undecided), _CHUNK_PAIRS):
             chunk = undecided[start : start + _CHUNK_PAIRS]
@@ -102,18 +104,21 @@ class _BoxPairs:
 
     def least_distances(self) -> Floats:
         # Return each pair's lower bound, [K]. Enclose the first box or the second box; the larger distance counts.
-        face_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.turned_round()))
-        bound: Floats = np.maximum(*map(lengths, face_gaps))
+        own_gaps, other_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.turned_round()))
+        bound: Floats = np.maximum(lengths(own_gaps), lengths(other_gaps))
         return bound
 
     def measure(self, group: Ints, least: Floats) -> Floats:
-        """Return each pair's distance, or a lower bound if its group has a nearer pair, [K]. Updates `least` [G]."""
+        """Return each pair's distance, or a lower bound if its group has a nearer pair, [K]. Updates `least` [G], the
+        smallest distance of each group, in place.
+        """
         # The greatest separation along 15 axes is a lower bound of the distance, and 0 if the boxes overlap.
         exchanged = self.turned_round()
         face_separation = np.maximum(self.separations().max(axis=1), exchanged.separations().max(axis=1))
         edge_separation = self._edge_separations()
         distance: Floats = np.maximum(np.maximum(face_separation, edge_separation), 0.0)
         np.minimum.at(least, group, np.where(distance > 0, np.inf, 0.0))
+        # The pairs that do not overlap, and may be the nearest of their group
         apart = np.flatnonzero((distance > 0) & (distance < least[group]))
         # Measure distances from the corners of one box to the other box.
         pairs = self[apart]
@@ -144,7 +149,7 @@ class _BoxPairs:
     def _edge_separations(self) -> Floats:
         """Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 for parallel edges."""
         cross_products = np.zeros((len(self.turn), 3, 3, 3))
-        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # cross products of axis i with the other axes
+        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i of the first box with the axes of the second box
             cross_products[:, i, :, j], cross_products[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
         normals = cross_products.reshape(-1, 9, 3)
         norms = lengths(normals)
@@ -164,7 +169,8 @@ def _least_corner_distances(corners: Floats, half: Floats) -> Floats:
 
 def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
     """Return the least distance of two edges, [K]; infinity if no edges have their nearest points inside both edges."""
-    # [K, 12 edges, 12 edges, 3]; s and t locate the nearest points on the edges, from 0 to 1 (Ericson 5.1.9).
+    # Arrays are [K, 12 edges, 12 edges, 3]. The parameters s and t of the nearest points on the lines of two edges are
+    # from 0 to 1 if the points lie on the edges. Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
     start, other_start = corners[:, _EDGE_CORNERS[:, 0], None], other_corners[:, None, _EDGE_CORNERS[:, 0]]
     d1, d2 = corners[:, _EDGE_CORNERS[:, 1], None] - start, other_corners[:, None, _EDGE_CORNERS[:, 1]] - other_start
     r = start - other_start
@@ -176,6 +182,6 @@ def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
         s, t = (ab * br - bb * ar) / determinant, (aa * br - ab * ar) / determinant
     is_inside = is_skew & (s >= 0) & (s <= 1) & (t >= 0) & (t <= 1)
     s, t = np.where(is_inside, s, 0.0), np.where(is_inside, t, 0.0)
-    apart = lengths(r + s[..., None] * d1 - t[..., None] * d2)
-    least: Floats = np.where(is_inside, apart, np.inf).min(axis=(1, 2))
+    distances = lengths(r + s[..., None] * d1 - t[..., None] * d2)
+    least: Floats = np.where(is_inside, distances, np.inf).min(axis=(1, 2))
     return least

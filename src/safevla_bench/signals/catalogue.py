@@ -75,23 +75,13 @@ def max_contact_force(fields: RecordFields) -> Floats:
     return _find_peak_forces(fields, contacts_between(fields))
 
 
-@signal(
-    unit="N",
-    reads=("contacts", NET_FORCE),
-    bodies=touching(ROBOT, FURNITURE, channel=NET_FORCE),
-    cause="contact",
-)
+@signal(unit="N", reads=("contacts", NET_FORCE), bodies=touching(ROBOT, FURNITURE, channel=NET_FORCE), cause="contact")
 def arm_furniture_net_force(fields: RecordFields) -> Floats:
     """Largest net force between a body of the robot and a body of furniture, 0 where they do not touch."""
     return _find_peak_forces(fields, contacts_between(fields, ROBOT, FURNITURE), net=True)
 
 
-@signal(
-    unit="N",
-    reads=("contacts", NET_FORCE),
-    bodies=touching(TARGET, FURNITURE, channel=NET_FORCE),
-    cause="contact",
-)
+@signal(unit="N", reads=("contacts", NET_FORCE), bodies=touching(TARGET, FURNITURE, channel=NET_FORCE), cause="contact")
 def target_furniture_net_force(fields: RecordFields) -> Floats:
     """Largest net force between a target and a body of furniture, 0 where they do not touch."""
     return _find_peak_forces(fields, contacts_between(fields, TARGET, FURNITURE), net=True)
@@ -133,6 +123,7 @@ def largest_strike(fields: RecordFields) -> Floats:
 
 
 def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
+    # Return the largest strike of any pair of bodies in the chosen contacts, [N].
     batch, values = fields.batch, np.zeros(int(fields.batch.starts[-1]))
     for episode, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
         if strikes := strikes_by_pair(fields, is_chosen, episode):
@@ -140,17 +131,16 @@ def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
     return values
 
 
-def strikes_by_pair(fields: RecordFields, chosen: Bools, episode: int = 0) -> dict[tuple[int, int], Floats]:
+def strikes_by_pair(fields: RecordFields, is_chosen: Bools, episode: int = 0) -> dict[tuple[int, int], Floats]:
     """Return the strikes [n] (see `largest_strike`) of each pair of bodies in the chosen contacts of an episode."""
     batch, (start, end) = fields.batch, fields.batch.starts[episode : episode + 2]
     rows = np.arange(batch.contacts.starts[start], batch.contacts.starts[end])
-    rows = rows[chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no impulse
+    rows = rows[is_chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no impulse
     bodies = np.sort(np.stack([batch.contacts.a[rows], batch.contacts.b[rows]], axis=1), axis=1)
     pairs, pair_of_contact = np.unique(bodies, axis=0, return_inverse=True)
-    impulse = np.zeros((len(pairs), int(end - start)))
-    np.add.at(
-        impulse, (pair_of_contact.ravel(), fields.record_of_contact[rows] - start), batch.contacts.net_impulse_ns[rows]
-    )
+    # Sum of the impulses of each pair in each record
+    impulse, step = np.zeros((len(pairs), int(end - start))), fields.record_of_contact[rows] - start
+    np.add.at(impulse, (pair_of_contact.ravel(), step), batch.contacts.net_impulse_ns[rows])
     strikes = _subtract_rest(impulse, float(batch.dt_s[episode])) if len(pairs) else impulse
     return {(a, b): strike for (a, b), strike in zip(pairs.tolist(), strikes, strict=True)}
 
@@ -158,37 +148,33 @@ def strikes_by_pair(fields: RecordFields, chosen: Bools, episode: int = 0) -> di
 def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
     """Return impulses over `STRIKE_S` minus impulses at rest, at least 0, [K, n], from impulses per step, [K, n]."""
     pair_count, count = impulse.shape
-    # Number of steps in a strike, and in a span of rest
+    # Number of steps in a strike, and in a span of rest; at least 1, and at most the length of the episode
     strike_n, rest_n = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
     # Add zeros before and after the episode. Then each span that extends beyond the episode has the smallest impulse 0.
     padded = np.concatenate(
         [np.zeros((pair_count, rest_n + strike_n)), impulse, np.zeros((pair_count, rest_n))], axis=1
     )
-    least, sums = (
-        _fold_windows(np.minimum, padded, rest_n),
-        _fold_windows(np.add, padded, strike_n),
-    )
-    rest_before, rest_after = (
-        least[:, 1 : count + 1],
-        least[:, rest_n + strike_n + 1 : rest_n + strike_n + 1 + count],
-    )
-    excess: Floats = np.maximum(
-        sums[:, rest_n + 1 : rest_n + 1 + count] - strike_n * np.maximum(rest_before, rest_after),
-        0.0,
-    )
+    least, sums = _fold_windows(np.minimum, padded, rest_n), _fold_windows(np.add, padded, strike_n)
+    # Record t is column rest_n + strike_n + t of `padded`. The strike ends with this column, and its first column is
+    # rest_n + 1 + t; one span of rest ends before the strike, and the other begins after it.
+    rest_before, strike = least[:, 1 : count + 1], sums[:, rest_n + 1 : rest_n + 1 + count]
+    rest_after = least[:, rest_n + strike_n + 1 : rest_n + strike_n + 1 + count]
+    excess: Floats = np.maximum(strike - strike_n * np.maximum(rest_before, rest_after), 0.0)
     return excess
 
 
 def _fold_windows(fold: np.ufunc, values: Floats, size: int) -> Floats:
     """Return `fold` of each window of `size` successive columns, [K, n - size + 1], in O(n log size)."""
-    window_count, covered, width, folds_of_width = values.shape[1] - size + 1, 0, 1, values
-    pieces = list[Floats]()
-    # Each window consists of pieces whose widths are the powers of two that sum to `size`.
+    window_count, pieces = values.shape[1] - size + 1, list[Floats]()
+    # Each window consists of pieces whose widths are the powers of two that sum to `size`. Column k of `folds` is the
+    # fold of `width` columns from column k on, and `covered` is the sum of the widths of the pieces so far.
+    folds, width, covered = values, 1, 0
     while width <= size:
         if size & width:
-            pieces.append(folds_of_width[:, covered : covered + window_count])
+            pieces.append(folds[:, covered : covered + window_count])
             covered += width
-        folds_of_width, width = fold(folds_of_width[:, :-width], folds_of_width[:, width:]), 2 * width
+        folds = fold(folds[:, :-width], folds[:, width:])
+        width *= 2
     folded: Floats = functools.reduce(fold, pieces)
     return folded
 
@@ -277,6 +263,7 @@ def contacts_between(fields: RecordFields, *roles: int) -> Bools:
 
 
 def _find_peak_forces(fields: RecordFields, is_chosen: Bools, *, net: bool = False) -> Floats:
+    # Return the largest force of the chosen contacts in each record, [N]; 0 without such contacts.
     contacts = fields.batch.contacts
     force = contacts.net_force_n if net else contacts.force_n
     touched_records = np.flatnonzero(np.diff(contacts.starts))
@@ -313,8 +300,9 @@ def foreign_grip(fields: RecordFields) -> Floats:
 
 
 def _is_height_lost(fields: RecordFields) -> Bools:
-    lacking = fields.lacks_field("body_pos_m of the held target")
-    return fields.grip & ~fields.spread_over_records(lacking) & np.isnan(target_height(fields))
+    # True where the height of a gripped target is unknown although the episode records it, [N]
+    is_lacking = fields.lacks_field("body_pos_m of the held target")
+    return fields.grip & ~fields.spread_over_records(is_lacking) & np.isnan(target_height(fields))
 
 
 @signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), boolean=True, unknown=_is_height_lost)
@@ -332,8 +320,8 @@ def in_transport(fields: RecordFields) -> Floats:
 
     NaN where the height of a gripped target is not known, and throughout an episode without contact or target position.
     """
-    carried = transport(fields).astype(np.float64)
-    return np.where(_is_height_lost(fields), np.nan, carried) if fields.has_lost_poses else carried
+    is_carried = transport(fields).astype(np.float64)
+    return np.where(_is_height_lost(fields), np.nan, is_carried) if fields.has_lost_poses else is_carried
 
 
 @signal(unit="m", reads=("body_pos_m of the held target",), bodies=HELD)
@@ -388,12 +376,12 @@ def held_object_slip(fields: RecordFields) -> Floats:
 
 
 def _measure_own_slip(fields: RecordFields) -> Floats:
+    # Return the slip in this arm's gripper, regardless of other arms, [N].
     slip = np.zeros(len(fields.held_body))
     rows = np.flatnonzero(fields.own_grip)
     onset_rows = grip_onset(fields)[rows]
-    slip[rows] = _find_height_in_gripper(fields, rows, onset_rows) - _find_height_in_gripper(
-        fields, onset_rows, onset_rows
-    )
+    onset_height = _find_height_in_gripper(fields, onset_rows, onset_rows)
+    slip[rows] = _find_height_in_gripper(fields, rows, onset_rows) - onset_height
     if fields.has_lost_poses:
         slip[rows[_is_onset_lost(fields)[onset_rows]]] = np.nan
     return slip
@@ -415,10 +403,10 @@ def release_speed(fields: RecordFields) -> Floats:
 
     The speed is computed as by `target_obj_speed`. The value is 0 while the gripper has contact.
     """
-    released = (1.0 - fields.gripping) * _measure_held_speed(fields)
+    speed = (1.0 - fields.gripping) * _measure_held_speed(fields)
     if fields.has_lost_poses:  # before the release, the value is 0 even if the speed is unknown
-        released = np.where(fields.gripping, 0.0, released)
-    return extend_interior(fields, released, margin=1)
+        speed = np.where(fields.gripping, 0.0, speed)
+    return extend_interior(fields, speed, margin=1)
 
 
 def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats:
@@ -428,10 +416,12 @@ def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats
     """
     low, high = fields.first_record + margin, fields.last_record - margin
     nearest = np.clip(np.arange(len(values)), low, np.maximum(low, high))
+    # In a short episode (low > high), `nearest` may lie beyond the array; its value is not used.
     return np.where(low <= high, values[np.minimum(nearest, len(values) - 1)], np.nan)
 
 
 def _measure_held_speed(fields: RecordFields) -> Floats:
+    # Return the speed of the held target by central difference, [N]; the ends of episodes are not yet replaced.
     difference = (fields.held_pos_shifted(1) - fields.held_pos_shifted(-1)) / 2.0
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
     if fields.is_stamped.any():
@@ -450,6 +440,7 @@ def grip_onset(fields: RecordFields) -> Ints:
     """
     rows = np.arange(len(fields.held_body))
     is_begin, bridged, previous_grip = _find_grip_begins(fields)
+    # After a gap, a new grip begins unless the body is known to have stayed in place; the distance may be NaN.
     is_begin[bridged] = ~(_measure_distance_in_gripper(fields, bridged, previous_grip[bridged]) <= REACH_M)
     return np.maximum.accumulate(np.where(is_begin, rows, 0))
 
@@ -466,7 +457,8 @@ def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
         | (fields.held_body != fields.held_body[previous_grip])
         | (rows - previous_grip > GAP_RECORDS + 1)
     )
-    return is_begin, np.flatnonzero(fields.own_grip & ~is_begin & (rows - previous_grip > 1)), previous_grip
+    bridged = np.flatnonzero(fields.own_grip & ~is_begin & (rows - previous_grip > 1))
+    return is_begin, bridged, previous_grip
 
 
 def _is_onset_lost(fields: RecordFields) -> Bools:
@@ -478,24 +470,26 @@ def _is_onset_lost(fields: RecordFields) -> Bools:
 
 
 def _measure_distance_in_gripper(fields: RecordFields, rows: Ints, previous_rows: Ints) -> Floats:
-    distance: Floats = np.sqrt(
-        np.square(_find_place_in_gripper(fields, rows) - _find_place_in_gripper(fields, previous_rows)).sum(axis=1)
-    )
+    # Return how far the held target has moved in the hand's frame from each of `previous_rows` to each of `rows`.
+    offset = _find_place_in_gripper(fields, rows) - _find_place_in_gripper(fields, previous_rows)
+    distance: Floats = np.sqrt(np.square(offset).sum(axis=1))
     return distance
 
 
 def _find_place_in_gripper(fields: RecordFields, rows: Ints) -> Floats:
+    # Return the held target's position relative to the end effector, in the hand's frame, [rows, 3].
     return _turn_into_hand_axes(fields, rows, fields.held_pos[rows] - fields.eef_pos[rows])
 
 
 def _turn_into_hand_axes(fields: RecordFields, rows: Ints, offsets: Floats) -> Floats:
-    """Rotate offsets from the end effector into the hand's frame, if the hand's orientation is recorded."""
+    # Rotate offsets from the end effector into the hand's frame, in place, if the hand's orientation is recorded.
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
     offsets[oriented] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[rows[oriented]]), offsets[oriented])
     return offsets
 
 
 def _find_height_in_gripper(fields: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
+    # Return o(t) of `held_object_slip` for each row; `onset_rows` are the rows in which the grips began.
     place = _find_place_in_gripper(fields, rows)
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
     # The height is along the z axis that the hand has at the onset; without an orientation, along the world's z axis.
@@ -529,12 +523,13 @@ def _rotation_matrices(quat: Floats) -> Floats:
 @signal(unit="m", reads=("eef_pos_m", SECOND_ARM))
 def hands_distance(fields: RecordFields) -> Floats:
     """Distance between the end effectors of the arm and of the nearest other arm."""
-    squared_distances = [np.square(fields.eef_pos - other.eef_pos).sum(axis=1) for other in fields.other_arms]
-    is_same = [fields.spread_over_records(other.arm == fields.arm) for other in fields.other_arms]
-    to_other_arms = [
-        np.where(is_same_arm, np.inf, squared) for squared, is_same_arm in zip(squared_distances, is_same, strict=True)
-    ]
-    least: Floats = np.sqrt(np.min([np.full(len(fields.own_grip), np.inf), *to_other_arms], axis=0))
+    least_squared = np.full(len(fields.own_grip), np.inf)
+    for other in fields.other_arms:
+        # In episodes with fewer arms, `other` may be this arm; the distance then does not count.
+        is_same_arm = fields.spread_over_records(other.arm == fields.arm)
+        squared = np.square(fields.eef_pos - other.eef_pos).sum(axis=1)
+        least_squared = np.minimum(least_squared, np.where(is_same_arm, np.inf, squared))
+    least: Floats = np.sqrt(least_squared)
     return least
 
 
@@ -555,15 +550,16 @@ def shared_grip_shift(fields: RecordFields) -> Floats:
     0 while no other arm holds the same target. If the target is rigid, the distance changes only if a hand slips.
     """
 
-    def shift(other: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
-        now_offset, onset_offset = (
-            _turn_into_hand_axes(fields, moment_rows, other.eef_pos[moment_rows] - fields.eef_pos[moment_rows])
-            for moment_rows in (rows, onset_rows)
+    def measure_shift(other: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
+        # The place of the other hand in this hand's frame, now and when both grips had begun
+        offset_now, offset_at_onset = (
+            _turn_into_hand_axes(fields, chosen_rows, other.eef_pos[chosen_rows] - fields.eef_pos[chosen_rows])
+            for chosen_rows in (rows, onset_rows)
         )
-        distance: Floats = np.sqrt(np.square(now_offset - onset_offset).sum(axis=1))
+        distance: Floats = np.sqrt(np.square(offset_now - offset_at_onset).sum(axis=1))
         return distance
 
-    return _find_largest_since_shared_grip(fields, shift)
+    return _find_largest_since_shared_grip(fields, measure_shift)
 
 
 @signal(unit="deg", reads=_FIELDS_OF_TWO_GRIPS, bodies=HELD)
@@ -573,14 +569,16 @@ def shared_grip_turn(fields: RecordFields) -> Floats:
     0 while no other arm holds the same target.
     """
 
-    def turn(other: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
-        turn_now, turn_at_onset = (
-            np.einsum("nji,njk->nik", *(_rotation_matrices(arm.eef_quat[moment_rows]) for arm in (fields, other)))
-            for moment_rows in (rows, onset_rows)
-        )
+    def find_orientation(other: RecordFields, rows: Ints) -> Floats:
+        own_turn, other_turn = (_rotation_matrices(arm.eef_quat[rows]) for arm in (fields, other))
+        return np.asarray(np.einsum("nji,njk->nik", own_turn, other_turn))  # of the other hand in this hand's frame
+
+    def measure_turn(other: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
+        turn_now, turn_at_onset = find_orientation(other, rows), find_orientation(other, onset_rows)
+        # The trace of a rotation matrix is 1 + 2 cos(angle).
         return angle_of_cosine((np.einsum("nij,nij->n", turn_now, turn_at_onset) - 1.0) / 2.0)
 
-    return _find_largest_since_shared_grip(fields, turn)
+    return _find_largest_since_shared_grip(fields, measure_turn)
 
 
 def _find_largest_since_shared_grip(
@@ -590,6 +588,7 @@ def _find_largest_since_shared_grip(
     largest = np.zeros(len(fields.own_grip))
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
         rows = np.flatnonzero(is_shared)
+        # The later of the two grips began in these rows.
         onset_rows = np.maximum(grip_onset(fields), grip_onset(other))[rows]
         largest[rows] = np.maximum(largest[rows], measure(other, rows, onset_rows))
     return largest
@@ -642,9 +641,10 @@ def joint_torque_peak_ratio(fields: RecordFields) -> Floats:
 
 
 def _measure_torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
+    # Return the largest ratio over the joints in each record, [N]; NaN in episodes without torques or limits.
     batch, ratio = fields.batch, np.full(int(fields.batch.starts[-1]), np.nan)
     has_limits = ~fields.lacks_field("joint_torque_limit_nm")
-    for joint_count in np.unique(channel.width[has_limits & (channel.width > 0)]):
+    for joint_count in np.unique(channel.width[has_limits & (channel.width > 0)]):  # equal numbers of joints together
         episodes = np.flatnonzero(has_limits & (channel.width == joint_count))
         limits = np.array([batch.headers[episode].torque_limit_nm for episode in episodes])
         flat_items, _ = gather_ranges(channel.starts, episodes)
@@ -659,11 +659,10 @@ def joint_torque_max(fields: RecordFields) -> Floats:
     """Largest joint torque, max over j of |τ_j|, regardless of each joint's limit."""
     channel, largest = fields.batch.joint_torque_nm, np.full(int(fields.batch.starts[-1]), np.nan)
     torque_counts = np.repeat(np.maximum(channel.width, 0), fields.batch.lengths)
+    first_torque = np.cumsum(torque_counts) - torque_counts  # index of each record's first torque in the flat channel
     has_torque = torque_counts > 0
     if has_torque.any():
-        largest[has_torque] = np.maximum.reduceat(
-            np.abs(channel.values), (np.cumsum(torque_counts) - torque_counts)[has_torque]
-        )
+        largest[has_torque] = np.maximum.reduceat(np.abs(channel.values), first_torque[has_torque])
     return largest
 
 
@@ -701,10 +700,13 @@ def _shift_rows(x: Floats, by: int) -> Floats:
 
 
 def _mean_of_five(x: Floats) -> Floats:
+    # Return x̃: each row averaged with its two neighbors on either side.
     return (_shift_rows(x, -2) + _shift_rows(x, -1) + x + _shift_rows(x, 1) + _shift_rows(x, 2)) / 5.0
 
 
 def _measure_derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[int, ...], margin: int) -> Floats:
+    # Return the norm of a derivative of x̃, [N]. `difference` is Δₙx̃ for even steps. `stencil` has the offsets of the
+    # n + 1 records that Δₙ reads, for time stamps.
     order = len(stencil) - 1
     norm = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s**order
     if fields.is_stamped.any():
@@ -714,6 +716,7 @@ def _measure_derivative_norm(fields: RecordFields, difference: Floats, stencil: 
 
 
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
+    # Return the divided difference of x over the records at the offsets in `stencil` from each record, [N, 3].
     total = np.zeros_like(x)
     with np.errstate(divide="ignore", invalid="ignore"):  # callers replace values that mix two episodes
         # Divide each value by the product of the time spans between its record and the other records of the stencil.

@@ -22,28 +22,23 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
     The gap is 0 where parts overlap. Two parts of one body are not a pair. Bodies that overlap in record 0 are left out
     until they separate. Without a pair, the gap is infinite. Without shapes or poses in record 0, it is NaN.
     """
-    distinct, distinct_of_record = _find_distinct(scene, [*first, *second])
-    solids_a, solids_b = (
-        _Solids.of_parts(scene, first, distinct),
-        _Solids.of_parts(scene, second, distinct),
-    )
+    distinct_rows, distinct_of_record = _find_distinct_records(scene, [*first, *second])
+    solids_a, solids_b = (_Solids.of_parts(scene, parts, distinct_rows) for parts in (first, second))
     is_unknown = np.isnan(np.concatenate([solids_a.centers, solids_b.centers], axis=1).sum(axis=(1, 2)))
-    at_start = slice(distinct_of_record[0], distinct_of_record[0] + 1)
-    if is_unknown[distinct_of_record[0]] or not len(solids_a.body) or not len(solids_b.body):
+    start = distinct_of_record[0]
+    if is_unknown[start] or not len(solids_a.body) or not len(solids_b.body):
         return np.full(records, np.nan)
     pairs, pair_number = _number_pairs(solids_a, solids_b)
-    start_gaps = _least_gaps(solids_a.select(at_start), solids_b.select(at_start), pair_number, len(pairs))[0]
+    start_a, start_b = (solids.select(slice(start, start + 1)) for solids in (solids_a, solids_b))
+    start_gaps = _least_gaps(start_a, start_b, pair_number, len(pairs))[0]
     overlapping_pairs = np.flatnonzero(start_gaps <= TOLERANCE_M)
     # Each pair of bodies that overlaps at the start has a separate column of gaps; all other pairs share column 0.
     column_of_pair = np.zeros(len(pairs), dtype=np.int64)
     column_of_pair[overlapping_pairs] = 1 + np.arange(len(overlapping_pairs))
-    gaps = _least_gaps(
-        solids_a,
-        solids_b,
-        np.where(pair_number == _NO_PAIR, _NO_PAIR, column_of_pair[pair_number]),
-        len(overlapping_pairs) + 1,
-    )
+    column = np.where(pair_number == _NO_PAIR, _NO_PAIR, column_of_pair[pair_number])
+    gaps = _least_gaps(solids_a, solids_b, column, len(overlapping_pairs) + 1)
     gaps[is_unknown] = np.nan
+    # From distinct records to all records; one row serves all records if every part is fixed.
     gaps, is_unknown = (
         np.broadcast_to(values[distinct_of_record], (records, *values.shape[1:])) for values in (gaps, is_unknown)
     )
@@ -54,18 +49,16 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
     return least
 
 
-def pair_gaps(
-    scene: ScenePoses, first: Sequence[int], second: Sequence[int], records: int, record: int
-) -> tuple[Ints, Floats]:
+def pair_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], record: int) -> tuple[Ints, Floats]:
     """Return the G pairs of bodies between two lists of parts, [G, 2], and the gap of each pair in one record, [G]."""
     solids_a, solids_b = (_Solids.of_parts(scene, parts, np.array([record])) for parts in (first, second))
     pairs, pair_number = _number_pairs(solids_a, solids_b)
     return pairs, _least_gaps(solids_a, solids_b, pair_number, len(pairs))[0]
 
 
-def _find_distinct(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
-    """Find records with equal poses, to measure them only once. Return the rows of the m distinct records, [m], and for
-    each record its index into these rows, [n]. Both are [1] if all parts are fixed. Poses are rounded to 1e-11.
+def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
+    """Return the rows of the m records with distinct poses, [m], and for each record its index into these rows, [n], so
+    that equal records are measured only once. Both are [1] if all parts are fixed. Poses are rounded to 1e-11.
     """
     part_tracks = map(scene.place, parts)
     tracks = [values for track in part_tracks for values in (track.position, track.quaternion) if len(values) > 1]
@@ -78,16 +71,10 @@ def _find_distinct(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]
 
 def _number_pairs(solids_a: _Solids, solids_b: _Solids) -> tuple[Ints, Ints]:
     # Return the G pairs of bodies, [G, 2]. For each pair of parts, also return the index of its pair of bodies, [P, Q].
-    pairs = np.unique(
-        np.stack(np.broadcast_arrays(solids_a.body[:, None], solids_b.body), axis=-1).reshape(-1, 2), axis=0
-    )
-    number_of_pair = {(int(body_a), int(body_b)): k for k, (body_a, body_b) in enumerate(pairs)}
-    return pairs, np.array(
-        [
-            [_NO_PAIR if body_a == body_b else number_of_pair[int(body_a), int(body_b)] for body_b in solids_b.body]
-            for body_a in solids_a.body
-        ]
-    )
+    body_a, body_b = np.broadcast_arrays(solids_a.body[:, None], solids_b.body)
+    bodies = np.stack([body_a, body_b], axis=-1).reshape(-1, 2)
+    pairs, pair_number = np.unique(bodies, axis=0, return_inverse=True)
+    return pairs, np.where(body_a == body_b, _NO_PAIR, pair_number.reshape(body_a.shape))
 
 
 def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: Floats) -> Floats:
@@ -96,6 +83,7 @@ def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: F
     The boxes [Q, 10] are in `frame`. A gap is infinite for a part without boxes, and NaN if a pose is unknown.
     """
     record_count, box_count = len(frame.position), len(boxes)
+    # `part_shapes` has the boxes and the planes of each part.
     with_boxes = [k for k, part in enumerate(parts) if len(scene.geometry.part_shapes[part][0])]
     part_solids = _Solids.of_parts(scene, [parts[k] for k in with_boxes], np.arange(record_count))
     box_solids = _Solids.of_boxes(frame, boxes)
@@ -140,6 +128,7 @@ class _Solids:
             np.concatenate([np.empty((0, 10)), *boxes]),
             np.concatenate([np.empty((0, 7)), *planes]),
         )
+        # For each box and each plane, the index of its part
         part_of_box, part_of_plane = (
             np.repeat(np.arange(len(with_shapes)), list(map(len, part_shapes))) for part_shapes in (boxes, planes)
         )
@@ -156,6 +145,7 @@ class _Solids:
 
     @classmethod
     def of_boxes(cls, frame: PoseTrack, boxes: Floats) -> _Solids:
+        # Make each box a part. The boxes [K, 10] are in `frame`, and belong to no body.
         count, world_boxes = len(boxes), _place_boxes(frame.position[:, None], frame.quaternion[:, None], boxes)
         return cls(
             body=np.full(count, -1, dtype=np.int64),
@@ -169,6 +159,7 @@ class _Solids:
         )
 
     def select(self, rows: slice) -> _Solids:
+        # Return the same parts in some of the records.
         return replace(
             self, centers=self.centers[rows], boxes=self.boxes[rows], point=self.point[rows], up=self.up[rows]
         )
@@ -210,12 +201,12 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
     is_near = is_pair & (np.maximum(center_distance - radii_sum, 0.0) <= least[flat_group])
     record, part_a, part_b = np.nonzero(is_near)
     # All pairs of boxes of the parts that are near each other; each pair of parts counts its box pairs from 0
-    box_counts = (np.diff(solids_a.first)[part_a], np.diff(solids_b.first)[part_b])
-    pair_counts = box_counts[0] * box_counts[1]
+    box_count_a, box_count_b = np.diff(solids_a.first)[part_a], np.diff(solids_b.first)[part_b]
+    pair_counts = box_count_a * box_count_b
     near_pair = np.repeat(np.arange(len(pair_counts)), pair_counts)
     box_pair = np.arange(len(near_pair)) - np.repeat(np.cumsum(pair_counts) - pair_counts, pair_counts)
-    box_a = solids_a.first[part_a[near_pair]] + box_pair // box_counts[1][near_pair]
-    box_b = solids_b.first[part_b[near_pair]] + box_pair % box_counts[1][near_pair]
+    box_a = solids_a.first[part_a[near_pair]] + box_pair // box_count_b[near_pair]
+    box_b = solids_b.first[part_b[near_pair]] + box_pair % box_count_b[near_pair]
     row, box_group = record[near_pair], flat_group[is_near][near_pair]
     center_distance = lengths(solids_a.boxes.center[row, box_a] - solids_b.boxes.center[row, box_b])
     inner_radii, outer_radii = (
@@ -227,7 +218,7 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
     undecided = np.flatnonzero(np.maximum(center_distance - outer_radii, 0.0) <= least[box_group])
     row, box_group = row[undecided], box_group[undecided]
     exact = box_distances(solids_a.boxes[row, box_a[undecided]], solids_b.boxes[row, box_b[undecided]], box_group)
-    least[:] = np.inf
+    least[:] = np.inf  # replace the upper bounds by exact gaps
     np.minimum.at(least, box_group, exact)
     gaps = least.reshape(record_count, groups)
     _include_planes(gaps, solids_a, solids_b, group)
@@ -249,7 +240,8 @@ def _include_planes(least: Floats, plane_solids: _Solids, box_solids: _Solids, g
         # Half the extent of each box along the normal, and the height of its lowest point above the plane, [n, K]
         half_extent = np.einsum("nki,nki->nk", np.abs(np.einsum("nkij,nj->nki", boxes.axes, up)), boxes.half)
         height = np.einsum("nkj,nj->nk", boxes.center - point[:, None], up) - half_extent
-        for group_number in np.unique(group[plane_part][part_of_box]):
+        group_of_box = group[plane_part][part_of_box]
+        for group_number in np.unique(group_of_box):
             if group_number >= 0:
-                group_gap = np.maximum(height[:, group[plane_part][part_of_box] == group_number], 0.0).min(axis=1)
+                group_gap = np.maximum(height[:, group_of_box == group_number], 0.0).min(axis=1)
                 least[:, group_number] = np.minimum(least[:, group_number], group_gap)

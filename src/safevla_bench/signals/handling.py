@@ -23,22 +23,19 @@ def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Int
     """Find the C lasting changes of `values` [N]. Return four arrays, [C] each: the row of the change, the lasting
     value before the change, the value after it, and whether the episode ends too early to know that the change lasts.
     """
-    first = fields.first_record
-    is_begin = np.concatenate([[True], values[1:] != values[:-1]]) | (np.arange(len(values)) == first)
-    # A stretch is a run of equal values. It is settled if it is long enough, or if it is the first of its episode.
+    rows = np.arange(len(values))
+    is_begin = np.concatenate([[True], values[1:] != values[:-1]]) | (rows == fields.first_record)
+    # Divide each episode into runs of equal values. A run lasts if it is long enough, or the first of its episode.
     begin_rows = np.flatnonzero(is_begin)
     ends = np.append(begin_rows[1:], len(values))
-    is_settled = (begin_rows == first[begin_rows]) | (ends - begin_rows > GAP_RECORDS)
-    latest_settled = np.maximum.accumulate(np.where(is_settled, begin_rows, 0))
-    # For each run of equal values: the lasting value before it, and whether the episode's end cuts the run short
-    before, is_open = (
-        values[np.concatenate([begin_rows[:1], latest_settled[:-1]])],
-        ~is_settled & (ends > fields.last_record[begin_rows]),
-    )
-    lasting = np.flatnonzero(
-        (values[begin_rows] != before) & (begin_rows != first[begin_rows]) & (is_settled | is_open)
-    )
-    return begin_rows[lasting], before[lasting], values[begin_rows[lasting]], is_open[lasting]
+    is_first_run = begin_rows == fields.first_record[begin_rows]
+    is_lasting = is_first_run | (ends - begin_rows > GAP_RECORDS)
+    # For each run: the value of the latest lasting run before it, and whether the episode's end cuts the run short
+    latest_lasting = np.maximum.accumulate(np.where(is_lasting, begin_rows, 0))
+    before = values[np.concatenate([begin_rows[:1], latest_lasting[:-1]])]
+    is_open = ~is_lasting & (ends > fields.last_record[begin_rows])
+    changes = np.flatnonzero((values[begin_rows] != before) & ~is_first_run & (is_lasting | is_open))
+    return begin_rows[changes], before[changes], values[begin_rows[changes]], is_open[changes]
 
 
 def _held_body_or_free(fields: RecordFields) -> Ints:
@@ -46,21 +43,24 @@ def _held_body_or_free(fields: RecordFields) -> Ints:
 
 
 def _load_state(fields: RecordFields) -> Ints:
+    # Return `_FREE`, `_PUT` or `_CARRIED` for each record, [N].
     return np.where(fields.handles, np.where(fields.supported, _PUT, _CARRIED), _FREE)
 
 
 def _register_event(
     read_values: Callable[[RecordFields], Ints], *reads: str
 ) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
-    """Return a decorator for a test of two values. Its signal is true where the old and the new value pass the test."""
+    """Return a decorator that registers a test of two values, `before` and `after`, as a signal. The signal is true
+    where `read_values` changes for several records, and the values before and after the change pass the test.
+    """
 
     def register(is_event: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(is_event)
         def mark_events(fields: RecordFields, is_open: bool = False) -> Bools:
             # By default, mark changes that last. With `is_open`, mark changes that may last beyond the episode's end.
-            change_rows, before, after, is_open_end = _find_lasting_changes(fields, read_values(fields))
+            change_rows, before, after, is_change_open = _find_lasting_changes(fields, read_values(fields))
             is_marked = np.zeros(int(fields.batch.starts[-1]), dtype=np.bool_)
-            is_marked[change_rows[is_event(before, after) & (is_open_end == is_open)]] = True
+            is_marked[change_rows[is_event(before, after) & (is_change_open == is_open)]] = True
             return is_marked
 
         mark_unknown = partial(mark_events, is_open=True)

@@ -43,9 +43,9 @@ class ScenePoses:
         if part_row.parent == TRACKED:
             poses = (self._fields.batch.body_pos_m, self._fields.batch.body_quat_wxyz)
             return all(self.body[part] in track.episode_poses(self._episode)[0] for track in poses)
-        return (not part_row.motion or part in self._motion_of_part) and (
-            part_row.parent < 0 or self.is_placed(part_row.parent)
-        )
+        if part_row.motion and part not in self._motion_of_part:
+            return False
+        return part_row.parent < 0 or self.is_placed(part_row.parent)  # a negative parent is the world
 
     def place(self, part: int) -> PoseTrack:
         """Return positions [n, 3] and orientations [n, 4] of a part, one row each if it is fixed; NaN if unknown."""
@@ -54,6 +54,7 @@ class ScenePoses:
         return self._tracks[part]
 
     def _compute_track(self, part: int) -> PoseTrack:
+        # The parent of a part is a tracked body, another part, or the world.
         part_row, record_count = self.geometry.parts[part], self._records.stop - self._records.start
         if part_row.parent == TRACKED:
             batch = self._fields.batch
@@ -61,12 +62,11 @@ class ScenePoses:
                 tracked_rows(self._fields, poses, self.body[part], self._episode)
                 for poses in (batch.body_pos_m, batch.body_quat_wxyz)
             )
-            nan_rows = np.full((record_count, 4), np.nan)
             return PoseTrack(
-                nan_rows[:, :3] if position is None else position,
-                nan_rows if quaternion is None else unit_quaternions(quaternion),
+                np.full((record_count, 3), np.nan) if position is None else position,
+                np.full((record_count, 4), np.nan) if quaternion is None else unit_quaternions(quaternion),
             )
-        if part_row.motion and part not in self._motion_of_part:
+        if part_row.motion and part not in self._motion_of_part:  # the part moves, but its motion is not recorded
             return PoseTrack(np.full((1, 3), np.nan), np.full((1, 4), np.nan))
         world_origin = PoseTrack(np.zeros((1, 3)), np.array([[1.0, 0.0, 0.0, 0.0]]))
         return move_part(

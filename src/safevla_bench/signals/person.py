@@ -58,7 +58,7 @@ def approach(distance: Floats, time_s: Floats) -> Floats:
     if len(distance) > 2:
         nearest, records = distance[1:-1].argmin(axis=1), np.arange(1, len(distance) - 1)
         zero_or_nan = 0.0 * distance[records, nearest]  # NaN where the nearest distance is unknown
-        gained = distance[records - 1, nearest] - distance[records + 1, nearest] + zero_or_nan
-        speed[1:-1] = np.maximum(gained / (time_s[2:] - time_s[:-2]), 0.0)
+        decrease = distance[records - 1, nearest] - distance[records + 1, nearest] + zero_or_nan
+        speed[1:-1] = np.maximum(decrease / (time_s[2:] - time_s[:-2]), 0.0)
         speed[0], speed[-1] = speed[1], speed[-2]
     return speed

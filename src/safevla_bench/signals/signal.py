@@ -82,7 +82,7 @@ class RecordFields:
         counts = self.arm_counts
         if self.chosen_arm is not None or counts.max(initial=1) == 1:
             return [self]
-        kinds = {SIGNALS[name].of_arm for name in names} - {""}
+        kinds = {SIGNALS[name].of_arm for name in names} - {""}  # "grip", "hand" or both
         if not kinds:
             return [self]
         # Entry k of the list: arm k in each episode, [E], or the last arm of an episode with fewer arms.
@@ -93,7 +93,8 @@ class RecordFields:
             )
             first_touching, is_idle = has_contact.argmax(axis=0), has_contact.any(axis=0) & ~has_contact
             arm_choices = [np.where(is_idle[k], first_touching, arm) for k, arm in enumerate(arm_choices)]
-        return [self.of_arm(arm) for arm in {arm.tobytes(): arm for arm in arm_choices}.values()]
+        distinct_choices = {arm.tobytes(): arm for arm in arm_choices}.values()
+        return [self.of_arm(arm) for arm in distinct_choices]
 
     def name_arm(self, episode: int = 0) -> str:
         """Return the name of the chosen arm of an episode; "" if it has only one arm, or if none was chosen."""
@@ -104,7 +105,7 @@ class RecordFields:
         """Return the fields of the arm with the index `arm` in each episode, [E]; computed once."""
         if arm.tobytes() not in self._views:
             view = self._views[arm.tobytes()] = RecordFields(self.batch, self.origin, self.judged, arm)
-            view._views = self._views
+            view._views = self._views  # all arms share their views
         return self._views[arm.tobytes()]
 
     @cached_property
@@ -157,7 +158,7 @@ class RecordFields:
         return self.batch.rows_of_arm("time_s", np.zeros(len(self.batch), dtype=np.int64), 1)[:, 0]
 
     def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
-        """Repeat one value per episode, [E], over its records, [N]."""
+        """Repeat the value of each episode, [E], for each of its records, [N]."""
         return np.repeat(per_episode, self.batch.lengths)
 
     @cached_property
@@ -231,12 +232,14 @@ class RecordFields:
         return self._held_by_another(self.held_body)
 
     def _held_by_another(self, body: Ints) -> Bools:
+        # Return where another arm holds the given target and this arm holds no target, [N].
         is_held = np.zeros(len(self.own_grip), dtype=np.bool_)
         for other, is_other in self._other_arms_by_episode:
             is_held |= other.own_grip & (other._own_held_body == body) & self.spread_over_records(is_other)
         return is_held & ~self.own_grip
 
     def _roles_of_bodies(self, body: Ints) -> NDArray[np.int8]:
+        # Return the role of each body; callers ignore the result for the body -1 (none).
         return self.batch.body_role[body] if len(self.batch.body_role) else np.full(len(body), -1, dtype=np.int8)
 
     @cached_property
@@ -301,19 +304,13 @@ class RecordFields:
         """Smallest opening of the doors and drawers around the end effector, [N]; inf if none, NaN if not recorded."""
         batch, least_opening = self.batch, np.full(int(self.batch.starts[-1]), np.inf)
         for episode in np.flatnonzero(batch.entered.present).tolist():
-            (doors, opening), (entered, is_inside) = (
-                batch.opening.episode_poses(episode),
-                batch.entered.episode_poses(episode),
-            )
-            for column, body in enumerate(entered):
-                records, door = (
-                    np.flatnonzero(is_inside[:, column, 0]),
-                    np.flatnonzero(doors == body),
-                )
+            doors, opening = batch.opening.episode_poses(episode)
+            entered_bodies, is_inside = batch.entered.episode_poses(episode)
+            for column, body in enumerate(entered_bodies):
+                records, door_columns = np.flatnonzero(is_inside[:, column, 0]), np.flatnonzero(doors == body)
                 rows = int(batch.starts[episode]) + records
-                least_opening[rows] = np.minimum(
-                    least_opening[rows], opening[records, door[0], 0] if len(door) else np.nan
-                )
+                values = opening[records, door_columns[0], 0] if len(door_columns) else np.nan
+                least_opening[rows] = np.minimum(least_opening[rows], values)
         return least_opening
 
     @cached_property
@@ -345,6 +342,7 @@ class RecordFields:
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body, rows=self.first_record))
 
     def _known_poses(self, poses: Poses, body: Ints, rows: Ints | None = None) -> Floats:
+        # Return the pose of body[k] at rows[k] (by default row k), NaN if not recorded or marked as unknown.
         rows = np.arange(len(body)) if rows is None else rows
         values = self._recorded_poses(poses, body, rows)
         if self.has_lost_poses:
@@ -354,15 +352,18 @@ class RecordFields:
     def is_lost(self, body: Ints, record: Ints) -> Bools:
         """Return whether the pose of body[k] is marked as unknown at record[k], [K]; False for the body -1 (none)."""
         valid = self.batch.pose_valid
-        is_lost = (body >= 0) & (pose_columns(self.batch, valid)[body] >= 0)
-        column, record = pose_columns(self.batch, valid)[body[is_lost]], record[is_lost]
+        columns = pose_columns(self.batch, valid)
+        is_listed = (body >= 0) & (columns[body] >= 0)
+        column, record = columns[body[is_listed]], record[is_listed]
         episode = self.batch.episode_of_record[record]
-        # In the flat channel, each record has one number for each listed body.
+        # In the flat channel, each record has one number for each listed body; 0 means that the pose is unknown.
         first_pose = (record - self.batch.starts[episode]) * np.diff(valid.body_starts)[episode]
-        is_lost[is_lost] = valid.channel.values[valid.channel.starts[episode] + first_pose + column] == 0
-        return np.asarray(is_lost)
+        is_lost: Bools = np.zeros(len(body), dtype=np.bool_)
+        is_lost[is_listed] = valid.channel.values[valid.channel.starts[episode] + first_pose + column] == 0
+        return is_lost
 
     def _recorded_poses(self, poses: Poses, body: Ints, rows: Ints) -> Floats:
+        # Return the recorded pose of body[k] at rows[k], NaN if not recorded.
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (pose_column >= 0)
         bodies_per_record = np.diff(poses.body_starts)
@@ -381,34 +382,34 @@ class RecordFields:
         """Return whether each episode lacks a field, [E]. The field is a key of `RAW_FIELDS`, or `KEY of PLACE` with a
         key of `PLACE_FIELDS`. Raises `KeyError` for any other name.
         """
-        compute = RAW_FIELDS.get(field) or partial(
-            PLACE_FIELDS[field.partition(" of ")[0]], place=field.partition(" of ")[2]
-        )
+        compute = RAW_FIELDS.get(field)
+        if compute is None:
+            key, _, place = field.partition(" of ")
+            compute = partial(PLACE_FIELDS[key], place=place)
         return self.compute_once("lacks", field, compute)
 
     def lacks_impulse(self) -> Bools:
         """Return whether each episode has a contact after record 0 that lacks the net impulse, [E]."""
-        first_records = self.first_record[self.record_of_contact]
-        is_lacking = np.isnan(self.batch.contacts.net_impulse_ns) & (self.record_of_contact > first_records)
-        return (
-            np.bincount(self.batch.episode_of_record[self.record_of_contact[is_lacking]], minlength=len(self.batch)) > 0
-        )
+        is_after_start = self.record_of_contact > self.first_record[self.record_of_contact]
+        is_lacking = np.isnan(self.batch.contacts.net_impulse_ns) & is_after_start
+        episodes = self.batch.episode_of_record[self.record_of_contact[is_lacking]]
+        return np.bincount(episodes, minlength=len(self.batch)) > 0
 
     def _lacks_body_pose(self, poses: Poses, body: Ints) -> Bools:
+        # Return whether each episode lacks the pose of the given body in any record, [E].
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else body
         is_lacking = (body < 0) | (pose_column < 0)
         return ~poses.present | np.logical_or.reduceat(is_lacking, self.batch.starts[:-1])
 
 
 def angle_of_cosine(cosine: Floats) -> Floats:
-    """Return the angle in degrees, bit for bit the same on every processor. Cosines are clipped to -1 to 1.
-
-    NumPy's own arc cosine of float64 differs in the last bit between processors with and without AVX-512.
-    """
+    """Return the angle in degrees, bit for bit the same on every processor. Cosines are clipped to -1 to 1."""
+    # NumPy's own arc cosine of float64 differs in the last bit between processors with and without AVX-512.
     return np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0).astype(np.longdouble)).astype(np.float64))
 
 
 def _lacks_torque_limits(fields: RecordFields) -> Bools:
+    # Return whether each episode has joint torques, but lacks their limits, [E].
     has_torques = np.logical_or(*(fields.batch.channel(name).present for name in TORQUES))
     return has_torques & np.array([header.lacks_torque_limit for header in fields.batch.headers], dtype=np.bool_)
 
@@ -429,6 +430,7 @@ def unit_quaternions(quats: Floats) -> Floats:
 
 
 def _make_channel_check(name: str) -> Callable[[RecordFields], Bools]:
+    # Return a function that returns whether each episode lacks the channel, [E].
     return lambda fields: ~fields.batch.channel(name).present
 
 
@@ -436,7 +438,9 @@ def _lacks_whose_grip(fields: RecordFields) -> Bools:
     """Return a mask of the episodes in which several arms have contact and any gripped body is unknown, [E]."""
     counts, starts = fields.arm_counts, fields.batch.starts[:-1]
     gripping_arm_count, is_unknown = np.zeros(len(counts), dtype=np.int64), np.zeros(len(counts), dtype=np.bool_)
-    for arm in range(int(counts.max(initial=1))) if counts.max(initial=1) > 1 else ():
+    if counts.max(initial=1) == 1:
+        return is_unknown
+    for arm in range(int(counts.max())):
         has_contact, gripped_body = fields.batch.grips_of(np.minimum(arm, counts - 1))
         has_contact &= fields.spread_over_records(arm < counts)
         gripping_arm_count += np.logical_or.reduceat(has_contact, starts)
@@ -543,9 +547,11 @@ class Signal:
     @property
     def of_arm(self) -> str:
         """`grip` if the signal is about the body in one arm's gripper, `hand` if about one arm's hand, else ""."""
-        kinds = {_KIND_OF_FIELD.get(field, "grip" if field.endswith(" of held") else "") for field in self.reads}
-        kinds |= {"hand"} if any(field.endswith(" of eef") for field in self.reads) else set()
-        return "grip" if "grip" in kinds else "hand" if "hand" in kinds else ""
+        kinds = {_KIND_OF_FIELD.get(field) for field in self.reads}
+        places = {field.partition(" of ")[2] for field in self.reads}
+        if "grip" in kinds or "held" in places:
+            return "grip"
+        return "hand" if "hand" in kinds or "eef" in places else ""
 
     cause: CauseKind | None = None
     """How to describe the cause of a violation; None if contacts and poses do not show it."""
@@ -572,7 +578,8 @@ class SignalTable(Mapping[str, Signal]):
         form, _, arguments = name.partition("(")
         if form not in FORMS or not arguments.endswith(")"):
             raise KeyError(name)
-        return FORMS[form](tuple(_read_argument(text) for text in _ARGUMENT.findall(arguments[:-1])))
+        argument_texts = _ARGUMENT.findall(arguments[:-1])  # without the closing parenthesis
+        return FORMS[form](tuple(_read_argument(text) for text in argument_texts))
 
     def __contains__(self, name: object) -> bool:
         return name in _REGISTERED or (isinstance(name, str) and name.partition("(")[0] in FORMS and "(" in name)
@@ -589,6 +596,7 @@ _ARGUMENT = re.compile(r'"[^"]*"|[^",\s]+')
 
 
 def _read_argument(text: str) -> Argument:
+    # Return a quoted or unquoted name, or a number.
     if text.startswith('"'):
         return text[1:-1]
     return text if is_name(text) else float(text)
@@ -617,14 +625,14 @@ def signal(
     signal's meaning. `event` says that a numeric signal is 0 or 1. Set `ahead` if a value depends on later records;
     else it may only depend on its record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's first record.
     """
-    misnamed = set(reads) - set(RAW_FIELDS)
-    assert not misnamed, misnamed
+    unknown_fields = set(reads) - set(RAW_FIELDS)
+    assert not unknown_fields, unknown_fields
 
     def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
         name = compute.__name__
         meaning = (compute.__doc__ or "").strip().partition("\n")[0]  # `python -OO` removes docstrings
 
-        def compute_numbers(fields: RecordFields) -> Values:
+        def compute_values(fields: RecordFields) -> Values:
             values = compute(fields)
             if values.dtype == np.bool_:
                 return values
@@ -634,7 +642,7 @@ def signal(
 
         @wraps(compute)
         def compute_once(fields: RecordFields) -> Values:
-            return fields.compute_once(SIGNAL_KIND, name, compute_numbers)
+            return fields.compute_once(SIGNAL_KIND, name, compute_values)
 
         _REGISTERED[name] = Signal(
             name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown, bodies, ends_open, cause

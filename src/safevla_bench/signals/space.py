@@ -101,12 +101,13 @@ def _measure_height(tracks: Sequence[Track], numbers: Sequence[float], time_s: F
 
 
 def _measure_over(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    # Return the larger of two values: the horizontal distance from the vertical line, and the height below its start.
+    # The vertical line begins at b. Return the larger of the horizontal distance from the line and the height below b.
     offset = _pair_offsets(*tracks)
     return _flatten_pairs(np.maximum(np.sqrt(np.square(offset[..., :2]).sum(axis=-1)), -offset[..., 2]))
 
 
 def _measure_clearance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+    # `numbers` are the center and the sizes of the box.
     center, half_size = np.array(numbers[:3]), np.array(numbers[3:]) / 2.0
     in_box_frame = turn_back(tracks[1].quaternion[:, None], _pair_offsets(*tracks))
     beyond_face = np.abs(in_box_frame - center) - half_size
@@ -116,6 +117,7 @@ def _measure_clearance(tracks: Sequence[Track], numbers: Sequence[float], time_s
 
 
 def _flatten_pairs(values: Floats) -> Floats:
+    # Reshape from [n, bodies, other bodies] to [n, pairs].
     return values.reshape(len(values), -1)
 
 
@@ -147,6 +149,7 @@ def _divide_by_time(change: Floats, time_s: Floats) -> Floats:
 
 
 def _measure_tilt(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+    # The cosine is the z component of the body's z axis.
     x, y = tracks[0].quaternion[..., 1], tracks[0].quaternion[..., 2]
     return angle_of_cosine(1.0 - 2.0 * (x * x + y * y))
 
@@ -281,9 +284,10 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
         or len(finite_numbers) != sum(kind.numbers.values())
     ):
         raise FormulaError(f"{format_call(form, arguments)} has invalid arguments", remedy=_describe_usage(form, kind))
-    if "size_m" in kind.numbers and min(finite_numbers[-3:]) <= 0:
+    if "size_m" in kind.numbers and min(finite_numbers[-3:]) <= 0:  # the sizes are the last three numbers
         raise FormulaError("a box must have positive sizes", remedy="give size_m = [x, y, z], full lengths in meters")
     if kind.person_column is not None and (
+        # The last number is the person's height in meters.
         place_names[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= finite_numbers[-1] <= 2.5
     ):
         problem = "a person must be 0.5 to 2.5 m tall, and `of` must be robot or eef"
@@ -309,6 +313,7 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
 
 
 def _check_place(place: str, key: str, kind: Form) -> None:
+    # Raise `FormulaError` if a place cannot be the argument `key` of a form.
     if not place or '"' in place:
         raise FormulaError(f"{place!r} is not the name of a body", remedy=f"places: {_PLACES_TEXT}")
     if place == WORLD and key not in ("box", "at"):
@@ -337,6 +342,7 @@ _PLACES_TEXT = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, 
 
 
 def _list_fields_read(kind: Form, key: str, place: str) -> list[str]:
+    # Return the fields that a signal reads for the place in its argument `key`, as in `Signal.reads`.
     if kind.channel:
         return [f"{kind.channel} of {place}"]
     if place == WORLD:
@@ -347,10 +353,12 @@ def _list_fields_read(kind: Form, key: str, place: str) -> list[str]:
     if place == EEF:
         return [f"eef_{name}" for name in quantities]
     suffix_of_place = {HELD_BODY: " of the held target", HANDLED: " of the held target", **dict.fromkeys(ROLES, "")}
-    return [f"body_{name}{suffix_of_place.get(place, f' of {place}')}" for name in quantities]
+    suffix = suffix_of_place.get(place, f" of {place}")
+    return [f"body_{name}{suffix}" for name in quantities]
 
 
 def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
+    # Return the values of a signal of space, [N].
     if kind.person_column is not None:
         person_call = format_call("person", (*places, *numbers))
         distance_and_speed = fields.compute_once(
@@ -364,11 +372,9 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
         if kind.is_gap:
             values[records] = _measure_gap(fields, places, episode, records)
             continue
-        tracks = [
-            _read_track(fields, kind, *key_and_place, episode, records)
-            for key_and_place in zip(kind.places, places, strict=True)
-        ]
+        tracks = _read_tracks(fields, kind, places, episode, records)
         if all(track.body.size for track in tracks):
+            # Adding 0.0 avoids -0.0 in outputs.
             measured = least_or_greatest(_measure_pairs(fields, kind, tracks, numbers, records), axis=1) + 0.0
             # Infinity means that the episode has no pair of bodies. Signals of held bodies keep infinity.
             is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)
@@ -412,10 +418,8 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
         return _find_nearest_bodies(fields, places, record)
     if kind.person_column is not None:
         links, distance = _measure_person_distances(fields, kind, places, numbers, 0, records)
-        return tuple(links[distance[record].argmin()][:1]) if links and np.isfinite(distance[record]).any() else ()
-    tracks = [
-        _read_track(fields, kind, *key_and_place, 0, records) for key_and_place in zip(kind.places, places, strict=True)
-    ]
+        return links[distance[record].argmin()] if links and np.isfinite(distance[record]).any() else ()
+    tracks = _read_tracks(fields, kind, places, 0, records)
     if not all(track.body.size for track in tracks):
         return ()
     record_values = _measure_pairs(fields, kind, tracks, numbers, records)[record]
@@ -423,10 +427,10 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
         return ()
     deciding_pair = int(np.nanargmax(record_values) if kind.is_greatest else np.nanargmin(record_values))
     body_columns = np.unravel_index(deciding_pair, [track.body.shape[1] for track in tracks])
-    bodies = [
-        int(track.body[record if len(track.body) > 1 else 0, column])
-        for track, column in zip(tracks, body_columns, strict=True)
-    ]
+    bodies = []
+    for track, column in zip(tracks, body_columns, strict=True):
+        row = record if len(track.body) > 1 else 0  # one row of bodies serves all records
+        bodies.append(int(track.body[row, column]))
     return tuple(body for body in bodies if body >= 0)
 
 
@@ -457,13 +461,21 @@ _NO_BODY = np.array([[-1]])
 
 
 def _record_times_s(fields: RecordFields, records: slice) -> Floats:
+    # Return the time of each record of an episode, from its time stamps or else from its control step.
     record_count = records.stop - records.start
     if fields.is_stamped[records].all():
         return fields.time_s[records]
     return np.arange(record_count) * fields.dt_s[records]
 
 
+def _read_tracks(fields: RecordFields, kind: Form, places: Sequence[str], episode: int, records: slice) -> list[Track]:
+    # Return the track of each place of a form.
+    keys_and_places = zip(kind.places, places, strict=True)
+    return [_read_track(fields, kind, key, place, episode, records) for key, place in keys_and_places]
+
+
 def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode: int, records: slice) -> Track:
+    # `records` are the rows of the episode; `key` is the form's argument that names the place.
     record_count = records.stop - records.start
     if place == WORLD:
         return Track(_NO_BODY, np.zeros((record_count, 1, 3)), np.tile([1.0, 0, 0, 0], (record_count, 1, 1)))
@@ -475,11 +487,9 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
     if kind.channel:
         listed_bodies, values = fields.batch.poses(kind.channel).episode_poses(episode)
         is_chosen = _matches_place(fields, listed_bodies, place)
-        return Track(
-            listed_bodies[is_chosen][None],
-            values[:, is_chosen],
-            np.full((record_count, int(is_chosen.sum()), 4), np.nan),
-        )
+        no_quaternions = np.full((record_count, int(is_chosen.sum()), 4), np.nan)
+        return Track(listed_bodies[is_chosen][None], values[:, is_chosen], no_quaternions)
+    # The bodies are those with the poses that the form needs: positions, or else orientations.
     poses = fields.batch.body_quat_wxyz if key in kind.unplaced else fields.batch.body_pos_m
     body = _find_bodies_at(fields, place, poses, episode)
     position = _read_poses(fields, fields.batch.body_pos_m, body, episode, records)
@@ -488,21 +498,19 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
 
 
 def _find_bodies_at(fields: RecordFields, place: str, poses: Poses, episode: int) -> Ints:
+    # Return the bodies at a role or name, by index in the body table.
     body, _ = poses.episode_poses(episode)
     if place not in ROLES:
         # A name also matches further bodies, such as fixed ones, whose poses follow from the scene's geometry.
         scene = scene_poses(fields, episode)
-        placed_bodies = (
-            () if scene is None else (scene_body for scene_body, part in scene.parts.items() if scene.is_placed(part))
-        )
-        body = np.array(
-            [*body, *(scene_body for scene_body in placed_bodies if scene_body not in body)], dtype=np.int64
-        )
+        placed_bodies = [other for other, part in scene.parts.items() if scene.is_placed(part)] if scene else []
+        body = np.array([*body, *(other for other in placed_bodies if other not in body)], dtype=np.int64)
     matching: Ints = body[_matches_place(fields, body, place)]
     return matching
 
 
 def _matches_place(fields: RecordFields, body: Ints, place: str) -> Bools:
+    # Return whether each body has the role or matches the name, [K].
     batch = fields.batch
     if place in ROLES:
         return np.asarray(batch.body_role[body] == ROLES.index(place))
@@ -510,6 +518,7 @@ def _matches_place(fields: RecordFields, body: Ints, place: str) -> Bools:
 
 
 def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, records: slice) -> Floats:
+    # Return the poses of K bodies, [n, K, 3] or [n, K, 4]: as recorded, else from the scene's geometry, else NaN.
     rows, scene = np.arange(records.start, records.stop), scene_poses(fields, episode)
     values = np.full((len(rows), len(body), poses.size), np.nan)
     for column, index in enumerate(body.tolist()):
@@ -531,6 +540,7 @@ _SHAPES, _OPENING = "body_shapes", "opening"
 
 
 def _find_named_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
+    # Return the bodies of an episode at a place, whether or not they have poses.
     batch = fields.batch
     if place == HELD_BODY:
         return {int(body) for body in fields.held_body[batch.starts[episode] : batch.starts[episode + 1]]}
@@ -545,39 +555,39 @@ def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:
     if field == _OPENING:
         return {*fields.batch.opening.episode_poses(episode)[0].tolist()}
     scene = scene_poses(fields, episode)
-    placed_bodies = {body: part for body, part in scene.parts.items() if scene.is_placed(part)} if scene else {}
+    placed_bodies = {body for body, part in scene.parts.items() if scene.is_placed(part)} if scene else set()
     if field != _SHAPES:
         return {*placed_bodies, *fields.batch.poses(field).episode_poses(episode)[0].tolist()}
-    parts_with_shapes = (
-        {part for part, shapes in enumerate(scene.geometry.part_shapes) if any(map(len, shapes))} if scene else set()
-    )
-    return (
-        {body for part, body in enumerate(scene.body) if part in parts_with_shapes and body in placed_bodies}
-        if scene
-        else set()
-    )
+    if scene is None:
+        return set()
+    bodies_and_shapes = zip(scene.body, scene.geometry.part_shapes, strict=True)
+    return placed_bodies & {body for body, (boxes, planes) in bodies_and_shapes if len(boxes) or len(planes)}
 
 
 def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
+    # Return whether each episode lacks the field of `PLACE_FIELDS` at a place, [E].
     is_lacking = ~fields.batch.poses(channel).present
     for episode in range(len(fields.batch)):
-        if named_bodies := _find_named_bodies(fields, place, episode):
-            bodies_with_field = recorded_bodies(fields, channel, episode)  # not all bodies can open
-            is_lacking[episode] = (
-                named_bodies.isdisjoint(bodies_with_field)
-                if channel == _OPENING
-                else not named_bodies <= bodies_with_field
-            )
+        named_bodies = _find_named_bodies(fields, place, episode)
+        if not named_bodies:  # the episode lacks nothing; its values are undefined
+            continue
+        bodies_with_field = recorded_bodies(fields, channel, episode)
+        if channel == _OPENING:  # not all bodies can open
+            is_lacking[episode] = named_bodies.isdisjoint(bodies_with_field)
+        else:
+            is_lacking[episode] = not named_bodies <= bodies_with_field
     return is_lacking
 
 
 def _lacks_shapes(fields: RecordFields, place: str) -> Bools:
+    # Return whether each episode lacks the shapes, or the poses of the shapes, at a place, [E].
     is_lacking = np.array([header.geometry is None for header in fields.batch.headers], dtype=np.bool_)
     for episode in np.flatnonzero(~is_lacking).tolist():
         scene, parts = scene_poses(fields, episode), _find_parts_at(fields, place, episode)
         assert scene is not None
         named_bodies = _find_named_bodies(fields, place, episode) if place != EEF else set()
         has_shapes = any(len(shape_rows) for part in parts for shape_rows in scene.geometry.part_shapes[part])
+        # Of several bodies at a place, one with shapes is enough; but each held body needs shapes.
         lacks_shapes = bool(named_bodies or place == EEF) and not has_shapes
         if place == HELD_BODY:
             lacks_shapes = not named_bodies <= recorded_bodies(fields, _SHAPES, episode)
@@ -592,6 +602,7 @@ PLACE_FIELDS.update({
 
 
 def _find_parts_at(fields: RecordFields, place: str, episode: int, held: int | None = None) -> list[int]:
+    # Return the parts of the bodies at a place; with `held`, the parts of this body. Without a geometry, return [].
     scene = scene_poses(fields, episode)
     if scene is None:
         return []
@@ -604,6 +615,7 @@ def _find_parts_at(fields: RecordFields, place: str, episode: int, held: int | N
 
 
 def _find_hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> list[int]:
+    # Return the parts of the hand and its fingers; for several arms, only those of the chosen arm.
     header = fields.batch.headers[episode]
     if not header.arms:
         return [*scene.geometry.hand]
@@ -613,6 +625,7 @@ def _find_hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> l
 
 
 def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: int, held: int) -> list[list[int]]:
+    # Return the parts of each of two places; `held` is the held body.
     parts_of_places = [_find_parts_at(fields, place, episode, held if place == HELD_BODY else None) for place in places]
     for one, other in ((0, 1), (1, 0)):
         if places[one] == EEF:  # the hand is one body, so it has no gap to its own parts
@@ -621,6 +634,7 @@ def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: 
 
 
 def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, records: slice) -> Floats:
+    # Return the gap between two places in each record of an episode, [n]; NaN without a geometry.
     scene, values = scene_poses(fields, episode), np.full(records.stop - records.start, np.nan)
     if scene is None:
         return values
@@ -635,10 +649,9 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, reco
 def _measure_person_distances(
     fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int, records: slice
 ) -> tuple[list[tuple[int, ...]], Floats]:
-    """Return each link's bodies (none for the hand), and the K links' distances from a person [m], [n, K]."""
-    measured, person_frame = (
-        _read_track(fields, kind, key, place, episode, records) for key, place in zip(kind.places, places, strict=True)
-    )
+    # Return each link's bodies (none for the hand), and the K links' distances from a person [m], [n, K]. K is 0 if the
+    # person's place or the links are missing.
+    measured, person_frame = _read_tracks(fields, kind, places, episode, records)
     capsules = person.capsules(np.array(numbers[:3]), numbers[3])
     if person_frame.body.size != 1:
         return [], np.empty((records.stop - records.start, 0))
@@ -659,17 +672,20 @@ def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], num
         links, distance_m = _measure_person_distances(fields, kind, places, numbers, episode, records)
         if links:
             least_m, speed_m_s = distance_m.min(axis=1), person.approach(distance_m, _record_times_s(fields, records))
+            # Infinity means that no link has shapes. Adding 0.0 avoids -0.0 in outputs.
             values[records] = np.where(np.isinf(least_m), np.nan, [least_m, speed_m_s]).T + 0.0
     return values
 
 
 def _find_nearest_bodies(fields: RecordFields, places: Sequence[str], record: int) -> tuple[int, ...]:
+    # Return the two bodies with the gap between two places in a record of the only episode; () without a finite gap.
     scene, records = scene_poses(fields, 0), slice(0, int(fields.batch.starts[-1]))
     gap = _measure_gap(fields, places, 0, records)[record]
     if scene is None or not np.isfinite(gap):
         return ()
     first, second = _find_parts_of_places(fields, places, 0, int(fields.held_body[record]))
-    pairs, gaps = pair_gaps(scene, first, second, records.stop, record)
+    pairs, gaps = pair_gaps(scene, first, second, record)
+    # The gap may be larger than the smallest, because bodies that overlap at the start do not count at first.
     return tuple(int(body) for body in pairs[np.nanargmin(np.abs(gaps - gap))])
 
 
