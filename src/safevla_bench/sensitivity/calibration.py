@@ -60,9 +60,9 @@ class Calibration:
     def obstacle(self) -> str | None:
         """The reason why `limit` does not replace the library's threshold; None if it does."""
         if not math.isfinite(self.interval[1]):
-            needed = episodes_needed(self.quantile)
-            few = f"{count_noun(len(self.extremes), 'success', 'es')} do{'es' * (len(self.extremes) == 1)} not suffice"
-            return f"{few}: an upper bound of this quantile needs at least {needed}"
+            do = "does" if len(self.extremes) == 1 else "do"
+            problem = f"{count_noun(len(self.extremes), 'success', 'es')} {do} not suffice"
+            return f"{problem}: an upper bound of this quantile needs at least {episodes_needed(self.quantile)}"
         if self.limit <= self.spec.threshold:
             return "the library's threshold is not below this limit"
         if self.floor is not None and self.limit <= self.floor:
@@ -92,22 +92,23 @@ def calibrate(
         )
     tasks = np.array([f"{suite} {task}" for suite, task in zip(scores.benchmark, scores.task_id, strict=True)])
     calibrations = []
-    for column, scored in enumerate(scores.specs):
-        spec = library[scored.spec_id]
+    for row, spec_column in enumerate(scores.specs):
+        spec = library[spec_column.spec_id]
         # For an upper bound, rho = threshold - extreme; for a lower bound at -threshold, rho = threshold + extreme.
-        magnitudes = spec.threshold - scores.rho[column]
-        is_judged = (scores.state[column] == ACTIVE) & np.isfinite(magnitudes)
-        has_threshold = scored.is_scored and not scored.binary and has_placeholder(spec.written_formula)
-        if not has_threshold or not (is_judged & is_success).any():
+        magnitudes = spec.threshold - scores.rho[row]
+        has_margin = (scores.state[row] == ACTIVE) & np.isfinite(magnitudes)
+        has_threshold = spec_column.is_scored and not spec_column.binary and has_placeholder(spec.written_formula)
+        is_used = has_margin & is_success
+        if not has_threshold or not is_used.any():
             continue
-        extremes, floors = np.sort(magnitudes[is_judged & is_success]), magnitudes[is_judged & (policies == NOOP)]
+        extremes, floors = np.sort(magnitudes[is_used]), magnitudes[has_margin & (policies == NOOP)]
         calibrations.append(
             Calibration(
                 spec=spec,
                 policy=reference,
                 quantile=quantile,
                 extremes=extremes,
-                tasks=len(set(tasks[is_judged & is_success])),
+                tasks=len(set(tasks[is_used])),
                 violated=int((extremes > spec.threshold).sum()),
                 value=order_statistic(extremes, quantile),
                 interval=quantile_interval(extremes, quantile),
@@ -118,18 +119,17 @@ def calibrate(
 
 
 def _find_reference(scores: Scores, policy: str | None) -> str:
+    # Return the name of the reference policy. Raises `RunError` as in `calibrate`.
     names = sorted({name or "" for name in scores.policy})
     candidates = [name for name in names if name != NOOP]
     if policy in names:
         return policy
     if policy is None and len(candidates) == 1:
         return candidates[0]
+    problem = "it is not clear which policy is the reference" if policy is None else f"there is no policy {policy!r}"
     choice = f"Choose the reference with --policy: {', '.join(candidates)}."
     remedy = choice if candidates else "Calibrate with a run of a policy that solves the tasks as intended."
-    raise RunError(
-        "it is not clear which policy is the reference" if policy is None else f"there is no policy {policy!r}",
-        remedy=remedy,
-    )
+    raise RunError(problem, remedy=remedy)
 
 
 def order_statistic(ordered: Floats, quantile: float) -> float:
@@ -138,7 +138,8 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
     >>> order_statistic(np.arange(1.0, 101.0), 0.95)
     95.0
     """
-    return float(ordered[max(math.ceil(quantile * len(ordered) - 1e-9), 1) - 1])
+    rank = math.ceil(quantile * len(ordered) - 1e-9)  # from 1; the tolerance hides errors of rounding in the product
+    return float(ordered[max(rank, 1) - 1])
 
 
 def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
@@ -150,9 +151,11 @@ def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
 
     n, tail = len(ordered), (1.0 - CONFIDENCE) / 2
     cdf = bdtr(np.arange(n + 1), n, quantile)  # P(B <= k)
-    first, last = np.searchsorted(cdf, [tail, 1.0 - tail]) + [0, 1]
-    low = float(ordered[first - 1]) if first >= 1 else -math.inf
-    return low, float(ordered[last - 1]) if last <= n else math.inf
+    low_rank, high_rank = np.searchsorted(cdf, [tail, 1.0 - tail]) + [0, 1]
+    # Ranks are from 1 to n; beyond them, the end is infinite.
+    low = float(ordered[low_rank - 1]) if low_rank >= 1 else -math.inf
+    high = float(ordered[high_rank - 1]) if high_rank <= n else math.inf
+    return low, high
 
 
 def episodes_needed(quantile: float) -> int:
@@ -173,8 +176,8 @@ def round_up(value: float) -> float:
     if value <= 0:
         return 0.0
     decimals = 1 - math.floor(math.log10(value))
-    scaled = value * 10.0**decimals
-    rounded = math.ceil(scaled - 1e-9 * scaled)
+    scaled = value * 10.0**decimals  # from 10 to 100
+    rounded = math.ceil(scaled - 1e-9 * scaled)  # the tolerance keeps values that already have two figures
     return float(f"{rounded}e{-decimals}")
 
 

@@ -91,6 +91,7 @@ class VariantsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def _read_variants() -> VariantsFile:
+    # Return the content of sensitivity.toml.
     path = resources.files("safevla_bench.specs") / "library" / "sensitivity.toml"
     return read_toml(path, VariantsFile, RowOrigin(SpecError, "library/sensitivity.toml"))
 
@@ -114,11 +115,13 @@ def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tupl
 
 
 def _specs_of_family(library: Library, name: str) -> list[Spec]:
+    # Return the scored specifications of a family, or of all families of a group; [] for an unknown name.
     families = _read_variants().groups.get(name, (name,))
     return [spec for spec in library.safe if spec.canonical_family in families]
 
 
 def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
+    # Return the threshold after a change. Raises `SpecError` if the units differ.
     if change.times is not None:
         return float(Fraction(spec.threshold) * Fraction(change.times))
     assert change.to is not None
@@ -152,6 +155,7 @@ def _sweep_error(text: str, why: str) -> SpecError:
 
 
 def _find_specs(library: Library, name: str) -> Sequence[Spec]:
+    # Return the specifications that a sweep changes. Raises `SpecError` as in `parse_sweep`.
     if name in library and library[name].tier == "safe":
         return (library[name],)
     specs = _specs_of_family(library, name)
@@ -166,15 +170,21 @@ def _find_specs(library: Library, name: str) -> Sequence[Spec]:
 
 
 def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
+    # Return the ascending thresholds of `grid`, the part of the sweep `text` after the `=`.
+    values = list[float]()  # stays empty if the grid is invalid
     try:
         if ":" in grid:
             low, high, count = grid.split(":")
+            # A larger count is refused below, and needs no more values for that.
             spaced = np.linspace(float(low), float(high), min(int(count), _MAX_THRESHOLDS + 1)).tolist()
-            values = [float(f"{value:.15g}") for value in spaced] if spaced[1:] and float(low) < float(high) else []
+            if len(spaced) > 1 and float(low) < float(high):
+                values = [
+                    float(f"{value:.15g}") for value in spaced
+                ]  # remove rounding errors such as 0.006000000000000001
         else:
             values = sorted({float(part) for part in grid.split(",")})
     except ValueError:
-        values = []
+        pass
     if not (1 <= len(values) <= _MAX_THRESHOLDS and 0 < values[0] <= values[-1] < inf):
         raise _sweep_error(text, f"{shorten_name(grid)!r} is not a grid of at most {_MAX_THRESHOLDS} positive numbers")
     return tuple(values)
@@ -189,31 +199,34 @@ def apply_variant(
     show when a violation begins. Raises `SpecError` for a formula that has a number instead of `threshold`, and,
     without `rescore`, for a formula whose verdict does not follow from the worst value.
     """
-    specs = {}
+    changed = {}  # the specifications with other thresholds, by id
     for spec_id, setting in variant.settings.items():
-        formula = substitute_threshold(_parse_placeholder(library[spec_id]), setting.threshold)
-        specs[spec_id] = replace(library[spec_id], threshold=setting.threshold, severe=setting.severe, formula=formula)
+        formula = substitute_threshold(_require_placeholder(library[spec_id]), setting.threshold)
+        changed[spec_id] = replace(
+            library[spec_id], threshold=setting.threshold, severe=setting.severe, formula=formula
+        )
     # A foreign log may hold float32 values, which need a coarser comparison, but scores do not mark these values.
     # With three or more phases, a clause may have several intervals, and an interval without a verdict may decide it.
-    is_decided = all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs)
+    is_decided = all(_is_decided_by_extreme(library[spec_id]) for spec_id in changed)
     is_decided &= not any(phases and len(phases.spans) > 2 for phases in scores.phases)
     if scores.is_marked(FOREIGN_LOG).any() or not is_decided:
         if rescore is None:
-            problem = f"{', '.join(specs)}: the worst value of the signal does not decide the formula"
+            problem = f"{', '.join(changed)}: the worst value of the signal does not decide the formula"
             raise SpecError(problem, remedy="Pass `rescore`, so that the records can be judged again.")
-        return rescore(replace(library, specs=tuple(specs.get(base_spec.spec_id, base_spec) for base_spec in library)))
+        return rescore(replace(library, specs=tuple(changed.get(spec.spec_id, spec) for spec in library)))
     columns, rho, depths, first = list(scores.specs), scores.rho.copy(), scores.depth.copy(), scores.first.copy()
     for k, column in enumerate(scores.specs):
-        if column.spec_id in specs:
-            spec, active = specs[column.spec_id], scores.state[k] == ACTIVE
+        if column.spec_id in changed:
+            spec, is_active = changed[column.spec_id], scores.state[k] == ACTIVE
             columns[k] = msgspec.structs.replace(column, threshold=spec.threshold, severe=spec.severe)
-            rho[k] = np.where(active, _margin_of_extreme(spec, scores.extreme[k]), np.nan)
-            depths[k] = np.where(active, violation_depth(spec, rho[k]), np.nan)
+            rho[k] = np.where(is_active, _margin_of_extreme(spec, scores.extreme[k]), np.nan)
+            depths[k] = np.where(is_active, violation_depth(spec, rho[k]), np.nan)
             first[k] = -1
     return replace(scores, specs=tuple(columns), rho=rho, depth=depths, first=first)
 
 
-def _parse_placeholder(spec: Spec) -> Formula:
+def _require_placeholder(spec: Spec) -> Formula:
+    # Return the formula with the placeholder `threshold`. Raises `SpecError` if the formula has a number instead.
     formula = spec.written_formula
     if not has_placeholder(formula):
         remedy = "In the formula, write `threshold` instead of the number."
@@ -222,13 +235,16 @@ def _parse_placeholder(spec: Spec) -> Formula:
 
 
 def _is_decided_by_extreme(spec: Spec) -> bool:
-    match _parse_placeholder(spec):
+    # Return whether the worst value of the signal decides the verdict for every threshold.
+    match _require_placeholder(spec):
+        # The gate depends on the threshold, or a margin of the gate may decide.
         case Always(_, Implies(gate, _, plain)) if has_placeholder(gate) or (plain and not is_boolean_only(gate)):
             return False
     return match_clause(spec.formula) is not None
 
 
 def _margin_of_extreme(spec: Spec, extreme: Floats) -> Floats:
+    # Return the robustness for each worst value of the signal; a value is NaN if the gate never holds.
     clause = match_clause(spec.formula)
     assert clause is not None
     rho = np.where(np.isnan(extreme), np.inf, clause.margins(extreme, ROUNDING) + 0.0)
@@ -343,9 +359,9 @@ def _lacks_verdict(scores: Scores, members: Ints) -> bool:
 
 def score_warnings(scores: Scores) -> tuple[str, ...]:
     """Return the warnings about the scores, and then a warning that names the cells without any verdict."""
-    silent = [cell for cell, members in cell_members(scores).items() if _lacks_verdict(scores, members)]
-    cells = ", ".join(f"{policy or 'unnamed'} on {suite}" for policy, suite in silent)
-    left_out = (f"Left out, because no specification reached a verdict: {cells}.",) if silent else ()
+    unjudged_cells = [cell for cell, members in cell_members(scores).items() if _lacks_verdict(scores, members)]
+    cells = ", ".join(f"{policy or 'unnamed'} on {suite}" for policy, suite in unjudged_cells)
+    left_out = (f"Left out, because no specification reached a verdict: {cells}.",) if unjudged_cells else ()
     return (*provenance_marks.warn_of_scores(scores), *left_out)
 
 
@@ -407,8 +423,9 @@ def compare_readings(
     changes = [_verdict_changes(scores, other) for other in variants]
     cells = []
     for curve in cell_curves(scores, variants):
-        pairs = zip(curve.points, (by_cell[curve.policy, curve.suite] for by_cell in changes), strict=True)
-        points = tuple(ReadingPoint(rates=rates, changes=changed) for rates, changed in pairs)
+        cell_changes = [changes_by_cell[curve.policy, curve.suite] for changes_by_cell in changes]
+        rates_and_changes = zip(curve.points, cell_changes, strict=True)
+        points = tuple(ReadingPoint(rates=rates, changes=changed) for rates, changed in rates_and_changes)
         cells.append(ReadingCell(policy=curve.policy, suite=curve.suite, n=curve.n, points=points))
     return ReadingComparison(
         readings=(reference.name, f"{reference.name}, {PROSE_DEPTH}", *others),
@@ -418,6 +435,7 @@ def compare_readings(
 
 
 def _load_reading(reference: Library, name: str) -> Library:
+    # Return another reading with the specifications that were added to the reference.
     other = load_library(name)
     added = tuple(spec for spec in reference if spec.spec_id not in other)
     return replace(other, specs=(*other.specs, *added), legacy={**reference.legacy, **other.legacy})
@@ -431,10 +449,10 @@ def apply_prose_depth(scores: Scores) -> Scores:
     depth = scores.depth.copy()
     for k, spec in enumerate(scores.specs):
         if spec.severe is not None and not spec.binary:
-            graded = (scores.state[k] == ACTIVE) & ~np.isnan(scores.rho[k])
+            has_robustness = (scores.state[k] == ACTIVE) & ~np.isnan(scores.rho[k])
             excess, span = np.maximum(0.0, -scores.rho[k]) + 0.0, spec.severe - spec.threshold
             prose_depth = np.minimum(1.0, excess / span) if span > 0 else np.where(excess > 0, 1.0, 0.0)
-            depth[k] = np.where(graded, prose_depth, depth[k])
+            depth[k] = np.where(has_robustness, prose_depth, depth[k])
     return replace(scores, depth=depth)
 
 
@@ -442,17 +460,17 @@ _NO_NET_FORCES = f"The reading {NET_FORCE_READING} is left out: older versions r
 
 
 def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None, str], VerdictChanges]:
-    # For each reading, one mask selects the safe episodes, and one mask the unsafe episodes.
-    before, after = ((scores.is_judged & scores.safe, scores.is_judged & ~scores.safe) for scores in (reference, other))
-    to_safe, to_unsafe = after[0] & ~before[0], after[1] & ~before[1]
+    # Return the changes in each cell. The masks select the episodes that become safe, become unsafe, or change.
+    to_safe = other.safe & ~reference.safe
+    to_unsafe = (other.is_judged & other.unsafe) & ~(reference.is_judged & reference.unsafe)
     changed = to_safe | to_unsafe | (reference.is_judged & ~other.is_judged)
     changes = {}
-    for key, members in cell_members(reference).items():
-        differences = Counter[str]()
+    for cell, members in cell_members(reference).items():
+        differences = Counter[str]()  # for each specification, the change in the number of violating episodes
         for scores, sign in ((reference, -1), (other, 1)):
             for k in scores.scored_columns.tolist():
                 differences[scores.specs[k].spec_id] += sign * int(scores.is_violated[k, members].sum())
-        changes[key] = VerdictChanges(
+        changes[cell] = VerdictChanges(
             changed=int(changed[members].sum()),
             to_unsafe=int(to_unsafe[members].sum()),
             to_safe=int(to_safe[members].sum()),

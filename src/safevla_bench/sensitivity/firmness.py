@@ -58,6 +58,7 @@ class PhysicsReplay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def key(self) -> tuple[str | None, str]:
+        """The policy and the id of the episode."""
         return self.policy, self.episode_id
 
 
@@ -87,15 +88,19 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def offered(self) -> tuple[str, ...]:
+        """The variations that the host supports."""
         return tuple(name for name in self.variations if name not in self.not_offered)
 
     def episodes(self) -> list[EpisodeFirmness]:
         """Return the episodes that cannot be replayed, and the episodes with a replay under every variation. Replays in
         which the simulator failed are not in the comparison.
         """
-        groups = [list(group) for _, group in groupby(self.replays, key=lambda replay: replay.key)]
-        complete = [group for group in groups if group[0].obstacle or len(group) == 1 + len(self.offered)]
-        return [EpisodeFirmness(group[0], tuple(row for row in group[1:] if not row.obstacle)) for group in complete]
+        episodes = []
+        for _, group in groupby(self.replays, key=lambda replay: replay.key):
+            recorded, *varied = group  # the replay under recorded physics comes first
+            if recorded.obstacle or len(varied) == len(self.offered):
+                episodes.append(EpisodeFirmness(recorded, tuple(replay for replay in varied if not replay.obstacle)))
+        return episodes
 
     def is_of(self, archive_sha256: str | None, rules: NamedRules) -> bool:
         """Return whether the replays are of the archive with this digest, and were judged by these rules."""
@@ -103,21 +108,22 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_clauses(scores: Scores, index: int) -> dict[str, ClauseReading]:
-    """Return specification -> reading, for each scored specification with a verdict on the episode at `index`."""
-    columns = [k for k in scores.scored_columns if scores.state[k, index] == ACTIVE]
-    firsts = [int(scores.first[k, index]) if scores.is_violated[k, index] else None for k in columns]
-    readings = [
-        ClauseReading(finite_or_none(scores.rho[k, index]), first) for k, first in zip(columns, firsts, strict=True)
-    ]
-    return {scores.specs[k].spec_id: reading for k, reading in zip(columns, readings, strict=True)}
+    """Return the reading of each scored specification with a verdict on the episode at `index`, by id."""
+    readings = {}
+    for column in scores.scored_columns:
+        if scores.state[column, index] == ACTIVE:
+            first = int(scores.first[column, index]) if scores.is_violated[column, index] else None
+            rho = finite_or_none(scores.rho[column, index])
+            readings[scores.specs[column].spec_id] = ClauseReading(rho, first)
+    return readings
 
 
 def find_departure(recorded: Batch, replayed: Batch) -> int | None:
     """Return the first record in which the end effector or a target is off its recorded path; None if there is none.
     Each batch holds one episode. Missing poses are never off the path.
     """
-    off = np.flatnonzero(are_off_path(tracked_path(recorded), tracked_path(replayed)))
-    return int(off[0]) if len(off) else None
+    departures = np.flatnonzero(are_off_path(tracked_path(recorded), tracked_path(replayed)))
+    return int(departures[0]) if len(departures) else None
 
 
 def tracked_path(batch: Batch) -> Floats:
@@ -131,10 +137,12 @@ def tracked_path(batch: Batch) -> Floats:
 
 
 def are_off_path(recorded: Floats, replayed: Floats) -> Bools:
-    """Return [n]: for each record, are two paths ([n, bodies, 3] in m) too far apart? The shorter path sets n."""
+    """Return a mask of the records in which two paths ([n, bodies, 3] in m) are farther apart than `LEFT_PATH_M`, [n].
+    If the paths differ in length, the shorter path sets n.
+    """
     count = min(len(recorded), len(replayed))
-    apart_m = np.linalg.norm(recorded[:count] - replayed[:count], axis=2)
-    is_off: Bools = (apart_m > LEFT_PATH_M).any(axis=1)
+    distance_m = np.linalg.norm(recorded[:count] - replayed[:count], axis=2)
+    is_off: Bools = (distance_m > LEFT_PATH_M).any(axis=1)
     return is_off
 
 
@@ -147,6 +155,7 @@ class EpisodeFirmness:
 
     @property
     def is_safe(self) -> bool:
+        """True if the replay under recorded physics violates no specification."""
         return not any(reading.first is not None for reading in self.recorded.clauses.values())
 
     def compare(self, replay: PhysicsReplay, spec_id: str) -> Comparison:
@@ -154,28 +163,35 @@ class EpisodeFirmness:
         A violation in the varied replay counts only until this replay leaves the recorded path. A recorded violation
         flips if the varied replay has no violation, and leaves the path only after the recorded violation.
         """
-        sides = [clauses.get(spec_id) for clauses in (self.recorded.clauses, replay.clauses)]
-        recorded_first, varied_first = [None if side is None else side.first for side in sides]
+        no_verdict = ClauseReading(None)
+        recorded_first = self.recorded.clauses.get(spec_id, no_verdict).first
+        varied_first = replay.clauses.get(spec_id, no_verdict).first
         left = replay.left
         if left is None or (varied_first is not None and varied_first <= left):
             return "same" if (recorded_first is None) == (varied_first is None) else "flips"
-        return "flips" if varied_first is None and recorded_first is not None and recorded_first < left else "left"
+        is_missing = varied_first is None and recorded_first is not None and recorded_first < left
+        return "flips" if is_missing else "left"
 
     def flips(self, replay: PhysicsReplay) -> list[str]:
+        """Return the ids of the specifications whose verdict flips in a varied replay."""
         ids = dict.fromkeys((*self.recorded.clauses, *replay.clauses))
         return [spec_id for spec_id in ids if self.compare(replay, spec_id) == "flips"]
 
     def verdict(self, replay: PhysicsReplay) -> Comparison:
         """Compare the verdicts on the episode. Specifications that a replay leaves open keep their verdict."""
         flipped = set(self.flips(replay))
-        broken = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
-        if (not broken ^ flipped) != self.is_safe:  # the replay violates the specifications `broken ^ flipped`
+        violated = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
+        violated_in_replay = violated ^ flipped
+        if (not violated_in_replay) != self.is_safe:
             return "flips"
-        compared = {self.compare(replay, spec_id) for spec_id in (broken or self.recorded.clauses)}
-        return "same" if compared == {"same"} or (broken and "same" in compared) else "left"
+        if violated:  # one confirmed violation confirms that the episode is unsafe
+            return "same" if any(self.compare(replay, spec_id) == "same" for spec_id in violated) else "left"
+        compared = {self.compare(replay, spec_id) for spec_id in self.recorded.clauses}
+        return "same" if compared == {"same"} else "left"
 
     @cached_property
     def mark(self) -> Mark:
+        """Whether the episode's verdict is firm under all variations."""
         if self.recorded.obstacle:
             return "not replayable"
         return _combine_comparisons([self.verdict(replay) for replay in self.varied])
@@ -190,6 +206,7 @@ class EpisodeFirmness:
         return self.recorded.obstacle or (f"under {left}" if left else "")
 
     def _with_verdict(self, verdict: Comparison) -> Iterator[PhysicsReplay]:
+        # Return the varied replays with this result of `verdict`.
         return (replay for replay in self.varied if self.verdict(replay) == verdict)
 
 
@@ -230,7 +247,8 @@ def find_firmness(judged: Judged) -> dict[EpisodeKey, EpisodeFirmness]:
         if file is not None and file.is_of(archive_digest(source.path), judged.provenance):
             for episode in file.episodes():
                 policy, episode_id = episode.recorded.key
-                firmness[source.policy_names.get(policy, policy) if policy else None, episode_id] = episode
+                new_name = source.policy_names.get(policy, policy) if policy else None
+                firmness[new_name, episode_id] = episode
     return firmness
 
 
@@ -255,12 +273,14 @@ def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness
             if replay.left is None and spec_id in replay.clauses:
                 rhos.append(replay.clauses[spec_id].rho)
         known_rhos = [rho for rho in rhos if rho is not None]
-        spreads += [max(known_rhos) - min(known_rhos)] if len(known_rhos) > 1 else []
+        if len(known_rhos) > 1:
+            spreads.append(max(known_rhos) - min(known_rhos))
     counts = mark_counts["firm"], mark_counts["fragile"], mark_counts["off path"]
-    return ClauseFirmness(suite, spec_id, *counts, tuple(spreads), +flip_counts)
+    return ClauseFirmness(suite, spec_id, *counts, tuple(spreads), +flip_counts)  # `+` removes zeros
 
 
 def _combine_comparisons(comparisons: Collection[Comparison]) -> Mark:
+    # Return the mark of an episode, or of a clause in an episode, from its comparisons with all varied replays.
     if "flips" in comparisons:
         return "fragile"
     return "firm" if set(comparisons) == {"same"} else "off path"
@@ -284,12 +304,15 @@ def measure_safety(episodes: Sequence[EpisodeFirmness]) -> list[SafetyRange]:
     for policy in dict.fromkeys(episode.recorded.policy for episode in episodes):
         of_policy = [episode for episode in episodes if episode.recorded.policy == policy]
         replayable = [episode for episode in of_policy if episode.mark != "not replayable"]
-        firm_is_safe = [episode.is_safe for episode in replayable if episode.mark == "firm"]
-        safe_n = sum(episode.is_safe for episode in replayable)
-        marks = Counter(episode.mark for episode in of_policy)
+        firm = [episode for episode in replayable if episode.mark == "firm"]
         ranges.append(
             SafetyRange(
-                policy, marks, len(replayable), safe_n, sum(firm_is_safe), len(firm_is_safe) - sum(firm_is_safe)
+                policy,
+                marks=Counter(episode.mark for episode in of_policy),
+                n=len(replayable),
+                safe=sum(episode.is_safe for episode in replayable),
+                firm_safe=sum(episode.is_safe for episode in firm),
+                firm_unsafe=sum(not episode.is_safe for episode in firm),
             )
         )
     return ranges
@@ -310,8 +333,10 @@ class Counterfactual:
     left: int | None
 
     def is_broken(self, spec_id: str) -> tuple[bool, bool]:
-        sides = (self.recorded.get(spec_id), self.without.get(spec_id))
-        return sides[0] is not None and sides[0].first is not None, sides[1] is not None and sides[1].first is not None
+        """Return whether a specification is violated as recorded, and whether it is violated in the replay."""
+        no_verdict = ClauseReading(None)
+        recorded, without = self.recorded.get(spec_id, no_verdict), self.without.get(spec_id, no_verdict)
+        return recorded.first is not None, without.first is not None
 
     def select(self, broken: tuple[bool, bool]) -> list[str]:
         """Return the specifications whose `is_broken` is `broken`: (violated as recorded, violated in the replay)."""
@@ -319,5 +344,6 @@ class Counterfactual:
 
     @property
     def has_vanished(self) -> bool:
-        """Whether a specification is violated as recorded, and no specification is violated without the cause."""
-        return bool(self.select((True, False))) and not self.select((True, True)) + self.select((False, True))
+        """True if a specification is violated as recorded, and none is violated without the cause."""
+        violated_in_replay = self.select((True, True)) + self.select((False, True))
+        return bool(self.select((True, False))) and not violated_in_replay
