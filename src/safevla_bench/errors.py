@@ -118,7 +118,7 @@ class TimeUpError(SafevlaError):
 class CollectedError(SafevlaError):
     """Several errors at once, listed in `errors`."""
 
-    _margin = ""
+    _margin = ""  # no indentation, because the texts of `errors` are indented already
 
     def __init__(self, errors: Sequence[SafevlaError], *, remedy: str | None = None) -> None:
         self.errors = tuple(errors)

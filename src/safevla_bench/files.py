@@ -33,8 +33,9 @@ def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):
         raise OSError(errno.EPERM, f"lies outside of {within.name}", str(path))
     _require_regular(path.stat(), path)
+    # O_NONBLOCK: if a pipe replaces the file after the check above, opening it must not block.
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
-    _require_regular(os.fstat(stream.fileno()), path)  # the file may have been replaced before it was opened
+    _require_regular(os.fstat(stream.fileno()), path)
     if stream.peek(len(_LFS_POINTER)).startswith(_LFS_POINTER):
         stream.close()
         remedy = "Fetch the content: git lfs pull, or download the file itself."
@@ -46,6 +47,7 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def _require_regular(status: os.stat_result, path: Path) -> None:
+    # Raises `OSError` unless the status is that of a regular file. `path` is only used in messages.
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
@@ -117,9 +119,12 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML text from an untrusted source. Raises `ValueError` or `RecursionError` for invalid TOML. Raises
     `ValueError` for a key of more than 16 parts: the time and memory of `tomllib` grow with the square of their number.
     """
+    if text.count(".") < _MAX_PARTS:
+        return tomllib.loads(text)  # dots separate the parts of a key, so no key has too many parts
     # Multi-line strings and comments also match, but without the group `key`, so that their dots do not count.
-    for match in _KEY.finditer(text) if text.count(".") >= _MAX_PARTS else ():
-        if (match["key"] or "").count(".") >= _MAX_PARTS and len(re.findall(_KEY_PART, match["key"])) > _MAX_PARTS:
+    for match in _KEY.finditer(text):
+        key = match["key"] or ""
+        if key.count(".") >= _MAX_PARTS and len(re.findall(_KEY_PART, key)) > _MAX_PARTS:
             line = text.count("\n", 0, match.start()) + 1
             raise tomllib.TOMLDecodeError(f"a key has more than {_MAX_PARTS} parts (at line {line})")
     return tomllib.loads(text)
@@ -156,8 +161,8 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
     """
     with ExitStack() as stack:
         temporaries: dict[Path, Path] = {}
-        for path in (folder / name for name in sorted(contents, key=lambda name: name != chief)):
-            content = contents[path.relative_to(folder).as_posix()]
+        for name in sorted(contents, key=lambda name: name != chief):  # `chief` comes first
+            path, content = folder / name, contents[name]
             with translated_errors(path):
                 temporaries[path] = stack.enter_context(_temporary_path(path))
                 with _synced_file(temporaries[path]) as stream:
@@ -172,6 +177,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 
 @contextmanager
 def _synced_file(path: Path) -> Iterator[IO[bytes]]:
+    # Creates a file and yields its stream. After the block, the content is on disk.
     path.unlink(missing_ok=True)  # the path may be a link, or a leftover of a dead process with this process id
     with path.open("x+b") as stream:
         yield stream
@@ -181,6 +187,7 @@ def _synced_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
+    # Yields a hidden path next to `path`. After the block, removes the file at this path, unless it was renamed.
     temporary = path.parent / f".{path.name}.{os.getpid()}{_PARTIAL_SUFFIX}"
     try:
         yield temporary

@@ -51,6 +51,7 @@ class _DataLimit:
         self._former_limits: tuple[int, int] | None = None
 
     def enter(self) -> None:
+        # Counts one more reading thread; the first one lowers the limit.
         budget_bytes = read_budget()
         with self._lock:
             self._readers += 1
@@ -58,6 +59,7 @@ class _DataLimit:
                 self._lower(budget_bytes)
 
     def leave(self) -> None:
+        # Counts one reading thread less; the last one restores the former limit.
         with self._lock:
             self._readers -= 1
             if self._readers == 0 and self._former_limits is not None:
@@ -80,6 +82,7 @@ class _DataLimit:
         # The limit is thus the used (resident) memory plus the budget, unless the process reserved very much memory.
         new_limit = max(resident - shared + budget_bytes, data + budget_bytes // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        # An existing limit that is as low as the new one stays.
         if not any(existing != resource.RLIM_INFINITY and existing <= new_limit for existing in (soft, hard)):
             resource.setrlimit(resource.RLIMIT_DATA, (new_limit, hard))
             self._former_limits = soft, hard
@@ -141,4 +144,4 @@ def limit_each(file: object, items: Iterable[T]) -> Iterator[T]:
             except StopIteration:
                 return
         yield item
-        del item
+        del item  # otherwise, the item would stay in memory while the next one is read

@@ -47,16 +47,18 @@ def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
 
 def is_trusted(named_by: Path | None) -> bool:
     """Return whether the file `named_by` may name code and files; True for None, which means the user's arguments."""
-    return named_by is None or named_by.resolve() in _trust.get()[0]
+    trusted_files, _ = _trust.get()
+    return named_by is None or named_by.resolve() in trusted_files
 
 
 def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
     """Raise `RunError` if the file `named_by` names `uses` (calls or files) but is not trusted (see `is_trusted`)."""
     if uses and not is_trusted(named_by):
-        file, command = shlex.quote(str(named_by)), _trust.get()[1]
+        _, command = _trust.get()
+        file = shlex.quote(str(named_by))
         problem = f"it names code or files without permission, so none of these was used: {'; '.join(uses)}"
-        how = f"repeat `safevla {command}` with --trust {file}" if command else "make the call within plugins.trusting"
-        raise RunError(problem, remedy=f"If you trust the code and files, {how}.", place=Place(file=str(named_by)))
+        step = f"repeat `safevla {command}` with --trust {file}" if command else "make the call within plugins.trusting"
+        raise RunError(problem, remedy=f"If you trust the code and files, {step}.", place=Place(file=str(named_by)))
 
 
 def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[SafevlaError]) -> None:
@@ -73,17 +75,19 @@ def install_command(extra: str) -> str:
     the package was installed, else from the package index. An editable installation stays editable.
     """
     try:
+        # pip writes this file only if the package was not installed from an index (PEP 610).
         origin = json.loads(distribution(OWN_DISTRIBUTION).read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
-        origin = {}
-    url = origin.get("url", "") if isinstance(origin, dict) else ""
-    if vcs_info := origin.get("vcs_info") if url else None:
+        url = origin["url"]
+    except (PackageNotFoundError, ValueError, TypeError, KeyError):
+        origin, url = {}, ""
+    if vcs_info := origin.get("vcs_info"):
         revision = f"@{vcs_info['requested_revision']}" if "requested_revision" in vcs_info else ""
         return f"pip install 'safevla-bench[{extra}] @ git+{url}{revision}'"
     if not url.startswith("file://"):
         return f"pip install 'safevla-bench[{extra}]'"
     path = shlex.quote(f"{unquote(urlsplit(url).path)}[{extra}]")
-    return f"pip install {'-e ' if origin.get('dir_info', {}).get('editable') else ''}{path}"
+    option = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {option}{path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,7 @@ class PluginGroup:
         return self._guard_plugin(entry, load_and_call)
 
     def _guard_plugin(self, entry: EntryPoint, action: Callable[[], Any]) -> Any:
+        # Returns the result of `action`, which runs code of the plug-in. Raises `PluginError` if this code fails.
         try:
             return action()
         except (KeyboardInterrupt, SafevlaError):
@@ -151,10 +156,12 @@ class PluginGroup:
     def _check_arguments(
         self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional_count: int
     ) -> None:
+        # Raises the group's `error` if the factory does not accept the keyword arguments.
         if not arguments:
             return
+        # The first parameters take the positional arguments, which the user cannot give.
         parameters = list(inspect.signature(factory).parameters.values())[positional_count:]
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):  # `**kwargs` accepts any argument
             return
         accepted = [parameter.name for parameter in parameters]
         unknown = sorted(set(arguments) - set(accepted))

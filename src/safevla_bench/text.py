@@ -46,11 +46,13 @@ def format_fixed(value: Fraction | float, digits: int) -> str:
     """
     if isinstance(value, float):  # exact like the code for Fraction below, but ten times as fast
         if not math.isfinite(value):
-            return NO_VALUE if math.isnan(value) else "∞" if value > 0 else "-∞"
+            infinity = "∞" if value > 0 else "-∞"
+            return NO_VALUE if math.isnan(value) else infinity
         text = f"{_EXACT.quantize(Decimal(value), Decimal(1).scaleb(-digits)):f}"
-        return text.removeprefix("-") if not text.strip("-0.") else text
+        is_zero = not text.strip("-0.")
+        return text.removeprefix("-") if is_zero else text
     exact = Fraction(value)
-    # The rounded number as a multiple of its last decimal place
+    # the rounded absolute value, as a multiple of its last decimal place
     last_places = math.floor(abs(exact) * 10**digits + Fraction(1, 2))
     integer, decimals = divmod(last_places, 10**digits)
     sign = "-" if exact < 0 and last_places else ""
@@ -63,6 +65,7 @@ def join_lines(text: str) -> str:
     >>> join_lines("no such file\n  Name another.")
     'no such file. Name another.'
     """
+    # A line that does not end in one of these characters gets a period.
     return re.sub(r"([.:;]?)\n\s*", lambda line_end: f"{line_end[1] or '.'} ", text)
 
 
@@ -73,8 +76,10 @@ def format_percent(count: int, n: int, digits: int = 1) -> str:
 
 def format_interval(low: float, high: float, digits: int, scale: int = 1) -> str:
     """Return an interval as `low–high`, or as `low to high` if an end is negative. `scale` multiplies both ends."""
+    # A fraction is multiplied without rounding errors; infinity and NaN cannot be fractions.
     ends = [format_fixed(Fraction(end) * scale if math.isfinite(end) else end, digits) for end in (low, high)]
-    return (" to " if any(end.startswith("-") for end in ends) else "–").join(ends)
+    has_negative = any(end.startswith("-") for end in ends)
+    return (" to " if has_negative else "–").join(ends)
 
 
 def format_significant(value: float, figures: int = 3) -> str:
@@ -83,7 +88,8 @@ def format_significant(value: float, figures: int = 3) -> str:
         return "0" if value == 0 else format_fixed(value, 0)
     decimals = figures - 1 - math.floor(math.log10(abs(value)))
     text = format_fixed(value, min(_MAX_DECIMALS, max(0, decimals)))
-    return text if text.strip("-0.") else "0"
+    is_zero = not text.strip("-0.")  # the value is too small for `_MAX_DECIMALS`
+    return "0" if is_zero else text
 
 
 def format_compact(value: float) -> str:
@@ -97,6 +103,7 @@ def format_against_limit(value: float, limit: float) -> str:
     value = limit if math.isclose(value, limit, rel_tol=1e-9) else value
     for figures in range(3, 16):
         text = format_significant(value, figures)
+        # A value that equals the limit or is infinitely far from it needs no further figures.
         if value == limit or not math.isfinite(value - limit) or Fraction(text) != Fraction(limit):
             return text
     return repr(value)
@@ -114,6 +121,7 @@ def display_unit(unit: str, limit: float) -> tuple[str, int]:
 
 def append_unit(text: str, unit: str) -> str:
     """Return a number and its unit, joined by a no-break space. The degree sign follows the number without a space."""
+    # `rstrip` removes the space before an empty unit.
     return f"{text}{unit}" if unit == "°" else f"{text}\N{NO-BREAK SPACE}{unit}".rstrip()
 
 
@@ -121,6 +129,7 @@ def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
     """Return a value in a unit that suits `limit` or else the value: 8.2 mm for 0.0082 m. Return a dash for None."""
+    # `write` formats the number.
     if value is None:
         return NO_VALUE
     symbol, scale = display_unit(unit, value if limit is None else limit)
@@ -145,10 +154,6 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
-MAX_CHARACTERS = 160
-_TAIL_CHARACTERS = 36
-
-
 _LOG_COMMANDS = re.compile(r"#(?=#(?:vso)?\[)|(?<![^\r\n])[^\S\r\n]*:(?=:)")
 """Starts of commands in a CI log: `##[` and `##vso[` anywhere (Azure Pipelines), `::` at a line's start (GitHub)."""
 
@@ -167,8 +172,9 @@ _NOT_PRINTABLE_ASCII = re.compile(r"[^\n -~]")
 
 def escape_json(content: bytes) -> bytes:
     r"""Return equivalent JSON in which every invisible character is escaped as `\uXXXX`."""
-    if content.isascii() and b"\x7f" not in content:
+    if content.isascii() and b"\x7f" not in content:  # DEL is ASCII's only invisible character allowed in JSON strings
         return content
+    # `json.dumps` puts the escaped character between two quotation marks.
     return _NOT_PRINTABLE_ASCII.sub(
         lambda match: match[0] if is_visible(match[0]) else json.dumps(match[0])[1:-1], content.decode()
     ).encode()
@@ -181,11 +187,12 @@ def load_json(content: bytes | str, **options: Any) -> Any:
     """Parse UTF-8 JSON. Raises `ValueError` for invalid JSON or a lone surrogate, `RecursionError` for deep nesting."""
     text = content if isinstance(content, str) else content.decode("utf-8")
     document = json.loads(text, **options)
-    try:
-        # A lone surrogate must be escaped in the text, and cannot be encoded as UTF-8.
-        json.dumps(document if _SURROGATE.search(text) else None, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("a string holds half a surrogate pair") from None
+    if _SURROGATE.search(text):
+        # A lone surrogate can only be written as an escape, and cannot be encoded as UTF-8.
+        try:
+            json.dumps(document, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a string holds half a surrogate pair") from None
     return document
 
 
@@ -204,8 +211,8 @@ _LOOKALIKES = str.maketrans(  # Cyrillic letters, Greek letters and punctuation,
 )
 
 
-def describe_lookalikes(what: str, names: Iterable[str]) -> list[str]:
-    """Return a sentence for each group of different names that look the same when printed.
+def describe_lookalikes(plural: str, names: Iterable[str]) -> list[str]:
+    """Return a sentence for each group of names that differ but look the same. `plural` is the noun for their owners.
 
     >>> describe_lookalikes("policies", ["a b", "a  b", "c"])
     ["The names of these policies look alike and are different: 'a b', 'a  b'."]
@@ -213,9 +220,13 @@ def describe_lookalikes(what: str, names: Iterable[str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         folded = unicodedata.normalize("NFKC", escape_controls(name)).translate(_LOOKALIKES)
-        groups.setdefault(" ".join(folded.split()), []).append(name)
-    alike = (", ".join(map(ascii, group)) for group in groups.values() if len(group) > 1)
-    return [f"The names of these {what} look alike and are different: {group}." for group in alike]
+        groups.setdefault(" ".join(folded.split()), []).append(name)  # different spaces look alike, too
+    name_lists = (", ".join(map(ascii, group)) for group in groups.values() if len(group) > 1)
+    return [f"The names of these {plural} look alike and are different: {name_list}." for name_list in name_lists]
+
+
+MAX_CHARACTERS = 160  # limit on the length of a name in output
+_TAIL_CHARACTERS = 36  # number of characters at the end of a long name that stay, because long names often differ there
 
 
 def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
@@ -224,7 +235,8 @@ def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
     >>> shorten_name("a" * 200, 50)
     'aaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
     """
-    return name if len(name) <= longest else f"{name[: longest - _TAIL_CHARACTERS - 3]} … {name[-_TAIL_CHARACTERS:]}"
+    start = name[: longest - _TAIL_CHARACTERS - len(" … ")]
+    return name if len(name) <= longest else f"{start} … {name[-_TAIL_CHARACTERS:]}"
 
 
 def shorten_names(names: Iterable[str]) -> dict[str, str]:
@@ -256,15 +268,20 @@ def explain_mismatch(error: Exception) -> tuple[str, str]:
     text = str(error)
     located = re.fullmatch("(.*) - at `(?:key` in `)?([$][^`]*)`", text, re.DOTALL)
     problem, path = located.groups() if located else (text, "")
-    key = re.fullmatch("Object (contains unknown|missing required) field `(.*)`", problem, re.DOTALL)
-    if key:
-        problem = f"unknown key {key[2]!r}" if key[1] == "contains unknown" else f"the key {key[2]!r} is missing"
-    elif wrong := re.fullmatch("Expected `([^`]*)`(.*?)(?:, got `?([^`]*)`?)?", problem, re.DOTALL):
-        kinds = [kind for kind in wrong[1].split(" | ") if kind != "null"]  # TOML has no null
+    key_error = re.fullmatch("Object (contains unknown|missing required) field `(.*)`", problem, re.DOTALL)
+    type_error = re.fullmatch("Expected `([^`]*)`(.*?)(?:, got `?([^`]*)`?)?", problem, re.DOTALL)
+    if key_error:
+        kind_of_error, key = key_error.groups()
+        problem = f"unknown key {key!r}" if kind_of_error == "contains unknown" else f"the key {key!r} is missing"
+    elif type_error:
+        expected_types, constraint, actual_type = type_error.groups()
+        kinds = [kind for kind in expected_types.split(" | ") if kind != "null"]  # TOML has no null
         expected = " or ".join(_TYPES.get(kind, kind) for kind in kinds) or "null"
-        found = "a number with decimals" if wrong[3] == "float" and "int" in kinds else _TYPES.get(wrong[3], wrong[3])
-        form = wrong[2].replace("matching regex", "of the form")
-        problem = f"{expected}{form} is expected{f', not {found}' if found else ''}"
+        actual = _TYPES.get(actual_type, actual_type)
+        if actual_type == "float" and "int" in kinds:
+            actual = "a number with decimals"
+        contrast = f", not {actual}" if actual else ""
+        problem = f"{expected}{constraint.replace('matching regex', 'of the form')} is expected{contrast}"
     elif problem.startswith("Invalid enum value "):
         problem = f"{problem.removeprefix('Invalid enum value ')} is not one of the allowed values"
     return problem, path
@@ -297,14 +314,14 @@ def count_noun(count: int, noun: str, plural: str = "s") -> str:
 
 
 def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
-    """Return a text with items and their counts. It names the first `longest` items, and the number of further items.
+    """Return a text with items and their counts: the first `longest` items, and the number of further items.
 
     >>> list_counts({"hasty on fake/task_0": 2, "noop on fake/task_0": 1})
     '2 of hasty on fake/task_0, 1 of noop on fake/task_0'
     """
-    named = [f"{count} of {thing}" for thing, count in counts.items()]
-    more = [f"and {len(named) - longest} more"] if len(named) > longest else []
-    return ", ".join([*named[:longest], *more])
+    texts = [f"{count} of {name}" for name, count in counts.items()]
+    rest = [f"and {len(texts) - longest} more"] if len(texts) > longest else []
+    return ", ".join([*texts[:longest], *rest])
 
 
 # Lines of a terminal
@@ -333,7 +350,7 @@ def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = spl
         return [line]
     pieces = [""]
     for word in split(line):
-        if cell_len((pieces[-1] + word).rstrip()) <= width:
+        if cell_len((pieces[-1] + word).rstrip()) <= width:  # spaces at the end of a piece are dropped below
             pieces[-1] += word
         else:
             pieces.append(word)
