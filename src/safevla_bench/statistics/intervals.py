@@ -69,11 +69,14 @@ def reconcile_interval(
     """
     if interval is None:
         return None
-    low, high, is_shown = interval.low, interval.high, is_significant(p_value, confidence)
-    is_opened, is_above = is_shown & (low <= 0) & (high >= 0), np.greater_equal(estimate, 0)
+    low, high = interval.low, interval.high
+    rejects_zero = is_significant(p_value, confidence)
+    has_open_end = rejects_zero & (low <= 0) & (high >= 0)
+    is_positive = np.greater_equal(estimate, 0)
+    # The index `[()]` turns an array without dimensions into a number.
     return make_interval(
-        np.where(is_shown, np.where(is_opened & is_above, 0.0, low), np.minimum(low, 0.0))[()],
-        np.where(is_shown, np.where(is_opened & ~is_above, 0.0, high), np.maximum(high, 0.0))[()],
+        np.where(rejects_zero, np.where(has_open_end & is_positive, 0.0, low), np.minimum(low, 0.0))[()],
+        np.where(rejects_zero, np.where(has_open_end & ~is_positive, 0.0, high), np.maximum(high, 0.0))[()],
     )
 
 
@@ -84,6 +87,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
     NaN gives NaN. The method is that of T. R. Chandrupatla, Advances in Engineering Software 28 (1997) 145-149. It is
     written here because importing `scipy.optimize` takes longer than most commands.
     """
+    # Adding 0 times the other end gives both ends the same shape, and makes both NaN if one is NaN.
     a: Any = low + 0.0 * high
     b: Any = high + 0.0 * low  # a and b are on opposite sides of the zero; c is the previous point
     at_a, at_b = function(a), function(b)
@@ -104,10 +108,12 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
             is_unsolved = is_unsolved & ~is_found
             if not is_unsolved.any():
                 return root[()]
+            # Chandrupatla's condition for x and y says where interpolation is safe; elsewhere, the interval is halved.
             x, y = (a - b) / (c - b), (at_a - at_b) / (at_c - at_b)
             interpolated = at_a / (at_b - at_a) * at_c / (at_b - at_c)  # inverse quadratic interpolation
             interpolated = interpolated + (c - a) / (b - a) * at_a / (at_c - at_a) * at_b / (at_c - at_b)
             fraction = np.where((y**2 < x) & ((1 - y) ** 2 < 1 - x), interpolated, 0.5)
+            # The next point is at least `width` from both ends. Solved functions stay at the same point.
             fraction = np.where(is_unsolved, np.minimum(np.maximum(fraction, min_fraction), 1 - min_fraction), 0.0)[()]
 
 
@@ -137,8 +143,10 @@ def wilson_interval(count: float, n: float, confidence: float = CONFIDENCE) -> I
     p, z = count / n, ndtri(0.5 + 0.5 * confidence)
     scale = 2 * (n + z**2)
     middle, half = (2 * n * p + z**2) / scale, z / scale * sqrt(max(0.0, 4 * n * p * (1 - p)) + z**2)
+    # Rounding must not move an end across the proportion p, or away from 0 or 1.
     low = 0.0 if count == 0 else min(p, float(middle - half))
-    return Interval(low, 1.0 if count == n else max(p, float(middle + half)))
+    high = 1.0 if count == n else max(p, float(middle + half))
+    return Interval(low, high)
 
 
 def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interval | None:
@@ -187,18 +195,12 @@ def bounded_mean_interval(
         return None
     scales = np.ones(n) if weights is None else n * weights
     largest_scale, level = float(scales.max()), (1 + confidence) / 2
+    upper_ends = []
     # The upper end for the values 1 - x is 1 minus the lower end for the values x.
-    upper_ends = [
-        min(
-            1.0,
-            round(
-                largest_scale
-                * _solve_one_row(*map(tuple, map(Floats.tolist, _merge_values(scales / largest_scale * side))), level),
-                _DIGITS,
-            ),
-        )
-        for side in (1 - values, values)
-    ]
+    for side in (1 - values, values):
+        points, counts = _merge_values(scales / largest_scale * side)
+        upper_end = largest_scale * _solve_one_row(tuple(points.tolist()), tuple(counts.tolist()), level)
+        upper_ends.append(min(1.0, round(upper_end, _DIGITS)))
     return Interval(round(1 - upper_ends[0], _DIGITS), upper_ends[1])
 
 
@@ -209,19 +211,20 @@ def bounded_mean_ends(
 
     `weights` [R, n] sum to 1 in each row; `confidence` may have a value for each row, [R].
     """
+    levels, places = (1 + np.asarray(confidence)) / 2, np.arange(len(rows))
     if weights is None:
-        rows, levels, places = _distinct_rows(rows, (1 + np.asarray(confidence)) / 2)
+        rows, levels, places = _distinct_rows(rows, levels)
         scales = np.ones_like(rows)
     else:
-        levels, places = (1 + np.asarray(confidence)) / 2, np.arange(len(rows))
         scales = (~np.isnan(rows)).sum(axis=1, keepdims=True) * weights
     largest_scales = np.fmax.reduce(scales, axis=1, keepdims=True)
-    upper_ends = (
-        largest_scales[:, 0] * _solve_spacings(*_merge_rows(scales / largest_scales * side), levels)
-        for side in (1 - rows, rows)
-    )
-    low, high = (np.minimum(1.0, np.round(upper_end, _DIGITS))[places] for upper_end in upper_ends)
-    return np.round(1 - low, _DIGITS), high
+    upper_ends = []
+    # The upper end for the values 1 - x is 1 minus the lower end for the values x.
+    for side in (1 - rows, rows):
+        points, counts = _merge_rows(scales / largest_scales * side)
+        upper_end = largest_scales[:, 0] * _solve_spacings(points, counts, levels)
+        upper_ends.append(np.minimum(1.0, np.round(upper_end, _DIGITS))[places])
+    return np.round(1 - upper_ends[0], _DIGITS), upper_ends[1]
 
 
 def mean_p_values(rows: Floats, mean: float) -> Floats:
@@ -229,9 +232,8 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
     p-values: 1 minus the confidence at which `bounded_mean_interval` ends at `mean`. NaN values are ignored.
     """
     rows, means, places = _distinct_rows(rows, np.asarray(mean))
-    p_below, p_above = (
-        1 - _spacing_cdf(*_merge_rows(side), side_means) for side, side_means in ((1 - rows, 1 - means), (rows, means))
-    )
+    p_below = 1 - _spacing_cdf(*_merge_rows(1 - rows), 1 - means)
+    p_above = 1 - _spacing_cdf(*_merge_rows(rows), means)
     return np.asarray(np.minimum(1.0, 2 * np.maximum(0.0, np.minimum(p_below, p_above))))[places]
 
 
@@ -249,6 +251,7 @@ def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, In
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
     """Return points and their counts, [R, M] each. A row has the point 1, then its distinct values by frequency."""
+    # The order by frequency puts values that occur once into common columns, for which `_integrate` is faster.
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
     counts = np.zeros_like(points)
@@ -261,6 +264,7 @@ def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
 
 @lru_cache(maxsize=4096)  # many specifications have the same few severities
 def _solve_one_row(values: tuple[float, ...], value_counts: tuple[float, ...], level: float) -> float:
+    # Returns the result of `_solve_spacings` for one row. The arguments are tuples, so that they can be cached.
     points, counts = np.array([[1.0, *values]]), np.array([[1.0, *value_counts]])
     return float(_solve_spacings(points, counts, level)[0])
 
@@ -269,6 +273,7 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
     """Return, by secant steps, the means at which `_spacing_cdf` is `level`. Their error is at most about 1e-11."""
     from scipy.special import ndtri
 
+    # `spreads` are the standard deviations of sum D_i x_i. All values are compared as normal quantiles.
     totals = counts.sum(axis=1)
     goals = np.broadcast_to(ndtri(level), len(points))
     means = (counts * points).sum(axis=1) / totals
@@ -276,12 +281,14 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
     low, high = np.where(counts > 0, points, 1.0).min(axis=1), np.ones(len(points))
     solutions: Floats = np.clip(means + goals * spreads, low + (1 - low) / 64, 1 - (1 - low) / 64)
     previous, previous_value = solutions - spreads, np.full(len(points), np.nan)
-    rows = np.flatnonzero(low < 1.0)
+    rows = np.flatnonzero(low < 1.0)  # the rows without a solution so far
     while len(rows):
         probabilities = np.clip(_spacing_cdf(points[rows], counts[rows], solutions[rows]), 1e-15, 1 - 1e-15)
         value, point = ndtri(probabilities) - goals[rows], solutions[rows]
         low[rows], high[rows] = np.where(value < 0, point, low[rows]), np.where(value < 0, high[rows], point)
+        # The first step assumes that the quantile rises by 1 within one spread.
         rises = np.where(np.isnan(previous_value[rows]), 1.0, value - previous_value[rows])
+        # Without a rise, the step is 2, which leads out of the bounds. A step out of them is replaced by a halving.
         next_point = point - np.divide(
             value * (point - previous[rows]), rises, where=rises != 0, out=np.full(len(rows), 2.0)
         )
@@ -293,10 +300,10 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
 
 
 def _merge_values(values: Floats) -> tuple[Floats, Floats]:
-    # Return the distinct values, sorted, and their counts.
+    # Returns the distinct values, sorted, and their counts.
     points, numbers = np.unique(values, return_counts=True)
     counts = numbers.astype(np.float64)
-    if len(points) > _MAX_VALUES:
+    if len(points) > _MAX_VALUES:  # average groups of neighboring values
         group_starts = np.linspace(0, len(points), _MAX_VALUES, endpoint=False).astype(np.int64)
         merged_counts = np.add.reduceat(counts, group_starts)
         points, counts = np.add.reduceat(points * counts, group_starts) / merged_counts, merged_counts
@@ -312,6 +319,7 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     along a vertical line (R. Rice, Advances in Applied Probability 12 (1980) 475-490).
     """
     probabilities = (means >= 1).astype(np.float64)
+    # In all other rows, the mean is not between the smallest and the largest value, so the probability is 0 or 1.
     inner_rows = np.flatnonzero((means < 1) & (means > np.where(counts > 0, points, 1.0).min(axis=1)))
     points, counts = points[inner_rows], counts[inner_rows]
     centered = points - means[inner_rows, None]
@@ -324,7 +332,8 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     falls = 0.5 * (counts[:, None] @ np.log1p((rates[:, :, None] * cut_points[:, None]) ** 2))[:, 0]
     cut_indices = (falls < _FALL).sum(axis=1)
     for cut in np.unique(cut_indices):
-        line = _LINE[: _CUTS[cut] : (5, 3, 3, 3, 1)[cut]]
+        step = (5, 3, 3, 3, 1)[cut]
+        line = _LINE[: _CUTS[cut] : step]
         rows = np.flatnonzero(cut_indices == cut)
         for chunk in np.array_split(rows, len(rows) // _ROWS + 1):
             tails = _integrate(rates[chunk], counts[chunk], saddles[chunk], widths[chunk], heights[chunk], line)
@@ -394,7 +403,7 @@ def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval 
     from scipy.special import bdtr
 
     n, tail = len(values), (1 - confidence) / 2
-    outside_count = int((bdtr(np.arange(n), n, 0.5) <= tail).sum()) if n else 0
+    outside_count = int((bdtr(np.arange(n), n, 0.5) <= tail).sum())  # number of values beyond each end, plus 1
     if outside_count == 0:
         return None
     ordered = np.sort(values)
@@ -408,7 +417,9 @@ def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
     needed with probability (1 - confidence)/2. If it is the lower end, `trials` or fewer have this probability.
     """
     tail = (1 - confidence) / 2
-    return Interval(1 - (1 - tail) ** (1 / trials), 1 - tail ** (1 / (trials - 1)) if trials > 1 else 1.0)
+    low = 1 - (1 - tail) ** (1 / trials)
+    high = 1 - tail ** (1 / (trials - 1)) if trials > 1 else 1.0
+    return Interval(low, high)
 
 
 def combine_intervals(estimates: Sequence[tuple[float, Interval]], weights: Sequence[float]) -> Interval:
@@ -422,9 +433,11 @@ def combine_intervals(estimates: Sequence[tuple[float, Interval]], weights: Sequ
     >>> round(interval.low, 3), round(interval.high, 3)
     (0.721, 0.802)
     """
+    # A term is a weighted estimate with both ends of its interval, sorted, because a negative weight swaps the ends.
     terms = [(w * p, *sorted((w * ends.low, w * ends.high))) for (p, ends), w in zip(estimates, weights, strict=True)]
     total = sum(p for p, _, _ in terms)
-    below, above = (sqrt(sum((term[0] - term[side]) ** 2 for term in terms)) for side in (1, 2))
+    below = sqrt(sum((p - low) ** 2 for p, low, _ in terms))
+    above = sqrt(sum((p - high) ** 2 for p, _, high in terms))
     return Interval(total - below, total + above)
 
 
@@ -441,12 +454,13 @@ def tango_interval(
     if not np.all(n):
         return None
     z = normal_quantile(confidence)
-    return Interval(
-        _tango_lower_end(only_first, only_second, n, z), -_tango_lower_end(only_second, only_first, n, z) + 0.0
-    )
+    low = _tango_lower_end(only_first, only_second, n, z)
+    high = -_tango_lower_end(only_second, only_first, n, z) + 0.0  # turns -0.0 into 0.0
+    return Interval(low, high)
 
 
 def _tango_lower_end(only_first: Counts, only_second: Counts, n: Counts, z: float) -> Any:
+    # Returns the difference at which the score is z, by bisection. The score falls as the difference rises.
     low: Any = -1.0
     high: Any = (only_first - only_second) / n
     for _ in range(_HALVINGS):
@@ -457,13 +471,14 @@ def _tango_lower_end(only_first: Counts, only_second: Counts, n: Counts, z: floa
 
 
 def _tango_score(only_first: Counts, only_second: Counts, n: Counts, difference: Any) -> Any:
+    # Returns the score of the hypothesis that the proportions differ by `difference`: 0 for 0/0, and infinity for x/0.
     excess = only_first - only_second - n * difference
     linear = (2 * n - only_first + only_second) * difference - only_first - only_second
     likeliest_rate = (np.sqrt(linear**2 + 8 * n * only_second * difference * (1 - difference)) - linear) / (4 * n)
     variance = n * (2 * likeliest_rate + difference * (1 - difference))
     with np.errstate(divide="ignore", invalid="ignore"):
-        score = np.where(excess == 0, 0.0, np.copysign(np.inf, excess))
-        return np.where(variance > 0, excess / np.sqrt(np.maximum(variance, 0.0)), score)
+        score_without_variance = np.where(excess == 0, 0.0, np.copysign(np.inf, excess))
+        return np.where(variance > 0, excess / np.sqrt(np.maximum(variance, 0.0)), score_without_variance)
 
 
 RESAMPLES = 10_000
@@ -481,24 +496,26 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
         return [None] * rows
     is_counted = ~np.isnan(values)
     filled = np.where(is_counted, values, 0.0)
-    varying_rows = [
-        k for k in range(rows) if np.ptp(filled[k]) > 0 or not (is_counted[k].all() or not is_counted[k].any())
-    ]
+    # In all other rows, all resamples have the same mean, or no value.
+    has_gaps = is_counted.any(axis=1) & ~is_counted.all(axis=1)
+    varying_rows = np.flatnonzero((np.ptp(filled, axis=1) > 0) | has_gaps)
     means = _resample_means(filled[varying_rows], is_counted[varying_rows], generator)
     intervals: list[Interval | None] = [
         Interval(float(row[0]), float(row[0])) if row_counted.any() else None
         for row, row_counted in zip(filled, is_counted, strict=True)
     ]
-    for k, row in zip(varying_rows, means, strict=True):
-        intervals[k] = percentile_interval(row)
+    for k, resampled_means in zip(varying_rows.tolist(), means, strict=True):
+        intervals[k] = percentile_interval(resampled_means)
     return intervals
 
 
 def _resample_means(filled: Floats, is_counted: Bools, generator: np.random.Generator) -> Floats:
+    # Returns the mean of each row's counted values in each resample, [M, RESAMPLES]; NaN without a counted value.
     from scipy.sparse import csr_array  # loads slowly
 
     rows, n = filled.shape
     has_missing = ~is_counted.all(axis=1)
+    # Columns of the table are the rows' values, followed by the marks of counted values for rows with missing values.
     table = np.ascontiguousarray(np.vstack([filled, is_counted[has_missing]]).T)
     sums = np.empty((RESAMPLES, table.shape[1]))
     per_chunk = max(1, _CHUNK // n)
@@ -545,8 +562,8 @@ def rate_sample_size(
 ) -> int | None:
     """Return the smallest n for which `exact_interval` excludes `limit` with probability `power` if `rate` is true.
 
-    This probability does not rise steadily: for a slightly larger n, it may be just below `power`. Returns None
-    if `rate` is the limit, or if n exceeds about `most`. Raises `SafevlaError` for a number that is not from 0 to 1.
+    An n above 800 may be 0.5 % too large. For a slightly larger n, the probability may be just below `power`. Returns
+    None if `rate` is the limit, or if n exceeds about `most`. Raises `SafevlaError` for a number not from 0 to 1.
     """
     for name, share in (("rate", rate), ("limit", limit)):
         if not 0 <= share <= 1:
@@ -557,7 +574,8 @@ def rate_sample_size(
     approximate_n = _approximate_size(rate, limit, power, confidence)
     if approximate_n > most:
         return None
-    candidates = count(max(1, approximate_n // 2 - 20), max(1, approximate_n // 400))
+    first_n, step = max(1, approximate_n // 2 - 20), max(1, approximate_n // 400)
+    candidates = count(first_n, step)
     return next(n for n in candidates if rate_power(n, rate, limit, confidence) >= power - 1e-12)
 
 
@@ -566,7 +584,7 @@ def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE
     from scipy.special import bdtrc
 
     tail = (1 - confidence) / 2
-    if rate < limit:
+    if rate < limit:  # count failures instead of successes
         return rate_power(n, 1 - rate, 1 - limit, confidence)
     upper = bdtrc(np.arange(n), n, limit)  # P(X > k)
     least = int((upper > tail).sum()) + 1  # P(X >= least) <= tail if the true rate is the limit
@@ -574,6 +592,7 @@ def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE
 
 
 def _approximate_size(rate: float, limit: float, power: float, confidence: float) -> int:
+    # Returns the sample size by the normal approximation.
     z_confidence, z_power = normal_quantile(confidence), NormalDist().inv_cdf(power)
     deviation = z_confidence * sqrt(limit * (1 - limit)) + z_power * sqrt(rate * (1 - rate))
     ratio = min(deviation / abs(rate - limit), 1e9)
@@ -613,13 +632,14 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
     def excess(supposed_mean: float) -> float:
         return _log_wealth(points, counts, supposed_mean) - level
 
-    inner_mean = min(max(mean, _EDGE), 1 - _EDGE)
+    inner_mean = min(max(mean, _EDGE), 1 - _EDGE)  # `_log_wealth` divides by the mean and by 1 minus the mean
     low = 0.0 if mean <= _EDGE else _find_interval_end(excess, _EDGE, inner_mean)
     high = 1.0 if mean >= 1 - _EDGE else _find_interval_end(excess, 1 - _EDGE, inner_mean)
     return Interval(round(float(low), _DIGITS), round(float(high), _DIGITS))
 
 
 def _log_wealth(points: Floats, counts: Ints, supposed_mean: float) -> float:
+    # Returns the logarithm of the averaged product that `sequential_interval` describes, for m = `supposed_mean`.
     prior_rates = _prior_nodes()
     factors = np.outer(points, prior_rates / supposed_mean) + np.outer(
         1 - points, (1 - prior_rates) / (1 - supposed_mean)
@@ -631,13 +651,14 @@ def _log_wealth(points: Floats, counts: Ints, supposed_mean: float) -> float:
 
 @lru_cache(maxsize=1)
 def _prior_nodes() -> Floats:
-    # Return the quantiles of Jeffreys' prior at evenly spaced probabilities.
+    # Returns the quantiles of Jeffreys' prior at evenly spaced probabilities.
     nodes: Floats = np.sin(np.pi * (np.arange(_NODES) + 0.5) / (2 * _NODES)) ** 2
     nodes.flags.writeable = False
     return nodes
 
 
 def _find_interval_end(excess: Callable[[float], float], outer: float, mean: float) -> float:
+    # Returns the zero of `excess` between `outer` and `mean`; `outer` if the interval reaches that far.
     return outer if excess(outer) <= 0 else find_root(excess, outer, mean)
 
 
@@ -673,7 +694,8 @@ def sequential_look(
     look = SequentialLook(0, 0, -1, 1, 0)
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
         total_gained = look.gained + gain
-        side = look.side or (total_gained >= high) - (total_gained <= low)
+        new_side = int(total_gained >= high) - int(total_gained <= low)
+        side = look.side or new_side  # the first look that ended the test decides
         look = SequentialLook(total_gained, look.total + sum(sizes), low, high, side)
     return look
 
@@ -688,20 +710,20 @@ def sum_limits(
     """
     # `chances` are the probabilities of the sums with which no earlier look ended the test.
     chances, spent = np.ones(1), np.zeros(2)
-    for sizes, share in zip(steps, shares, strict=False):
+    for sizes, share in zip(steps, shares, strict=False):  # `shares` may contain later looks, too
         for size, repeats in sorted(Counter(sizes).items()):
             chances = np.convolve(chances, _scaled_binomial_pmf(size, repeats, rate))
-        tail_errors = np.cumsum([chances, chances[::-1]], axis=1)
+        tail_errors = np.cumsum([chances, chances[::-1]], axis=1)  # of the k + 1 smallest and k + 1 largest sums
         budget = (1 - confidence) / 2 * share**2 - spent + 1e-15
         below_count, above_count = (tail_errors <= budget[:, None]).sum(axis=1).tolist()
         yield below_count - 1, len(chances) - above_count
         spent += [chances[:below_count].sum(), chances[len(chances) - above_count :].sum()]
-        chances[:below_count] = chances[len(chances) - above_count :] = 0.0
+        chances[:below_count] = chances[len(chances) - above_count :] = 0.0  # these sums end the test
 
 
 @lru_cache(maxsize=1024)
 def _scaled_binomial_pmf(size: int, count: int, rate: float) -> Floats:
-    # Return the probability of each sum from 0 to size·count if each of `count` steps succeeds at this rate.
+    # Returns the probability of each sum from 0 to size·count if each of `count` steps succeeds at this rate.
     chances = np.zeros(size * count + 1)
     chances[::size] = binomial_pmf(np.arange(count + 1), count, rate)
     chances.flags.writeable = False

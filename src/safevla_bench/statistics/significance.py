@@ -30,6 +30,7 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
     >>> holm_adjust([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
     """
+    # `largest` is the largest adjusted p-value so far, because a larger p-value never gets a smaller adjusted one.
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, k in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[k]))
@@ -67,12 +68,16 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
 
 def barnard_test(count: int, n: int, other: int, m: int, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Return Barnard's test of count/n minus other/m. Newcombe's interval is adjusted to agree with the test."""
-    p_value, sides = barnard_p(count, n, other, m), ((count, n), (other, m))
-    estimates = [(x / size, wilson) for x, size in sides if (wilson := intervals.wilson_interval(x, size, confidence))]
+    p_value = barnard_p(count, n, other, m)
 
     def find_interval() -> intervals.Interval | None:
-        interval = intervals.combine_intervals(estimates, (1, -1))
-        return intervals.reconcile_interval(interval, estimates[0][0] - estimates[1][0], p_value, confidence)
+        wilson = intervals.wilson_interval(count, n, confidence)
+        other_wilson = intervals.wilson_interval(other, m, confidence)
+        if wilson is None or other_wilson is None:
+            return None  # a policy has no episode
+        rate, other_rate = count / n, other / m
+        interval = intervals.combine_intervals([(rate, wilson), (other_rate, other_wilson)], (1, -1))
+        return intervals.reconcile_interval(interval, rate - other_rate, p_value, confidence)
 
     return MeanTest(p_value, find_interval)
 
@@ -101,13 +106,16 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
 
 
 def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
+    # Returns the largest probability of a region from `_barnard_region` over all proportions: on a grid, then refined.
     def probability(proportion: float) -> float:
         return _region_probability(region, n, m, proportion)
 
+    # The grid is denser near 0 and 1, where the probability changes faster.
     proportions = np.sin(np.pi / 2 * np.arange(1, _GRID_POINTS) / _GRID_POINTS) ** 2
     p_values = np.array([probability(proportion) for proportion in proportions.tolist()])
     greatest = float(p_values.max())
     candidates = np.flatnonzero(p_values >= 0.98 * greatest)  # the maximum is near a candidate
+    # A peak is not below the points next to it on the grid.
     peaks = [k for k in candidates.tolist() if p_values[k] == p_values[max(0, k - 1) : k + 2].max()]
     for k in peaks:
         low, high = proportions[max(0, k - 1)], proportions[min(len(proportions) - 1, k + 1)]
@@ -116,6 +124,7 @@ def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
 
 
 def _refine_maximum(probability: Callable[[float], float], low: float, high: float) -> float:
+    # Returns the maximum between `low` and `high`. Each grid covers the surroundings of the previous grid's best point.
     greatest = 0.0
     for _ in range(_REFINEMENTS):
         grid = np.linspace(low, high, 13)
@@ -127,6 +136,7 @@ def _refine_maximum(probability: Callable[[float], float], low: float, high: flo
 
 
 def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: float) -> float:
+    # Returns the probability of the region. Rows beyond nine standard deviations from the mean are negligible.
     from scipy.special import bdtr
 
     half_window = _WINDOW_SD * np.sqrt(n * proportion * (1 - proportion)) + 2
@@ -174,22 +184,25 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     reject any center: fewer than six at 95 %. With up to 13 tasks, its ends are two order statistics of the weighted
     means of all subsets.
     """
-    rows, tasks = np.atleast_2d(differences), differences.shape[-1]
-    row_weights = np.broadcast_to(weights, rows.shape)
+    rows, tasks, is_single = np.atleast_2d(differences), differences.shape[-1], differences.ndim == 1
+    weight_rows = np.broadcast_to(weights, rows.shape)
     if tasks > _EXACT_TERMS:
-        tests = [_flip_signs(*row, confidence, tie_weight=1.0) for row in zip(rows, row_weights, strict=True)]
-        flipped = tests[0] if differences.ndim == 1 else join_tests(tests)
+        tests = [
+            _flip_signs(row, row_weights, confidence, tie_weight=1.0)
+            for row, row_weights in zip(rows, weight_rows, strict=True)
+        ]
+        flipped = tests[0] if is_single else join_tests(tests)
     else:
-        rows_at_once = _MAX_SUBSETS >> tasks
+        rows_at_once = _MAX_SUBSETS >> tasks  # each row has 2^tasks subsets
         chunks = [slice(k, k + rows_at_once) for k in range(0, len(rows), rows_at_once)]
-        p_values = np.concatenate([_exact_p_values(rows[chunk], row_weights[chunk]) for chunk in chunks])
+        p_values = np.concatenate([_exact_p_values(rows[chunk], weight_rows[chunk]) for chunk in chunks])
 
         def find_interval() -> intervals.Interval:
-            ends = np.hstack([_find_center_ends(rows[chunk], row_weights[chunk], confidence) for chunk in chunks])
-            return intervals.make_interval(*(ends[:, 0] if differences.ndim == 1 else ends))
+            low, high = np.hstack([_find_center_ends(rows[chunk], weight_rows[chunk], confidence) for chunk in chunks])
+            return intervals.make_interval(low[0], high[0]) if is_single else intervals.make_interval(low, high)
 
-        flipped = MeanTest(p_values[0] if differences.ndim == 1 else p_values, find_interval)
-    can_reject = intervals.is_significant(2.0 ** (1 - tasks), confidence)
+        flipped = MeanTest(p_values[0] if is_single else p_values, find_interval)
+    can_reject = intervals.is_significant(2.0 ** (1 - tasks), confidence)  # 2^(1 - tasks) is the smallest p-value
     return flipped if can_reject else MeanTest(flipped.p_value, lambda: None)
 
 
@@ -198,6 +211,7 @@ _MAX_SUBSETS = 1 << 20  # limit on the number of subsets times the number of pai
 
 def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
     # Flipping the signs of a subset with a sum of at most 0 does not reduce the total sum.
+    # So the share of such subsets is the probability of a sum at least as large as the observed sum.
     scaled = weights / weights.max(axis=1, keepdims=True, initial=1e-300)
     sums = (scaled * differences) @ _list_subsets(differences.shape[1]).T
     below, equal = (sums < -_TOLERANCE).mean(axis=1), (np.abs(sums) <= _TOLERANCE).mean(axis=1)
@@ -205,24 +219,22 @@ def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
 
 
 def _find_center_ends(differences: Floats, weights: Floats, confidence: float) -> Floats:
-    # The ends, [2, R], are order statistics of the means of all subsets except the empty subset.
+    # Returns the ends of the intervals, [2, R]: order statistics of the means of all subsets except the empty subset.
     subsets = _list_subsets(differences.shape[1])[1:].T
     outside_index = int(((1 - confidence) / 2 + 1e-12) * (subsets.shape[1] + 1)) - 1
     end_indices = [outside_index, subsets.shape[1] - 1 - outside_index]
     means = np.partition((weights * differences) @ subsets / (weights @ subsets), end_indices, axis=1)
-    return np.asarray(np.round(means[:, end_indices].T, 9) + 0.0)
+    return np.asarray(np.round(means[:, end_indices].T, 9) + 0.0)  # turns -0.0 into 0.0
 
 
 def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
     """Join tests to a single test with the rows of all tests, in order. The ends of a missing interval are NaN."""
 
     def find_interval() -> intervals.Interval:
-        ends = [
-            (np.nan, np.nan) if (interval := test.interval) is None else (interval.low, interval.high) for test in tests
-        ]
-        return intervals.make_interval(
-            *(np.concatenate([np.atleast_1d(test_ends[side]) for test_ends in ends]) for side in (0, 1))
-        )
+        parts = [test.interval or intervals.Interval(np.nan, np.nan) for test in tests]
+        low = np.concatenate([np.atleast_1d(part.low) for part in parts])
+        high = np.concatenate([np.atleast_1d(part.high) for part in parts])
+        return intervals.make_interval(low, high)
 
     return MeanTest(np.concatenate([np.atleast_1d(test.p_value) for test in tests]), find_interval)
 
@@ -253,13 +265,11 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
     p_values = [float(_lower_p_value(side, tie_weight, np.zeros(1))[0]) for side in sides]
 
     def find_interval() -> intervals.Interval:
-        low, high = (
-            _find_flip_low_end(
-                partial(_lower_p_value, side, tie_weight), p_value, sign * estimate, confidence, is_on_grid=is_on_grid
-            )
-            for side, p_value, sign in zip(sides, p_values, (1.0, -1.0), strict=True)
-        )
-        return intervals.Interval(low, -high + 0.0)
+        low_ends = []
+        for shares, p_value, sign in zip(sides, p_values, (1.0, -1.0), strict=True):
+            find_p = partial(_lower_p_value, shares, tie_weight)
+            low_ends.append(_find_flip_low_end(find_p, p_value, sign * estimate, confidence, is_on_grid=is_on_grid))
+        return intervals.Interval(low_ends[0], -low_ends[1] + 0.0)
 
     return MeanTest(min(1.0, *p_values), find_interval)
 
@@ -269,12 +279,13 @@ Shares = Callable[[Floats], tuple[Floats, Floats]]
 
 
 def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
+    # Returns for each center twice the share of subsets with a mean below it; equal means count with `tie_weight`.
     below, equal = shares(centers)
     return 2 * (below + tie_weight * equal)
 
 
-# Return exact shares, computed from all subsets of a few differences.
 def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
+    # Returns exact shares, computed from all subsets of a few differences.
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
 
@@ -285,8 +296,8 @@ def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
     return find_shares
 
 
-# Return approximate shares for any number of differences, computed from sums on a grid.
 def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
+    # Returns approximate shares for any number of differences, computed from sums on a grid.
     @cache
     def find_share(center: float) -> tuple[float, float]:
         return _subset_shares_on_grid(weights * (differences - center))
@@ -304,16 +315,18 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     most 60. Otherwise, weights are rounded to 1,000 steps, or sums are rounded to 2,048 steps.
     """
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
+    # `unit` and `scale` are chosen so that, if possible, all weights / unit and all sums * scale are integers.
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
-    wholes = (q for q in range(1, 61) if total * q <= _CELLS and np.abs(sums * q - np.rint(sums * q)).max() < 1e-9)
-    scale, tolerance = (float(q), 1e-9) if (q := next(wholes, 0)) else (_CELLS / total, 0.5)
+    exact_q = (q for q in range(1, 61) if total * q <= _CELLS and np.abs(sums * q - np.rint(sums * q)).max() < 1e-9)
+    q = next(exact_q, None)
+    scale, tolerance = (_CELLS / total, 0.5) if q is None else (float(q), 1e-9)
     weight_steps, sum_steps = (np.rint(values).astype(np.int64) for values in (weights / unit, sums * scale))
     # `table` [weight, sum] holds the shares of all subsets. Rows end at `top`; columns are from `first` to `last`.
     zero = first = last = -int(sum_steps[sum_steps < 0].sum())
     table, top = np.zeros((int(weight_steps.sum()) + 1, int(np.abs(sum_steps).sum()) + 1)), 0
     table[0, zero] = 1.0
     for step, size in zip(sum_steps.tolist(), weight_steps.tolist(), strict=True):
-        half = table[: top + 1, first : last + 1] / 2
+        half = table[: top + 1, first : last + 1] / 2  # one half of the subsets contains the task, the other does not
         table[: top + 1, first : last + 1] = half
         table[size : size + top + 1, first + step : last + step + 1] += half
         first, last, top = min(first, first + step), max(last, last + step), top + size
@@ -321,6 +334,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     slope, drift = scale * weights.sum() / top, (sum_steps - sums * scale).sum() / top
 
     def find_shares(cumulative: Floats, zero: int, drift: float, centers: Floats) -> tuple[Floats, Floats]:
+        # In each row, sums up to `tolerance` from the center's column count as equal. `cumulative` starts with a 0.
         columns = zero + np.outer(centers * slope + drift, np.arange(top + 1))
         cuts = np.ceil(columns - tolerance), np.floor(columns + tolerance) + 1
         lower, upper = (
@@ -329,7 +343,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
         )
         return lower, upper - lower
 
-    tables = (table, zero, drift), (table[:, ::-1], table.shape[1] - 1 - zero, -drift)
+    tables = (table, zero, drift), (table[:, ::-1], table.shape[1] - 1 - zero, -drift)  # the second negates the sums
     shares, mirrored_shares = (
         partial(find_shares, np.pad(counts.cumsum(axis=1), ((0, 0), (1, 0))), *shift) for counts, *shift in tables
     )
@@ -339,8 +353,9 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
 def _find_flip_low_end(
     find_p: Callable[[Floats], Floats], p_at_zero: float, estimate: float, confidence: float, *, is_on_grid: bool
 ) -> float:
+    # Returns the lower end. The search keeps it between `outer`, which is rejected, and `inner`, which is not.
     outer, inner = -1.0, estimate
-    if estimate > 0:
+    if estimate > 0:  # the sign of the end must agree with the test's decision about 0
         outer, inner = (0.0, estimate) if intervals.is_significant(p_at_zero, confidence) else (-1.0, 0.0)
     if outer < 0 and not intervals.is_significant(find_p(np.array([-1.0])), confidence)[0]:
         return -1.0
@@ -348,22 +363,22 @@ def _find_flip_low_end(
         normal_quantile = NormalDist().inv_cdf
         level = normal_quantile((1 - confidence) / 2) + 1e-9
 
+        # The normal quantile of a p-value is nearly linear in the center, so that the search needs few steps.
         def excess(center: float) -> float:
             return normal_quantile(max(1e-300, min(1.0, float(find_p(np.array([center]))[0])) / 2)) - level
 
         return float(round(intervals.find_root(excess, outer, inner, width=1e-5), 5)) + 0.0
-    for _ in range(7):
+    for _ in range(7):  # each pass divides the distance of `outer` and `inner` by 32
         centers = np.linspace(outer, inner, 33)
-        first_accepted = 1 + int(
-            np.argmin(np.append(intervals.is_significant(find_p(centers[1:-1]), confidence), False))
-        )
+        is_rejected = [True, *intervals.is_significant(find_p(centers[1:-1]), confidence), False]
+        first_accepted = is_rejected.index(False)
         outer, inner = centers[first_accepted - 1], centers[first_accepted]
     return round(float(outer + inner) / 2, 9) + 0.0
 
 
 @lru_cache(maxsize=4)
 def _list_subsets(count: int) -> Floats:
-    # Return a matrix [2^count, count] with one row for each subset. Members of the subset are 1, all others 0.
+    # Returns a matrix [2^count, count] with one row for each subset. Members of the subset are 1, all others 0.
     subsets: Floats = (np.arange(2**count)[:, None] >> np.arange(count) & 1).astype(np.float64)
     subsets.flags.writeable = False
     return subsets
@@ -371,6 +386,8 @@ def _list_subsets(count: int) -> Floats:
 
 def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
     """Return the share of the subsets of `terms` [K] that have a sum below zero, and the share with a sum of zero."""
+    # A subset's sum is below zero exactly if the sum of its positive terms and of the magnitudes of the negative terms
+    # that it lacks is below `observed`, the sum of the magnitudes of all negative terms.
     magnitudes = np.abs(terms)
     total = float(magnitudes.sum())
     is_exact = total <= _GRID and float(np.abs(terms - np.rint(terms)).max()) < 1e-9
@@ -378,18 +395,18 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
     rounded = np.rint(steps).astype(np.int64)
     errors = rounded - steps
     observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding shifts sums by half the errors
+    # Sums within `slack` of `observed` count as equal. The slack covers the rounding errors.
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
     chances = np.zeros(max(0, int(observed + slack)) + 1)
-    chances[0], top = 1.0, 1  # `chances` are the sums' probabilities; all sums are below `top`
+    chances[0], top = 1.0, 1  # `chances` are the probabilities of the sums of the terms so far, which are below `top`
     for step, repeats in zip(*np.unique(rounded[rounded > 0], return_counts=True), strict=True):
         old_top, top = top, min(len(chances), top + int(step * repeats))
         if repeats == 1:
             chances[step:top] += chances[: max(0, top - step)]
             chances[:top] *= 0.5
             continue
-        likely_heads = _likely_heads(int(repeats))
         new_chances = np.zeros(top)
-        for head_count, chance in likely_heads:
+        for head_count, chance in _likely_heads(int(repeats)):
             shifted = chances[: max(0, min(old_top, top - head_count * step))]
             new_chances[head_count * step : head_count * step + len(shifted)] += chance * shifted
         chances[:top] = new_chances
@@ -399,6 +416,7 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _likely_heads(coins: int) -> list[tuple[int, float]]:
+    # Returns the numbers of heads that are not very unlikely, each with its probability, for fair coins.
     chances = intervals.binomial_pmf(np.arange(coins + 1), coins, 0.5)
     return [(int(heads), float(chances[heads])) for heads in np.flatnonzero(chances > 1e-17)]
 
@@ -430,6 +448,7 @@ def mcnemar_mid_p(only_first: intervals.Counts, only_second: intervals.Counts) -
     """
     from scipy.special import bdtr  # loads slowly
 
+    # The mid-p-value is 2 P(X < rarer) + P(X = rarer), the sum of P(X <= rarer) and P(X < rarer).
     n, rarer = only_first + only_second, np.minimum(only_first, only_second)
     below = np.where(rarer == 0, 0.0, bdtr(np.maximum(rarer - 1, 0), n, 0.5))
     return np.minimum(1.0, bdtr(rarer, n, 0.5) + below)[()]
@@ -458,17 +477,18 @@ def score_difference(
     from scipy.special import ndtr
 
     z = intervals.normal_quantile(confidence)
-    sides = (counts, sizes), (others, other_sizes)
-    p_values = np.minimum(1.0, 2 * ndtr(-np.abs(_score(*sides[0], *sides[1], 0.0))))
+    p_values = np.minimum(1.0, 2 * ndtr(-np.abs(_score(counts, sizes, others, other_sizes, 0.0))))
 
     def find_interval() -> intervals.Interval:
-        low, high = (_find_score_low_end(*first, *second, z) for first, second in (sides, sides[::-1]))
-        return intervals.make_interval(low[()], -high[()] + 0.0)
+        low = _find_score_low_end(counts, sizes, others, other_sizes, z)
+        negated_high = _find_score_low_end(others, other_sizes, counts, sizes, z)
+        return intervals.make_interval(low[()], -negated_high[()] + 0.0)
 
     return MeanTest(p_values[()], find_interval)
 
 
 def _find_score_low_end(counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, z: float) -> Floats:
+    # Returns the difference at which the score is z. The search is between `outer` and `inner`.
     def excess(difference: Floats) -> Floats:
         return _score(counts, sizes, others, other_sizes, difference) - z
 
@@ -489,13 +509,14 @@ _DIGITS = 9
 
 
 def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
-    # Return the mean over tasks of x/n - y/m, the first policy's rate minus the second policy's rate.
+    # Returns the mean over tasks of x/n - y/m, the first policy's rate minus the second policy's rate.
     is_used = (n > 0) & (m > 0)
     gaps = np.where(is_used, x / np.maximum(n, 1) - y / np.maximum(m, 1), 0.0)
     return np.asarray(gaps.sum(axis=-1) / is_used.sum(axis=-1))
 
 
 def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) -> Floats:
+    # Returns the score of the hypothesis that the rates differ by `difference`: about standard normal if it holds.
     # The outcome occurs in x of n episodes of the first policy, and in y of m of the second. Shapes: [K] or [R, K].
     is_used = (n > 0) & (m > 0)
     n, m = np.where(is_used, n, 1), np.where(is_used, m, 1)
@@ -510,6 +531,7 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
     is_zero = np.abs(excess) <= _TOLERANCE
     with np.errstate(divide="ignore", invalid="ignore"):
         score, skew = excess / np.sqrt(variance), third_moment / variance**1.5 / 6
+        # Laud's correction for skewness
         score = 2 * (score + skew) / (1 + np.sqrt(np.maximum(0.0, 1 + 4 * skew * (score + skew))))
     return np.where(is_zero, 0.0, np.where(variance > 0, score, np.copysign(np.inf, excess)))
 
@@ -541,15 +563,14 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
     violations and the other has frequent shallow violations, their means may be equal, but their differences are
     skewed. The differences of R pairs of policies are [R, n], NaN if missing.
     """
-    rows = np.atleast_2d(1 + differences) / 2
+    rows, is_single = np.atleast_2d(1 + differences) / 2, differences.ndim == 1
     p_values = intervals.mean_p_values(rows, 0.5)
 
     def find_interval() -> intervals.Interval:
-        low, high = intervals.bounded_mean_ends(rows, confidence)
-        ends = 2 * low - 1, 2 * high - 1
-        return intervals.make_interval(*((end[0] for end in ends) if differences.ndim == 1 else ends))
+        low, high = (2 * end - 1 for end in intervals.bounded_mean_ends(rows, confidence))
+        return intervals.make_interval(low[0], high[0]) if is_single else intervals.make_interval(low, high)
 
-    return MeanTest(p_values[0] if differences.ndim == 1 else p_values, find_interval)
+    return MeanTest(p_values[0] if is_single else p_values, find_interval)
 
 
 _P_HALVINGS = 12
@@ -557,11 +578,10 @@ _P_HALVINGS = 12
 
 
 def invert_interval(
-    measure: Callable[[float], intervals.Interval], confidence: float = intervals.CONFIDENCE, *, only_side: bool = False
+    measure: Callable[[float], intervals.Interval], confidence: float = intervals.CONFIDENCE
 ) -> MeanTest:
-    """Return the test that `measure` implies. Its p-value is 1 minus the confidence at which the interval ends at 0.
-
-    If `only_side` is true, the p-value is only 0 (significant) or 1 (not significant).
+    """Return the test that is implied by `measure`, which returns the interval at a confidence. The p-value is 1 minus
+    the confidence at which the interval ends at 0.
     """
 
     def excludes_zero(level: float) -> bool:
@@ -569,10 +589,10 @@ def invert_interval(
         return interval.low > 0 or interval.high < 0
 
     low, high = (confidence, 1.0) if excludes_zero(confidence) else (0.0, confidence)
-    for _ in range(0 if only_side else _P_HALVINGS):
+    for _ in range(_P_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if excludes_zero(middle) else (low, middle)
-    return MeanTest(float(low < confidence) if only_side else 1 - low, lambda: measure(confidence))
+    return MeanTest(1 - low, lambda: measure(confidence))
 
 
 # Episodes whose outcome is unknown
@@ -590,17 +610,19 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
     choices of one bad episode are tried, then all choices of two, and so on, up to 2,000 choices in total. Because of
     this limit, the result may be too small, but it is never too large.
     """
+    # Each choice counts equal units. At first, no unknown episode is bad; each pass makes one more episode bad.
     choices, largest_k, tried_count = [Counter(units)], None, 0
     while choices:
         tried_count += len(choices)
         if tried_count > _MAX_CHOICES or not all(stays(list(choice.elements())) for choice in choices):
             break
-        largest_k, next_choices = 0 if largest_k is None else largest_k + 1, {}
+        largest_k = 0 if largest_k is None else largest_k + 1
+        next_choices = {}
         for choice in choices:
             for unit in choice:
                 if unit[1] > 0:
                     changed = choice - Counter([unit]) + Counter([(unit[0] - 1, unit[1] - 1, *unit[2:])])
-                    next_choices[frozenset(changed.items())] = changed
+                    next_choices[frozenset(changed.items())] = changed  # equal choices are kept once
         choices = list(next_choices.values())
     return largest_k
 
@@ -631,13 +653,13 @@ def max_t_adjust(differences: Floats) -> Floats:
     observed = np.abs(rows.sum(axis=1))
     by_size = np.argsort(-observed, kind="stable")
     order, observed, rows = order[by_size], observed[by_size], rows[by_size]
-    thresholds, signs = observed - 1e-9 * np.maximum(observed, 1), _list_signs(rows.shape[1], len(rows))
-    hits = np.zeros(len(rows))
+    thresholds = observed - 1e-9 * np.maximum(observed, 1)  # the margin is for rounding
+    signs, hits = _list_signs(rows.shape[1], len(rows)), np.zeros(len(rows))
     for some_signs in np.array_split(signs, max(1, len(signs) * len(rows) // _IN_CACHE)):
-        # Step-down: for each pair, take the maximum of its statistic and of those of pairs observed to be smaller.
+        # Step-down: take the maximum over each pair and all pairs whose observed statistics are smaller.
         greatest = np.maximum.accumulate(np.abs(rows @ some_signs.T)[::-1], axis=0)[::-1]
         hits += (greatest >= thresholds[:, None]).sum(axis=1)
-    adjusted[order] = np.maximum.accumulate(hits / len(signs))
+    adjusted[order] = np.maximum.accumulate(hits / len(signs))  # a smaller statistic never gets a smaller p-value
     return adjusted
 
 
@@ -664,7 +686,7 @@ def page_trend(values: Floats, draws: int = _MAX_DRAWS) -> tuple[float, float]:
     """
     columns = values.shape[1]
     ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # ranks minus their mean; ties averaged
-    ranks = ranks[(ranks != 0).any(axis=1)]
+    ranks = ranks[(ranks != 0).any(axis=1)]  # blocks of equal values add 0 to every sum
     centered_order = np.arange(columns) - (columns - 1) / 2
     observed, generator = float((ranks @ centered_order).sum()), np.random.Generator(np.random.PCG64(0))
     hits = sum(
