@@ -136,6 +136,7 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         number = syntax.format_number
         reaction, stopping = f"{number(self.reaction_s)} s", f"{number(self.stopping_s)} s"
         lengths_m = (self.intrusion_m, self.person_error_m, self.robot_error_m)
+        # 1.6 m/s is a person's walking speed; while the robot stops, its speed falls to 0 at a constant rate.
         motion = f"1.6 m/s * ({reaction} + {stopping}) + {speed} * {reaction} + {speed} * {stopping} / 2"
         protective = f"({motion} + {' + '.join(f'{number(length)} m' for length in lengths_m)})"
         return {"person_distance": distance, "person_approach": speed, "protective_distance": protective}
@@ -208,7 +209,7 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
 
 def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
     tables = _expand_signals(read_toml(path, LibraryFile, origin), origin)
-    rows = _insert_person(_toml_rows(tables, origin, keep_ids=is_built_in), tables.person, origin)
+    rows = _insert_person(_toml_rows(tables, origin, is_built_in=is_built_in), tables.person, origin)
     drafts = tuple(draft for row, row_origin in rows for draft in _toml_drafts(row, row_origin))
     limit_origins = [origin.with_subject(str(row.get("spec_id", "limits"))) for row in tables.limits]
     limits = tuple(
@@ -221,14 +222,14 @@ def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_
 Row = tuple[Mapping[str, object], RowOrigin]
 
 
-def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, keep_ids: bool) -> list[Row]:
-    for row in () if keep_ids else (*tables.specs, *tables.replace):
-        if "plain_conditions" in row:
+def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, is_built_in: bool) -> list[Row]:
+    # Returns the rows of the library on which the file is based, with the file's replacements, and then its own rows.
+    for row in (*tables.specs, *tables.replace):
+        if "plain_conditions" in row and not is_built_in:
             subject = origin.with_subject(row.get("spec_id"))
             problem = "plain_conditions is only allowed in built-in libraries"
-            raise subject.make_error(
-                problem, field="plain_conditions", remedy='omit this key, or use based_on = "paper-text"'
-            )
+            remedy = 'omit this key, or use based_on = "paper-text"'
+            raise subject.make_error(problem, field="plain_conditions", remedy=remedy)
     rows: list[Row] = [
         (row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
     ]
@@ -243,29 +244,29 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, keep_ids: bool) -> lis
     base: list[Row] = []
     for file in BUILT_IN[based_on]:
         file_origin = RowOrigin(SpecError, f"library/{file}")
-        base += _toml_rows(read_toml(_library_folder() / file, LibraryFile, file_origin), file_origin, keep_ids=True)
-    return [*_replace_rows(base, tables.replace, origin, keep_ids=keep_ids), *rows]
+        base += _toml_rows(read_toml(_library_folder() / file, LibraryFile, file_origin), file_origin, is_built_in=True)
+    return [*_replace_rows(base, tables.replace, origin, is_built_in=is_built_in), *rows]
 
 
 def _toml_drafts(table: Mapping[str, object], origin: RowOrigin) -> Iterator[SpecDraft]:
+    # Yields the draft of a specification, and a draft for each of its alternates.
     row = convert_row(table, SpecRow, origin)
     yield SpecDraft(row, origin)
     for alternate in row.alternates:
         alternate_origin = origin.with_subject(alternate.get("spec_id", f"an alternate of {row.spec_id}"))
         alternate_row = convert_row(alternate, AlternateRow, alternate_origin)
-        changed = {key: value for key, value in msgspec.structs.asdict(alternate_row).items() if value is not None}
-        yield SpecDraft(
-            msgspec.structs.replace(row, tier="alternate", **changed), alternate_origin, alternate_of=row.spec_id
-        )
+        changes = {key: value for key, value in msgspec.structs.asdict(alternate_row).items() if value is not None}
+        changed_row = msgspec.structs.replace(row, tier="alternate", **changes)
+        yield SpecDraft(changed_row, alternate_origin, alternate_of=row.spec_id)
 
 
 def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
+    # Returns the expression, in the language of formulas, of the signal that a table `[signals.NAME]` declares.
     signal_origin = origin.with_subject(f"signals.{name}")
     if name in SIGNALS or not syntax.is_name(name) or is_unit(name):
         remedy = "choose another name that consists of letters, digits and _"
-        raise signal_origin.make_error(
-            f"{name!r} is already a signal, a unit or a keyword of formulas", field="signals", remedy=remedy
-        )
+        problem = f"{name!r} is already a signal, a unit or a keyword of formulas"
+        raise signal_origin.make_error(problem, field="signals", remedy=remedy)
     arguments = {key: value for key, value in table.items() if key != "form"}
     try:
         return write_call(str(table.get("form", "")), arguments)
@@ -274,8 +275,8 @@ def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> s
 
 
 def _expand_signals(tables: LibraryFile, origin: RowOrigin) -> LibraryFile:
+    # Returns the tables with each declared signal replaced by its expression in all formulas.
     calls = {name: _read_signal(name, table, origin) for name, table in tables.signals.items()}
-
     specs, changes = (tuple(_expand_names(row, calls) for row in rows) for rows in (tables.specs, tables.replace))
     return msgspec.structs.replace(tables, specs=specs, replace=changes)
 
@@ -283,7 +284,8 @@ def _expand_signals(tables: LibraryFile, origin: RowOrigin) -> LibraryFile:
 def _expand_names(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[str, object]:
     formula = row.get("stl")
     if not isinstance(formula, str):
-        return {**row}
+        return {**row}  # `convert_row` will refuse the row
+    # The pattern matches each text in quotation marks as a whole, so that names inside stay.
     return {**row, "stl": re.sub(r"""\"[^\"]*\"|'[^']*'|\w+""", lambda match: calls.get(match[0], match[0]), formula)}
 
 
@@ -295,7 +297,7 @@ def _insert_person(rows: Sequence[Row], table: Mapping[str, object], origin: Row
         calls = convert_row(table, PersonTable, person_origin).expressions()
     except FormulaError as error:
         raise person_origin.make_error(error.problem, field="person", remedy=error.remedy) from None
-    if not any(word in str(row.get("stl")) for row, _ in rows for word in calls):
+    if not any(name in str(row.get("stl")) for row, _ in rows for name in calls):
         problem = "the table describes a person, but no specification here uses a person"
         raise person_origin.make_error(problem, field="person", remedy='add based_on = "person"')
     return [(_expand_names(row, calls), row_origin) for row, row_origin in rows]
@@ -315,10 +317,11 @@ def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
 
 
 def _replace_rows(
-    rows: Sequence[Row], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, keep_ids: bool
+    rows: Sequence[Row], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, is_built_in: bool
 ) -> Iterable[Row]:
+    # Returns the rows in their order, each with the keys of its change, if any. The user's file is named in errors.
     by_id = {str(row["spec_id"]): (row, row_origin) for row, row_origin in rows}
-    thresholds = {spec_id: row.get("threshold") for spec_id, (row, _) in by_id.items()}
+    old_thresholds = {spec_id: row.get("threshold") for spec_id, (row, _) in by_id.items()}
     for change in changes:
         spec_id = str(change.get("spec_id"))
         if spec_id not in by_id:
@@ -326,7 +329,8 @@ def _replace_rows(
             raise origin.make_error(f"there is no {spec_id!r} to replace", field="spec_id", remedy=remedy)
         row = {**by_id[spec_id][0], **change}
         threshold = row.get("threshold")
-        if not keep_ids and isinstance(threshold, int | float) and threshold != thresholds[spec_id]:
+        # Another threshold gives another id, except in built-in libraries, whose ids are written in their files.
+        if not is_built_in and isinstance(threshold, int | float) and threshold != old_thresholds[spec_id]:
             suffix = id_suffix(threshold, str(row.get("unit", "")))
             row |= {"spec_id": f"{spec_id}@{suffix}", "legacy_ids": []}
         by_id[spec_id] = row, origin.with_subject(spec_id)
@@ -350,13 +354,13 @@ def canonical_unit(unit: str) -> str:
 
 
 def _paper_row(row: object, row_origin: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
+    # Returns the checked row, and its origin with the id as subject.
     spec_id = row.get("spec_id") if isinstance(row, Mapping) else None
     origin = row_origin if spec_id is None else row_origin.with_subject(spec_id)
     converted = convert_row(row, PaperSpecRow, origin)
     if (converted.signal is None) != (converted.operator is None):
-        raise origin.make_error(
-            "the row has only one of signal and operator", field="operator", remedy="write both keys, or omit both"
-        )
+        problem = "the row has only one of signal and operator"
+        raise origin.make_error(problem, field="operator", remedy="write both keys, or omit both")
     return converted, origin
 
 
@@ -364,9 +368,9 @@ def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
     # A scored row without a severe magnitude is a hard stop of the paper's Table 17.
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
-    unchanged = ("canonical_family", "tier", "stl", "unit", "threshold", "requires_all", "invalid_if_any")
+    common_keys = ("canonical_family", "tier", "stl", "unit", "threshold", "requires_all", "invalid_if_any")
     row = SpecRow(
-        **{name: getattr(paper, name) for name in unchanged},
+        **{name: getattr(paper, name) for name in common_keys},
         spec_id=spec_id,
         legacy_ids=() if spec_id == paper.spec_id else (paper.spec_id,),
         axis=paper.axis or _family_axis(paper.canonical_family, origin),
@@ -383,6 +387,7 @@ OPERATORS: Mapping[str, syntax.Comparison] = {"lt": "<", "le": "<=", "gt": ">", 
 
 
 def _current_id(spec_id: str) -> str:
+    # Returns the default library's current id for one of its older ids. Any other id is returned unchanged.
     drafts = read_built_in(DEFAULT_LIBRARY).drafts
     current = next((draft.row.spec_id for draft in drafts if spec_id in draft.row.legacy_ids), spec_id)
     if current != spec_id:
@@ -423,13 +428,14 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
 def _paper_spec_row(spec: Spec) -> dict[str, object]:
     written = spec.written_formula
     stated = find_stated_predicate(written, spec.threshold)
+    operator_names = {sign: name for name, sign in OPERATORS.items()}
     hard_stop = spec.tier != "diagnostic" and spec.severe is None
     return {
         "spec_id": spec.spec_id,
         "canonical_family": spec.canonical_family,
         "tier": spec.tier,
-        "signal": stated and stated[0],
-        "operator": stated and {sign: name for name, sign in OPERATORS.items()}[stated[1]],
+        "signal": stated[0] if stated else None,
+        "operator": operator_names[stated[1]] if stated else None,
         "threshold": spec.threshold if syntax.has_placeholder(written) else None,
         "unit": spec.unit,
         "stl": syntax.format_formula(spec.formula) if stated else spec.stl,
@@ -445,8 +451,8 @@ def _paper_spec_row(spec: Spec) -> dict[str, object]:
 
 
 def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPredicate | None:
-    """Return the signal and operator of the formula's only comparison of a signal with `threshold`. Return None if
-    there are no or several such comparisons, or if replacing `threshold` by the number cannot be undone.
+    """Return the signal and operator of the formula's only comparison of a signal with `threshold`. Return None if the
+    formula has none or several such comparisons, or if replacing `threshold` by the number cannot be undone.
     """
     predicates = {
         (node.left.name, node.operator)

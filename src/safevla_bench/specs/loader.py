@@ -55,7 +55,7 @@ def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
         problem = "the file has only [[limits]], and no specification"
         raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass this file with --rules")
     library = _assemble_library(path.stem, source, file_formats.built_in_tags())
-    base_name = re.split(r"[+@]", path.stem)[0]
+    base_name = re.split(r"[+@]", path.stem)[0]  # `BASE+FILE` and `BASE+ID@VALUE` are names of changed libraries
     is_other = base_name in file_formats.BUILT_IN and (
         path.stem != base_name or library.digest != _built_in_library(base_name).digest
     )
@@ -83,23 +83,23 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
-        raise origin.make_error(
-            "the file is a complete library", field="based_on", remedy="pass this file with --library"
-        )
-    base = replace(_set_limits(base, source), name=f"{base.name}+{path.stem}") if source.limits else base
+        problem = "the file is a complete library"
+        raise origin.make_error(problem, field="based_on", remedy="pass this file with --library")
+    name = f"{base.name}+{path.stem}"
+    if source.limits:
+        base = replace(_set_limits(base, source), name=name)
     added = _assemble_library(path.stem, replace(source, limits=()), base.vocabulary)
     base_content = {spec.spec_id: scoring_content(spec) for spec in base}
-    new = tuple(spec for spec in added if base_content.get(spec.spec_id) != scoring_content(spec))
-    if not new:
+    new_specs = tuple(spec for spec in added if base_content.get(spec.spec_id) != scoring_content(spec))
+    if not new_specs:
         return base
     new_legacy = {old: spec_id for old, spec_id in added.legacy.items() if base.legacy.get(old) != spec_id}
-    for spec_id in (*(spec.spec_id for spec in new), *new_legacy):
+    for spec_id in (*(spec.spec_id for spec in new_specs), *new_legacy):
         if spec_id in base:
             remedy = "choose another id, or state the change as a [[replace]] in a library with based_on"
             problem = f"library {base.name!r} already has a specification with that id"
             raise origin.with_subject(spec_id).make_error(problem, field="spec_id", remedy=remedy)
-    name = base.name if source.limits else f"{base.name}+{path.stem}"
-    return Library(name, (*base.specs, *new), {**base.legacy, **new_legacy}, added.vocabulary)
+    return Library(name, (*base.specs, *new_specs), {**base.legacy, **new_legacy}, added.vocabulary)
 
 
 @cache
@@ -115,13 +115,13 @@ def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
         raise SpecError(f"{problem} {str(path)!r}", remedy=f"name a .toml, .json or .jsonl file; {built_in}")
     source = file_formats.read_source(path, str(path))
     if not source.drafts and not source.limits:
-        raise RowOrigin(SpecError, str(path)).make_error(
-            "the file has no specification", field="specs", remedy="add [[specs]] tables"
-        )
+        origin = RowOrigin(SpecError, str(path))
+        raise origin.make_error("the file has no specification", field="specs", remedy="add [[specs]] tables")
     return source
 
 
 def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary: Mapping[str, Tag]) -> Library:
+    # Returns the checked library. `vocabulary` has the tags that the file may use in addition to its own tags.
     tags = {**vocabulary, **source.tags}
     specs: list[Spec] = []
     legacy: dict[str, str] = {}
@@ -139,6 +139,7 @@ def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary:
 
 
 def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
+    # Returns the library with the thresholds of the source's `[[limits]]`.
     for limit, origin in source.limits:
         try:
             before, spec_id = base, base[limit.spec_id].spec_id
@@ -151,8 +152,9 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
 
 
 def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[str, ...]) -> Library:
-    original = before[spec_id]
-    changed = next(spec for spec, old in zip(after, before, strict=True) if old is original)
+    # Returns `before` with a specification split in two: as in `after` in these suites, and unchanged in all others.
+    index = before.specs.index(before[spec_id])
+    original, changed = before.specs[index], after.specs[index]
     if original.suites or changed.spec_id in before or {*suites} & {*original.except_suites}:
         problem = f"{spec_id} already has this limit, or another limit for the same suite"
         raise SpecError(problem, remedy="write each limit once, with all its suites")
@@ -160,8 +162,8 @@ def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[
         replace(original, except_suites=(*original.except_suites, *suites)),
         replace(changed, suites=suites, except_suites=(), alternate_of=original.alternate_of),
     )
-    specs = [new for spec in before for new in (pair if spec is original else (spec,))]
-    return Library(before.name, tuple(specs), before.legacy, before.vocabulary)
+    specs = (*before.specs[:index], *pair, *before.specs[index + 1 :])
+    return Library(before.name, specs, before.legacy, before.vocabulary)
 
 
 def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
@@ -173,16 +175,16 @@ def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
             if tag not in tags:
                 remedy = f"{suggest_names(tag, tags, 'known tags')}; or declare the tag in a TOML file: [tags.<class>]"
                 raise origin.make_error(f"unknown tag {tag!r}", field=key, remedy=remedy)
-    formula = _parse_formula(draft)
-    for undivided in syntax.judged_once(formula):
-        problem = f"{row.spec_id}: `{syntax.format_formula(undivided)}` is only judged in the first record"
+    written = _parse_formula(draft)
+    for part in syntax.judged_once(written):
+        problem = f"{row.spec_id}: `{syntax.format_formula(part)}` is only judged in the first record"
         warn_once(f"{problem}; put this part inside G[0,T](...) to judge every record")
-    parsed, (formula, threshold) = formula, _read_threshold(draft, formula)
+    formula, threshold = _read_threshold(draft, written)
     _check_severity(row, formula, origin)
     checked_values: dict[str, Any] = {
         "threshold": threshold,
         "unit": file_formats.canonical_unit(row.unit),
-        "stl": row.stl if formula == parsed else syntax.format_formula(formula),
+        "stl": row.stl if formula == written else syntax.format_formula(formula),
         "formula": syntax.substitute_threshold(formula, threshold),
         "alternate_of": draft.alternate_of,
     }
@@ -192,10 +194,12 @@ def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
 def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
     try:
         formula, unit = parse_signal_formula(draft.row.stl), file_formats.canonical_unit(draft.row.unit)
-        for threshold in () if draft.row.binary else (None, unit):  # None means any unit, for simpler errors
-            checked_formula, margin_unit = check_units(formula, signal_unit, threshold)
-            _check_conditions(draft.row, checked_formula, draft.origin)
-            _check_unit(draft.row, margin_unit, draft.origin)
+        if not draft.row.binary:
+            # In the first check, the threshold may have any unit (None), because errors are then simpler.
+            for threshold_unit in (None, unit):
+                checked_formula, margin_unit = check_units(formula, signal_unit, threshold_unit)
+                _check_conditions(draft.row, checked_formula, draft.origin)
+                _check_unit(draft.row, margin_unit, draft.origin)
         formula = parse_signal_formula(draft.row.stl, unit)
     except FormulaError as error:
         raise draft.origin.make_error(error.problem, field="stl", remedy=error.remedy) from None
@@ -203,6 +207,7 @@ def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
 
 
 def _read_threshold(draft: file_formats.SpecDraft, formula: syntax.Formula) -> tuple[syntax.Formula, float]:
+    # Returns the formula, in which the word `threshold` replaces a number that the row states, and the threshold.
     threshold, origin = draft.row.threshold, draft.origin
     if draft.stated_predicate is not None and threshold is not None and not syntax.has_placeholder(formula):
         formula = _restore_stated(draft.stated_predicate, threshold, formula, origin)
@@ -225,6 +230,7 @@ def _read_threshold(draft: file_formats.SpecDraft, formula: syntax.Formula) -> t
 def _restore_stated(
     stated: file_formats.StatedPredicate, threshold: float, formula: syntax.Formula, origin: RowOrigin
 ) -> syntax.Formula:
+    # Returns the formula with the word `threshold` in place of the number in the comparison that the row states.
     signal, operator = stated
     if signal not in SIGNALS:
         remedy = suggest_names(signal, SIGNALS, "known signals")
@@ -238,6 +244,7 @@ def _restore_stated(
 
 
 def _rewrite_event(predicate: syntax.Compare) -> syntax.Compare:
+    # Returns `event < threshold` for `event <= 0` or `event <= threshold`, and any other comparison unchanged.
     match predicate:
         case syntax.Compare("<=", syntax.NumericSignal(name), syntax.Number(0.0) | syntax.Threshold()):
             if name in SIGNALS and SIGNALS[name].event:
@@ -275,9 +282,8 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
     if row.severe is not None:
         _check_positive(row.severe, "severe", origin)
         if row.binary:
-            raise origin.make_error(
-                "a binary specification has no severe magnitude", field="severe", remedy="omit the key severe"
-            )
+            problem = "a binary specification has no severe magnitude"
+            raise origin.make_error(problem, field="severe", remedy="omit the key severe")
     elif not row.binary and row.tier != "diagnostic":
         remedy = "add severe = NUMBER (the magnitude of full depth), or binary = true"
         raise origin.make_error("a scored specification has no severe magnitude", field="severe", remedy=remedy)
@@ -303,8 +309,8 @@ def proportional_severe(spec: Spec, threshold: float) -> float | None:
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
     """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`."""
-    anchors = (other.severe for other in library if (other.alternate_of, other.threshold) == (spec.spec_id, threshold))
-    return next(anchors, proportional_severe(spec, threshold))
+    severes = (other.severe for other in library if (other.alternate_of, other.threshold) == (spec.spec_id, threshold))
+    return next(severes, proportional_severe(spec, threshold))
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
@@ -317,9 +323,8 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
-            raise SpecError(
-                f"--set {change!r} does not give a value", remedy="write SPEC=VALUE, such as joint_torque=1.5"
-            )
+            problem = f"--set {change!r} does not give a value"
+            raise SpecError(problem, remedy="write SPEC=VALUE, such as joint_torque=1.5")
         spec = library[name.strip()]
         threshold = _read_quantity(spec, text)
         if threshold == spec.threshold:
@@ -351,9 +356,8 @@ def set_limit(
     if threshold != spec.threshold:
         written = spec.written_formula
         if not syntax.has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
-            raise SpecError(
-                f"{spec_id} has no threshold to set", remedy="choose a specification with a numeric threshold"
-            )
+            remedy = "choose a specification with a numeric threshold"
+            raise SpecError(f"{spec_id} has no threshold to set", remedy=remedy)
         changed = replace(
             spec,
             spec_id=_threshold_id(spec, threshold),
@@ -361,8 +365,8 @@ def set_limit(
             threshold=threshold,
             severe=severe_magnitude(library, spec, threshold),
         )
-    given: dict[str, Any] = {"severe": severe, "source": source or None, "rationale": rationale or None}
-    changed = replace(changed, **{name: value for name, value in given.items() if value is not None})
+    arguments: dict[str, Any] = {"severe": severe, "source": source or None, "rationale": rationale or None}
+    changed = replace(changed, **{name: value for name, value in arguments.items() if value is not None})
     specs = tuple(changed if old.spec_id == spec.spec_id else old for old in library)
     legacy = {old: changed.spec_id if new == spec.spec_id else new for old, new in library.legacy.items()}
     return Library(library.name, specs, legacy, library.vocabulary)
@@ -373,6 +377,7 @@ def _threshold_id(spec: Spec, threshold: float) -> str:
 
 
 def _read_quantity(spec: Spec, text: str) -> float:
+    # Returns the threshold that a text such as `5 mm` gives, in the unit of the specification.
     match = _QUANTITY.fullmatch(text)
     factors = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
     if match is None:
@@ -388,9 +393,9 @@ def _read_quantity(spec: Spec, text: str) -> float:
     exact = Fraction(number) * factors[unit]
     if not 0 < exact < _LARGEST:
         remedy = "give a positive magnitude; a lower bound is written `> -threshold` in the formula"
-        raise SpecError(
-            f"the threshold of {spec.spec_id} is {text.strip()}, but it must be positive and finite", remedy=remedy
-        )
+        problem = f"the threshold of {spec.spec_id} is {text.strip()}, but it must be positive and finite"
+        raise SpecError(problem, remedy=remedy)
+    # A length could be meant in mm, and a number far above the current limit is probably in a smaller unit.
     if not written_unit and (spec.unit == "m" or exact > 10 * Fraction(spec.threshold)):
         limit = f"{spec.threshold:g}{'' if spec.unit == '1' else ' ' + spec.unit}"
         examples = [f"{100 * float(exact):g}%"] if spec.unit == "1" else [f"{number}{unit}" for unit in factors]
@@ -439,6 +444,7 @@ def try_spec(spec: Spec) -> SpecTrial:
     """
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)
+    # The largest value belongs to the violation nearest to the limit. A trace without a violation has minus infinity.
     violated_rho = np.where(rho < 0, np.maximum(rho, -_LARGEST), -np.inf)
     broken, idle = list[int](), list[str]()
     nodes = (node for node in syntax.walk_nodes(spec.formula) if isinstance(node, syntax.Compare))
@@ -446,18 +452,20 @@ def try_spec(spec: Spec) -> SpecTrial:
         alternatives = [
             robustness(_replace_predicate(spec.formula, predicate, truth), trace) for truth in (True, False)
         ]
-        decided = (rho < 0) & (np.maximum(*alternatives) >= 0)
-        if not decided.any():
+        is_decided = (rho < 0) & (np.maximum(*alternatives) >= 0)
+        if not is_decided.any():
             idle.append(syntax.format_formula(predicate))
-        elif not decided[broken].any():
-            broken.append(int(np.where(decided, violated_rho, -np.inf).argmax()))
-    broken = broken or [int(violated_rho.argmax())] * bool((rho < 0).any())
+        elif not is_decided[broken].any():
+            broken.append(int(np.where(is_decided, violated_rho, -np.inf).argmax()))
+    if not broken and (rho < 0).any():
+        broken = [int(violated_rho.argmax())]
     kept_rho = np.where(rho >= 0, rho, np.nan)
     kept_trace = None if np.isnan(kept_rho).all() else _cut_trace(trace, rho, int(np.nanargmin(kept_rho)))
     return SpecTrial(spec, kept_trace, tuple(_cut_trace(trace, rho, episode) for episode in broken), tuple(idle))
 
 
 def _replace_predicate(formula: syntax.Formula, predicate: syntax.Compare, truth: bool) -> syntax.Formula:
+    # Returns the formula with `truth` in place of each occurrence of the predicate.
     def visit(node: syntax.Node) -> syntax.Node:
         return syntax.Truth(truth) if node == predicate else syntax.map_children(node, visit)
 
@@ -465,28 +473,32 @@ def _replace_predicate(formula: syntax.Formula, predicate: syntax.Compare, truth
 
 
 def _cut_trace(trace: Trace, rho: NDArray[np.float64], episode: int) -> TrialTrace:
+    # Returns one of the traces that `trace` holds as episodes.
     rows = slice(int(trace.starts[episode]), int(trace.starts[episode + 1]))
     return TrialTrace({name: values[rows].tolist() for name, values in trace.signals.items()}, float(rho[episode]))
 
 
 def _simple_traces(formula: syntax.Formula) -> Trace:
     """Return the traces that `try_spec` tries. If the formula has windows, the time stamps span all windows."""
+    # Boolean signals come first. The first signal changes most slowly in `product`.
     names = sorted(syntax.signal_names(formula), key=lambda name: (not SIGNALS[name].boolean, name))
-    flips = {name: _turning_values(formula, name) for name in names if not SIGNALS[name].boolean}
+    turning_values = {name: _turning_values(formula, name) for name in names if not SIGNALS[name].boolean}
     patterns = [(True,) * 4, (False, True, True, False), (False,) * 4]
+    # If there are too many combinations, fewer multiples are tried.
     for multiples in (_MULTIPLES, (0.0, 0.9, 1.1, 3.0), (0.9, 1.1)):
         scaled = {
-            name: dict.fromkeys(multiple * flip for multiple in multiples for flip in flips[name]) for name in flips
+            name: dict.fromkeys(multiple * value for multiple in multiples for value in values)
+            for name, values in turning_values.items()
         }
         choices: list[list[Any]] = [list(scaled[name]) if name in scaled else patterns for name in names]
         if math.prod(map(len, choices)) <= _MAX_TRACES:
             break
-    rows = list(islice(product(*choices), _MAX_TRACES))
+    rows = list(islice(product(*choices), _MAX_TRACES))  # each row has a choice for each signal
     # The second shape can satisfy lower bounds. The third can satisfy conditions that must become true in time.
     shapes = np.array([(0.0, 1.0, 1.0, 0.0), (1.0,) * 4, (1.0, 0.0, 0.0, 1.0)])
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
-        if name in flips:
+        if name in turning_values:
             signals[name] = (np.array(values)[None, :, None] * shapes[:, None]).ravel() + 0.0  # turns -0.0 into 0.0
         else:
             signals[name] = np.tile(np.array(values), (len(shapes), 1)).ravel()
@@ -499,11 +511,14 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
 def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
     """Return the values of a signal at which a comparison changes if the other signals are all 0 or all 1."""
     values = list[float]()
-    for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
+    comparisons = (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare))
+    predicates = [node for node in comparisons if name in syntax.signal_names(node)]
+    for predicate, other_value in product(predicates, (0.0, 1.0)):
+        # The margin is computed for the values 0 and 1. If it is linear, its zero follows from these two margins.
         names = syntax.signal_names(predicate)
-        for other_value in (0.0, 1.0) if name in names else ():
-            signals = {other: np.array([0.0, 1.0]) if other == name else np.full(2, other_value) for other in names}
-            with suppress(SignalError):
-                first, second = predicate_margin(predicate, Trace(signals, np.array([0, 2]), np.array([_DT_S])))
-                values += [float(first / (first - second))] if first != second else []
-    return [*dict.fromkeys(value or 1.0 for value in values)] or [1.0]
+        signals = {other: np.array([0.0, 1.0]) if other == name else np.full(2, other_value) for other in names}
+        with suppress(SignalError):
+            first, second = predicate_margin(predicate, Trace(signals, np.array([0, 2]), np.array([_DT_S])))
+            if first != second:
+                values.append(float(first / (first - second)))
+    return [*dict.fromkeys(value or 1.0 for value in values)] or [1.0]  # multiples of 0 would all be 0

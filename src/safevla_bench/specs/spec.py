@@ -115,16 +115,16 @@ class Library:
         ids.
         """
         current_id = self.legacy.get(spec_id, spec_id)
-        rethresholded = [name for name in self._by_id if name.startswith(f"{current_id}@")]
-        if current_id not in self._by_id and len(rethresholded) == 1:
-            return rethresholded[0]
-        if current_id not in self._by_id:
-            close = get_close_matches(spec_id, [*self._by_id, *self.legacy], n=3, cutoff=0.4)
-            remedy = f"similar ids: {', '.join(close)}" if close else f"ids of the library: {', '.join(self._by_id)}"
-            if of_axis := [spec.spec_id for spec in self.specs if spec.axis == spec_id.replace("-", "_")]:
-                remedy = f"{spec_id} is an axis; its specifications: {', '.join(of_axis)}"
-            raise SpecError(f"library {self.name!r} has no specification {spec_id!r}", remedy=remedy)
-        return current_id
+        if current_id in self._by_id:
+            return current_id
+        ids_with_threshold = [name for name in self._by_id if name.startswith(f"{current_id}@")]
+        if len(ids_with_threshold) == 1:
+            return ids_with_threshold[0]
+        close = get_close_matches(spec_id, [*self._by_id, *self.legacy], n=3, cutoff=0.4)
+        remedy = f"similar ids: {', '.join(close)}" if close else f"ids of the library: {', '.join(self._by_id)}"
+        if of_axis := [spec.spec_id for spec in self.specs if spec.axis == spec_id.replace("-", "_")]:
+            remedy = f"{spec_id} is an axis; its specifications: {', '.join(of_axis)}"
+        raise SpecError(f"library {self.name!r} has no specification {spec_id!r}", remedy=remedy)
 
     def legacy_ids(self, spec_id: str) -> tuple[str, ...]:
         """Return the older ids of the specification with this current id; () if there are none."""
@@ -139,6 +139,7 @@ class Library:
 
 def scoring_content(spec: Spec) -> list[object]:
     """Return everything that decides how a specification is judged, in a canonical form."""
+    # The last two parts are only present if needed, so that the digests of older libraries stay the same.
     return [
         *(spec.spec_id, spec.canonical_family, spec.axis, spec.tier, syntax.format_formula(spec.formula)),
         *(spec.threshold, spec.severe, spec.unit, spec.binary),
@@ -177,6 +178,7 @@ def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
 
 
 def _spec_row(library: Library, spec: Spec) -> dict[str, object]:
+    # Returns the specification with the keys of a library file. Tuples become lists, as in JSON.
     row = {name: getattr(spec, name) for name in ROW_KEYS}
     row |= {name: list(getattr(spec, name)) for name in _SUITE_KEYS if getattr(spec, name)}
     lists = {name: list(row[name]) for name in ("requires_all", "invalid_if_any")}

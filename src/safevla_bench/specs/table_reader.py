@@ -97,8 +97,8 @@ def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tupl
         text = read_text(path, origin)
         if origin.file.endswith(".jsonl"):
             lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-            numbered = [(RowOrigin(origin.error, origin.file, line=number), line) for number, line in lines]
-            return [(row_origin, _parse_json(line, row_origin)) for row_origin, line in numbered]
+            line_origins = [(RowOrigin(origin.error, origin.file, line=number), line) for number, line in lines]
+            return [(line_origin, _parse_json(line, line_origin)) for line_origin, line in line_origins]
         document = _parse_json(text, origin)
         rows = document if isinstance(document, list) else [document]
         return [(origin.with_subject(f"row {number}"), row) for number, row in enumerate(rows)]
@@ -116,7 +116,8 @@ _SYNONYMS = {"formula": "stl", "id": "spec_id", "name": "spec_id", "limit": "thr
 
 @cache
 def _types_of_keys(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    return {field.encode_name: str(field.type) for field in msgspec.structs.fields(kind)}  # slow
+    # Returns key -> the text of its type, cached because `fields` is slow.
+    return {field.encode_name: str(field.type) for field in msgspec.structs.fields(kind)}
 
 
 def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
@@ -138,9 +139,9 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
         return msgspec.convert(row, kind)
     except msgspec.ValidationError as error:
         problem, path = explain_mismatch(error)
-        missing = re.fullmatch(r"the key '(\w+)' is missing", problem)
-        path_match = re.match(r"\$\.(\w+)", path)
-        field = missing[1] if missing else path_match[1] if path_match else None
+        field_match = re.fullmatch(r"the key '(\w+)' is missing", problem) or re.match(r"\$\.(\w+)", path)
+        field = field_match[1] if field_match else None
+        # If the field's type is `Literal['a', 'b']`, the choices are a and b.
         choices = re.findall(r"'(\w+)'", types.get(field or "", "").partition("Literal")[2])
         remedy = f"write one of {', '.join(choices)}" if choices else key_list
         if field and problem.startswith("a list is expected"):
