@@ -90,12 +90,10 @@ def fill_template(package: str, name: str, filters: Mapping[str, Callable[..., s
     """Fill a template from one of our packages with `values`. Values are only escaped by filters in the template."""
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    environment.filters.update(filters)
+    engine = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    engine.filters.update(filters)
     text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
-    return environment.from_string(text).render(values)
+    return engine.from_string(text).render(values)
 
 
 def list_shipped(package: str) -> tuple[str, ...]:

@@ -54,8 +54,7 @@ def is_trusted(named_by: Path | None) -> bool:
 def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
     """Raise `RunError` if the file `named_by` names `uses` (calls or files) but is not trusted (see `is_trusted`)."""
     if uses and not is_trusted(named_by):
-        _, command = _trust.get()
-        file = shlex.quote(str(named_by))
+        file, (_, command) = shlex.quote(str(named_by)), _trust.get()
         problem = f"it names code or files without permission, so none of these was used: {'; '.join(uses)}"
         step = f"repeat `safevla {command}` with --trust {file}" if command else "make the call within plugins.trusting"
         raise RunError(problem, remedy=f"If you trust the code and files, {step}.", place=Place(file=str(named_by)))

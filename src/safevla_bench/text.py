@@ -277,9 +277,8 @@ def explain_mismatch(error: Exception) -> tuple[str, str]:
         expected_types, constraint, actual_type = type_error.groups()
         kinds = [kind for kind in expected_types.split(" | ") if kind != "null"]  # TOML has no null
         expected = " or ".join(_TYPES.get(kind, kind) for kind in kinds) or "null"
-        actual = _TYPES.get(actual_type, actual_type)
-        if actual_type == "float" and "int" in kinds:
-            actual = "a number with decimals"
+        type_names = {**_TYPES, "float": "a number with decimals"} if "int" in kinds else _TYPES
+        actual = type_names.get(actual_type, actual_type)
         contrast = f", not {actual}" if actual else ""
         problem = f"{expected}{constraint.replace('matching regex', 'of the form')} is expected{contrast}"
     elif problem.startswith("Invalid enum value "):

@@ -85,7 +85,7 @@ def run_episode(
     """
     policy_calls = _PolicyCalls(env, policy)
     steps, violation = 0, None
-    try:
+    try:  # an exception in this block leaves no record; an invalid action, which the inner block handles, does
         try:
             observation = env.reset(planned.start)
             if isinstance(policy, interface.CuedPolicy):
@@ -98,7 +98,7 @@ def run_episode(
             outcome = _outcome_at_horizon(planned)
             while steps < planned.horizon and not violation:
                 action = policy_calls.next_action(observation)
-                if isinstance(policy, interface.SelectivePolicy):
+                if isinstance(policy, interface.SelectivePolicy):  # no policy sees the observation after the last step
                     env.render_next(policy.looks_next and steps + 1 < planned.horizon)
                 observation, success = env.step(action)
                 steps += 1
@@ -107,9 +107,9 @@ def run_episode(
                 outcome = "success" if success else _outcome_at_horizon(planned)
                 if (success and planned.stop_at_success) or _leaves_path(env, planned, steps):
                     break
-                if watch and steps < planned.horizon:
+                if watch and steps < planned.horizon:  # after the last step, a violation has nothing to stop
                     violation = _violation_reason(watch.observe(env.latest()))
-            outcome, reason = ("stopped", violation) if violation else (outcome, None)
+            outcome, reason = "stopped" if violation else outcome, violation
         except errors.InvalidActionError as error:
             outcome, reason = "invalid_action", f"step {steps}: {error}"
         batch = policy_calls.add_chunk_steps(env.recorded())
@@ -133,6 +133,7 @@ def run_episode(
 
 
 def _seed_generators(seed: int) -> None:
+    # Seeds the global random generators of Python, NumPy and, if it is imported, torch.
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if "torch" in sys.modules:
@@ -154,6 +155,7 @@ def _outcome_at_horizon(planned: PlannedEpisode) -> str:
 
 
 def _violation_reason(standing: EpisodeStanding) -> str | None:
+    # Returns a text that names the violated clauses, as CLAUSE or `CLAUSE of ARM`; None if no clause is violated.
     if not standing.violated:
         return None
     clause_names = (" of ".join(filter(None, (name, standing.clauses[name].arm))) for name in standing.violated)
@@ -175,13 +177,15 @@ class _PolicyCalls:
         self._actions_before_clipping: list[interface.Action] = []  # values before clipping
 
     def next_action(self, observation: interface.Observation) -> interface.Action:
+        # Returns the policy's action. An action out of bounds is clipped if the policy permits this, or else an error.
         start, self.is_asking = time.perf_counter(), True
         raw_action = self._policy.act(observation)
         self.is_asking = False
         self._call_times_s.append(time.perf_counter() - start)
         action = interface.check_action(raw_action, self._low.size)
-        chunked_policy = self._policy if isinstance(self._policy, servers.ChunkQueue | coupling.DelayedPolicy) else None
-        self._chunk_steps.append((chunked_policy and chunked_policy.chunk_step) or _NO_CHUNK)
+        policy = self._policy
+        chunk_step = policy.chunk_step if isinstance(policy, servers.ChunkQueue | coupling.DelayedPolicy) else None
+        self._chunk_steps.append(chunk_step or _NO_CHUNK)
         clipped = np.clip(action, self._low, self._high)
         if np.array_equal(clipped, action):
             return action
@@ -197,10 +201,12 @@ class _PolicyCalls:
 
     def add_chunk_steps(self, batch: Batch) -> Batch:
         """Return the batch. If any action came from a chunk, add a channel with each action's chunk and step."""
-        rows = self._chunk_steps[: int(batch.starts[-1]) - 1]
-        return add_rows(batch, CHUNK_STEP, np.array(rows, dtype=np.float64)) if {*rows} - {_NO_CHUNK} else batch
+        rows = self._chunk_steps[: int(batch.starts[-1]) - 1]  # record 0 has no action; an invalid action has no record
+        has_chunks = any(row != _NO_CHUNK for row in rows)
+        return add_rows(batch, CHUNK_STEP, np.array(rows, dtype=np.float64)) if has_chunks else batch
 
     def clip_marks(self) -> dict[str, object]:
+        # Returns the marks of clipped actions for the record's header; {} if the policy does not permit clipping.
         if not self.clips:
             return {}
         if not self._actions_before_clipping:
@@ -235,6 +241,7 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
         batch.headers[0],
         episode_id=planned.episode_id,
         benchmark=planned.task.suite,
+        # A suite of chosen starts (with a label) counts its own starts, not the benchmark's initial states.
         init_state_index=planned.episode if planned.task.label else batch.headers[0].init_state_index,
         policy=planned.policy,
         seed=planned.seed,
@@ -246,7 +253,8 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
     (extra,) = batch.extra
     fields = extra.get("header", {})
     assert isinstance(fields, Mapping)
-    return replace(batch, headers=(header,), extra=({**extra, "header": {**fields, **marks}} if marks else extra,))
+    marked_extra = {**extra, "header": {**fields, **marks}} if marks else extra
+    return replace(batch, headers=(header,), extra=(marked_extra,))
 
 
 # The serial engine
@@ -286,17 +294,18 @@ class CrashSeries:
     places: list[tuple[str, str, str]] = field(default_factory=list)  # policy, suite and task of each crash, in order
     has_begun: bool = False  # whether any episode has taken a step
 
-    def add_outcome(self, end: EpisodeOutcome) -> None:
+    def add_outcome(self, ended: EpisodeOutcome) -> None:
         """Take an episode's outcome into account, unless it is `NOT_RUN`."""
-        if end.outcome == NOT_RUN:
+        if ended.outcome == NOT_RUN:
             return
-        self.has_begun = self.has_begun or end.steps > 0
-        failure = errors.find_exception(end.reason or "")[0] if end.outcome == "crashed" else ""
+        self.has_begun = self.has_begun or ended.steps > 0
+        failure = errors.find_exception(ended.reason or "")[0] if ended.outcome == "crashed" else ""
+        # An episode without a crash, or with another exception or message, begins a new series.
         if not failure or _NUMBER_PATTERN.sub("", failure) != _NUMBER_PATTERN.sub("", self.failure):
             self.places.clear()
         self.failure = failure
         if failure:
-            self.places.append(_task_key(end.planned))
+            self.places.append(_task_key(ended.planned))
 
 
 _NUMBER_PATTERN = re.compile(r"0x[0-9a-f]+|\d+")
@@ -327,6 +336,7 @@ class EnvRunner:
         refuses or cannot be reached.
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
+        # True if the last `SAME_CRASHES` crashes of the series were all in this task
         if self._skips_crashing and self._crashes.places[-SAME_CRASHES:] == SAME_CRASHES * [_task_key(planned)]:
             reason = f"{SAME_CRASHES} episodes of this task crashed in the same way: {self._crashes.failure}"
             return EpisodeOutcome(planned, NOT_RUN, 0, None, reason)
@@ -338,8 +348,9 @@ class EnvRunner:
             outcome = EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
         else:
             coupler = self._couplers.get(planned.policy)
-            env_and_policy = coupler.couple(env, policy) if coupler else (env, policy)
-            outcome = _run_with_retries(*env_and_policy, apply_server_seed(planned, policy), on_step, self._watch)
+            coupled_env, coupled_policy = coupler.couple(env, policy) if coupler else (env, policy)
+            seeded = apply_server_seed(planned, policy)
+            outcome = _run_with_retries(coupled_env, coupled_policy, seeded, on_step, self._watch)
             if outcome.outcome == "crashed":
                 self.close()
         self._crashes.add_outcome(outcome)
@@ -348,7 +359,7 @@ class EnvRunner:
 
     def close(self) -> None:
         """Close the environment, if there is one; the next episode makes a new one. Exceptions are only logged."""
-        env, self._env = self._env, None
+        env, self._env = self._env, None  # forgotten first, so that no later episode uses it, even after an exception
         if env is None:
             return
         try:
@@ -374,6 +385,7 @@ class EnvRunner:
 
 
 def _require_still(env: HostEnv, task: Task) -> None:
+    # Raises `HostError` unless the task's action that moves nothing has as many numbers as the environment's actions.
     if len(task.still) != len(env.action_low):
         counts = f"{len(task.still)} numbers, but actions have {len(env.action_low)}"
         problem = f"{task.benchmark} {task.task_id}: `Task.still` has {counts}"
@@ -398,9 +410,10 @@ def _run_with_retries(
         except errors.ServerLostError as error:
             if attempt == 0 and isinstance(error, errors.ServerUnreachableError):
                 raise  # not retried, because all other episodes would fail, too
-            last = error
-    event = "the policy server was too slow" if isinstance(last, errors.ServerSlowError) else "lost the policy server"
-    reason = f"{event} in each of {1 + SERVER_RETRIES} attempts; last error: {last}"
+            last_error = error
+    is_slow = isinstance(last_error, errors.ServerSlowError)
+    event = "the policy server was too slow" if is_slow else "lost the policy server"
+    reason = f"{event} in each of {1 + SERVER_RETRIES} attempts; last error: {last_error}"
     return EpisodeOutcome(planned, "crashed", steps_done, None, reason)
 
 

@@ -75,8 +75,8 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
         """
         tasks = {task.task_id: task for task in hosts.list_tasks(host, self.suite, file)}
         starts: dict[str, list[FoundStart]] = {}
-        for found in self.starts:
-            starts.setdefault(found.task_id, []).append(FoundStart(found.start, found.policy_seed, found.instruction))
+        for row in self.starts:
+            starts.setdefault(row.task_id, []).append(FoundStart(row.start, row.policy_seed, row.instruction))
         if unknown_ids := [task_id for task_id in starts if task_id not in tasks]:
             problem = f"{self.suite} has no task {unknown_ids[0]!r}, but the file has starts of this task"
             raise HostError(problem, remedy="Install the version of the host that the starts were found with.")

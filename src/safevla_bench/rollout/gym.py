@@ -80,17 +80,15 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
         self._monitor = monitor or Monitor()
-        self._steps, self._next_index, self._env_seed = 0, 0, 7
+        self._steps, self._next_index, self._env_seed = 0, 0, 7  # 7 is the seed of the protocol safevla-bench
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
         try:
-            observation = self._reset_env(0)
+            observation = self._reset_env(0)  # only an observation shows the shapes in the observation space
         except BaseException:
             self._env.close()
             raise
-        self.observation_space = gymnasium.spaces.Dict(
-            {name: _array_space(value) for name, value in observation.items()}
-        )
+        self.observation_space = gymnasium.spaces.Dict({key: _array_space(value) for key, value in observation.items()})
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -101,7 +99,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         errors of `Monitor.observe`, such as those for an unknown task or a record without a needed field.
         """
         super().reset(seed=seed)
-        state_count = self._task.init_states or 2**31
+        state_count = self._task.init_states or 2**31  # without a list of initial states, any index is valid
         if seed is not None:
             self._env_seed, self._next_index = seed, seed % state_count
         index = int((options or {}).get("init_state_index", self._next_index))
@@ -159,10 +157,8 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         hooks = [detach, wrap_method(recordable._env, "step", self._record_step)]
         self._detach = partial(undo_all, hooks)
         header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
-        self._recorder, self._read_latest = (
-            recorder,
-            lambda: single_episode.from_recording(recorder.latest_record(header)),
-        )
+        self._recorder = recorder
+        self._read_latest = lambda: single_episode.from_recording(recorder.latest_record(header))
         return observation, {**info, **step_info(self._monitor.start(self._read_latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -184,6 +180,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         return result
 
     def _record_action(self) -> None:
+        # Adds a record of the simulator's state and the current action, which is then complete.
         assert self._recorder is not None
         assert self._action is not None
         self._recorder.record_step(self._action)
@@ -194,6 +191,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         super().close()
 
     def _stop_recording(self) -> None:
+        # Removes the hooks from the simulator. The environment may make a new simulator at its next reset.
         if self._recorder is not None:
             self._detach()
         self._recorder = None
@@ -274,9 +272,9 @@ def make_env(
     """
     host_object = make_host(host, host_arguments)
     tasks = host_object.tasks(suite)
-    chosen = next((own_task for index, own_task in enumerate(tasks) if task in (index, own_task.task_id)), None)
+    chosen = next((candidate for index, candidate in enumerate(tasks) if task in (index, candidate.task_id)), None)
     if chosen is None:
-        remedy = f"Its tasks are {', '.join(own_task.task_id for own_task in tasks)}."
+        remedy = f"Its tasks are {', '.join(candidate.task_id for candidate in tasks)}."
         raise HostError(f"{suite} has no task {task!r}", remedy=remedy)
     ruleset = load_ruleset(registry_files=registry_files(host))
     wants = Wants(cameras=tuple(cameras), image_size=image_size, extra=tuple(extra))
@@ -290,11 +288,10 @@ _ARM_READINGS = ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")
 
 
 def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
+    # Returns the observation under the names that `SafetyEnv` describes.
     base_pose = {"base_pos_m": observation.base_pos_m, "base_quat_wxyz": observation.base_quat_wxyz}
     return {
-        "eef_pos_m": observation.eef_pos_m,
-        "eef_quat_wxyz": observation.eef_quat_wxyz,
-        "gripper_qpos": observation.gripper_qpos,
+        **{name: getattr(observation, name) for name in _ARM_READINGS},
         **{name: pose for name, pose in base_pose.items() if pose is not None},
         **{
             f"{arm}.{name}": getattr(readings, name)
@@ -307,6 +304,7 @@ def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
 
 
 def _array_space(value: NDArray[Any]) -> gymnasium.spaces.Box:
+    # Images have the type uint8; all other arrays are readings without bounds.
     if value.dtype == np.uint8:
         return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
     return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

@@ -10,7 +10,7 @@ import hashlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, product
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
@@ -72,33 +72,34 @@ def plan_episodes(
     a number of episodes or a horizon is unknown.
     """
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
-    return tuple(
-        PlannedEpisode(
-            episode_id=name_episode(policy, f"{task.suite}/{task.task_id}", episode),
-            policy=policy,
-            task=task if found_start.instruction is None else replace(task, instruction=found_start.instruction),
-            episode=episode,
-            start=found_start.start,
-            seed=seed,
-            policy_seed=found_start.policy_seed,
-            horizon=_task_horizon(task, rules, max_steps),
-            stop_at_success=rules.stop_at_success,
-            seed_from_server=not task.found and str(rules.env_seed).endswith(SERVER_SEED),
-        )
-        for policy in policies
-        for task in tasks
-        for episode in (
+    plan = []
+    for policy, task in product(policies, tasks):
+        indices = (
             range(_count_episodes(task, episodes, rules)) if recorded is None else recorded.get((policy, task), ())
         )
-        for found_start in [task.found[episode] if task.found else _plan_start(task, episode, rules, seed)]
-    )
+        for episode in indices:
+            found_start = task.found[episode] if task.found else _plan_start(task, episode, rules, seed)
+            planned = PlannedEpisode(
+                episode_id=name_episode(policy, f"{task.suite}/{task.task_id}", episode),
+                policy=policy,
+                task=task if found_start.instruction is None else replace(task, instruction=found_start.instruction),
+                episode=episode,
+                start=found_start.start,
+                seed=seed,
+                policy_seed=found_start.policy_seed,
+                horizon=_task_horizon(task, rules, max_steps),
+                stop_at_success=rules.stop_at_success,
+                seed_from_server=not task.found and str(rules.env_seed).endswith(SERVER_SEED),
+            )
+            plan.append(planned)
+    return tuple(plan)
 
 
 def _plan_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:
     # Returns the start of an episode by the protocol's rules, for a task without found starts.
-    wraps_around = rules.init_state == "episode % count" and task.init_states is not None
+    state_count = task.init_states if rules.init_state == "episode % count" else None
     start = EpisodeSeed(
-        init_state_index=episode % task.init_states if wraps_around and task.init_states else episode,
+        init_state_index=episode % state_count if state_count else episode,
         env_seed=_env_seed(task, episode, rules, seed),
         wait_steps=rules.suite_wait_steps(task.benchmark),
         wait_action=None if rules.wait_action == "still" else tuple(rules.wait_action),
@@ -153,7 +154,8 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
     if episodes is None:
         return task.episodes or 1
     runs_once = task.episodes == task.init_states == 1
-    count = task.episodes if runs_once else rules.suite_trials(task.benchmark) or task.episodes
+    protocol_count = None if runs_once else rules.suite_trials(task.benchmark)
+    count = protocol_count or task.episodes
     if count is None:
         problem = f"neither the protocol {rules.name!r} nor the host says how many episodes {task.benchmark!r} has"
         raise RunError(problem, remedy="Pass --episodes N.")
@@ -169,7 +171,9 @@ def _check_plan(
     repeated = sorted({policy for policy in policies if policies.count(policy) > 1})
     if repeated:
         raise RunError(f"the policy {repeated[0]!r} is named twice", remedy="Name each policy once.")
-    for task in () if is_recorded else tasks:
+    if is_recorded:
+        return  # the recording has the numbers of episodes
+    for task in tasks:
         count = _count_episodes(task, episodes, rules)
         state_count = None if task.found or rules.init_state != "episode" else task.init_states
         if state_count is not None and count > state_count:
@@ -335,16 +339,14 @@ def estimate_plan(
     is unknown. `look_intervals` has the steps between observations for each policy that executes several actions per
     reply. More workers than episodes do not reduce the time.
     """
-    groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
-    scenes = tuple(
-        ScenePlan(policy, task.benchmark, task.task_id, len(group), group[0].horizon, cameras[policy])
-        for group in groups
-        for policy, task in [scene_of(group[0])]
-    )
+    scenes = []
+    for (policy, task), group in groupby(episodes, key=scene_of):
+        block = list(group)
+        scenes.append(ScenePlan(policy, task.benchmark, task.task_id, len(block), block[0].horizon, cameras[policy]))
     costs = load_costs().get(host)
     if costs is None:
-        return RunEstimate(scenes, workers, None, None, None)
-    wait_steps = groups[0][0].start.wait_steps if groups else 0
+        return RunEstimate(tuple(scenes), workers, None, None, None)
+    wait_steps = episodes[0].start.wait_steps if episodes else 0  # one protocol gives all episodes the same number
     active_workers = max(1, min(workers, len(episodes)))
     # Quantities are [lowest, highest]. `looks` has the number of rendered observations in each scene.
     run_s = np.array(costs.reset_s) * len(episodes)
@@ -357,4 +359,5 @@ def estimate_plan(
     # A worker has at least one scene, and makes an environment for each scene. All workers start at the same time.
     time_s = np.array(costs.start_s) + make_s / max(1, min(active_workers, len(scenes))) + run_s / active_workers
     disk_bytes = np.array(costs.record_bytes) * sum(scene.episodes * (scene.horizon + 1) for scene in scenes)
-    return RunEstimate(scenes, workers, CostRange(*time_s.tolist()), CostRange(*disk_bytes.tolist()), costs.source)
+    time_range, disk_range = CostRange(*time_s.tolist()), CostRange(*disk_bytes.tolist())
+    return RunEstimate(tuple(scenes), workers, time_range, disk_range, costs.source)

@@ -112,15 +112,15 @@ def name_node(node: Mapping[str, Any]) -> str:
 
 def find_excluded(ray: Any, names: Sequence[str]) -> dict[str, str]:
     """Return id -> reason for the nodes that the user excludes by `names`. Logs a warning for an unknown name."""
-    keys = ("NodeManagerHostname", "NodeName", "NodeManagerAddress", "NodeID")
-    nodes = [(node, {node[key] for key in keys}) for node in ray.nodes()]
+    name_keys = ("NodeManagerHostname", "NodeName", "NodeManagerAddress", "NodeID")
+    nodes = [(node, {node[key] for key in name_keys}) for node in ray.nodes()]
     for name in names:
-        if not any(name in own_names for _, own_names in nodes):
+        if not any(name in node_names for _, node_names in nodes):
             _log.warning("--actor exclude=%s: the Ray cluster has no such node", name)
     return {
         node["NodeID"]: f"{name_node(node)}: excluded by --actor exclude="
-        for node, own_names in nodes
-        if own_names & {*names}
+        for node, node_names in nodes
+        if node_names & {*names}
     }
 
 
@@ -153,18 +153,15 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
         problem = f"the Ray cluster {address} cannot be used: it gave no answer in {_ANSWER_S:g} s"
         raise RunError(problem, remedy=_REMEDY) from None
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
         remedy = _LONG_PATH_REMEDY if "AF_UNIX" in reason else _REMEDY
         raise RunError(f"the Ray cluster {address} cannot be used: {reason}", remedy=remedy) from None
-    _silence_raylet()
-    return ray
-
-
-def _silence_raylet() -> None:
-    """Log the messages of Ray's daemons, such as an actor's death, instead of printing them to the output."""
+    # Log the messages of Ray's daemons, such as an actor's death, instead of printing them to the output.
     worker = sys.modules["ray._private.worker"]
     if hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda data, **_: _log.debug("%s", data.get("lines"))  # type: ignore[attr-defined]
+    return ray
 
 
 def _local_options(cpus: int) -> dict[str, Any]:
@@ -232,8 +229,9 @@ class RayWorker:
         try:
             self._parts = WorkerParts(self._spec)
             installed = name_installed(self._parts.host)
-            pairs = ((name, installed.get(name), version) for name, version in self._versions.items())
-            if differences := [f"{name} {own}, not {version}" for name, own, version in pairs if own != version]:
+            expected = {name: version for name, version in self._versions.items() if installed.get(name) != version}
+            if expected:
+                differences = [f"{name} {installed.get(name)}, not {version}" for name, version in expected.items()]
                 problem = f"this node has other versions than the command's environment: {'; '.join(differences)}"
                 remedy = "Install the same versions on every node, or pass --other-code to permit other code."
                 raise HostError(problem, remedy=remedy)
@@ -280,31 +278,31 @@ def _name_this_node(error: SafevlaError) -> SafevlaError:
 
 
 class ActorHandle:
-    """The handle of an actor in this process. `asked` is Ray's reference to the reply to the last request."""
+    """The handle of an actor in this process. `pending_reply` is Ray's reference to the reply to the last request."""
 
     def __init__(self, ray: Any, handle: Any, key: str = "") -> None:
         self._ray, self._actor, self.key = ray, handle, key
         self._is_ready = False
         self._death_cause = "this command ended the actor"
-        self._process = self.episode_id = ""
-        self.asked = handle.prepare.remote()
+        self._process, self.episode_id = "", ""  # `_process` names the actor's node and process, once it is ready
+        self.pending_reply = handle.prepare.remote()
 
     def begin(self, planned: plan.PlannedEpisode) -> None:
         self.episode_id = planned.episode_id
-        self.asked = self._actor.run_planned.remote(planned)
+        self.pending_reply = self._actor.run_planned.remote(planned)
 
     def dismiss(self) -> None:
         """Make the actor close and end, which frees its share of the node; kill it if it is not ready yet."""
         if not self._is_ready:
             self._ray.kill(self._actor)
             return
-        self.asked = self._actor.close.remote()
+        self.pending_reply = self._actor.close.remote()
         self._actor.__ray_terminate__.remote()
 
     def end(self, timeout_s: float) -> str:
         """Kill the actor and return why it ended. A ready actor first gets `timeout_s` for its last reply."""
         if timeout_s and self._is_ready:
-            self._ray.wait([self.asked], timeout=timeout_s)
+            self._ray.wait([self.pending_reply], timeout=timeout_s)
         self._ray.kill(self._actor)
         return f"{self._death_cause} ({self._process})" if self._process else self._death_cause
 
@@ -317,12 +315,12 @@ class ActorHandle:
     def receive(self) -> Message | None:
         """Return the actor's reply; None if the actor died, cannot be reached or failed. `end` returns the reason."""
         try:
-            message = self._ray.get(self.asked)
+            message = self._ray.get(self.pending_reply)
         except self._ray.exceptions.RayError as error:
             self._death_cause = _describe_death(error, self._ray)
             return None
         self._is_ready = True
-        if isinstance(message, tuple):
+        if isinstance(message, tuple):  # the reply of `RayWorker.prepare`
             message, self._process = message
         return cast("Message", message)
 
@@ -336,6 +334,8 @@ def _describe_death(error: Exception, ray: Any) -> str:
 
 
 class _ActorPool:
+    # The pool of Ray actors, see `scheduler.WorkerPool`.
+
     remedy = "Install safevla-bench with the same extras on every node. Ray's logs there hold the actors' messages."
 
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster, *, other_code: bool) -> None:
@@ -373,7 +373,7 @@ class _ActorPool:
         living = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         node = worker.find_node()
         if node not in living:
-            return bool(node)
+            return bool(node)  # "" if Ray had not chosen a node yet
         self._failed_starts[node] += 1
         if (is_final or self._failed_starts[node] >= scheduler.STARTS) and node not in self.left_out:
             self.left_out[node] = f"{name_node(living[node])}: {cause}"
@@ -391,7 +391,7 @@ class _ActorPool:
                 steps, _, episode_id = (_call_store("get", worker.key) or b"").decode().partition(" ")
                 if episode_id and episode_id == worker.episode_id:
                     yield number, int(steps)
-        number_of_reply = {worker.asked: number for number, worker in workers.items()}
+        number_of_reply = {worker.pending_reply: number for number, worker in workers.items()}
         ready, _ = self._ray.wait(list(number_of_reply), num_returns=1, timeout=scheduler.LOOK_S)
         for reply in ready:
             number = number_of_reply[reply]

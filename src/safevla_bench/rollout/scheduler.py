@@ -69,8 +69,8 @@ class WorkerSpec:
     def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
         """Return a runner of episodes, with its monitor, filters and delays. Raises the errors of `Coupler`."""
         stopping_monitor = monitor.Monitor(self.stopping) if self.stopping else None
-        coupled = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}
-        couplers = {name: Coupler(coupling, self.filtering) for name, coupling in coupled.items()}
+        couplings = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}
+        couplers = {name: Coupler(coupling, self.filtering) for name, coupling in couplings.items()}
         return EnvRunner(host, policies, stopping_monitor, couplers, skips_crashing=self.skips_crashing)
 
 
@@ -156,14 +156,13 @@ def run_pool(
     episode starts once `time.monotonic()` reaches `ends_s`. Raises `RunError` if workers die before they are ready, and
     any `SafevlaError` that ends a worker.
     """
-    crew = _Crew(pool, keeps=later != (), ends_s=ends_s)
+    crew = _Crew(pool, keeps_idle=later != (), ends_s=ends_s)
     try:
         for batch in chain([episodes], later):
             crew.add_batch(batch, count)
             while crew.is_working:
-                for number, message in pool.receive_messages(
-                    {number: member.worker for number, member in crew.workers.items()}
-                ):
+                workers = {number: member.worker for number, member in crew.workers.items()}
+                for number, message in pool.receive_messages(workers):
                     member = crew.workers[number]
                     if isinstance(message, int):
                         member.steps = message
@@ -171,6 +170,7 @@ def run_pool(
                             on_step(member.current, message)
                     elif (outcome := crew.handle_message(number, message)) is not None:
                         yield outcome
+        # Dismiss all workers before waiting for any, so that they close their environments at the same time.
         for number in list(crew.workers):
             crew.dismiss(number)
         crew.close(_CLOSE_S)
@@ -181,8 +181,8 @@ def run_pool(
 class _Crew:
     # The workers of a run, and the episodes that no worker has started yet.
 
-    def __init__(self, pool: WorkerPool, *, keeps: bool, ends_s: float) -> None:
-        self._pool, self._keeps_idle, self._ends_s = pool, keeps, ends_s
+    def __init__(self, pool: WorkerPool, *, keeps_idle: bool, ends_s: float) -> None:
+        self._pool, self._keeps_idle, self._ends_s = pool, keeps_idle, ends_s
         self._queue = EpisodeQueue()
         self._deaths: Counter[str] = Counter()
         self._startup_deaths = 0
@@ -191,7 +191,7 @@ class _Crew:
 
     @property
     def _startable_episodes(self) -> EpisodeQueue:
-        """The episodes that may still start; empty once the time limit is reached."""
+        """The queue to use: once the time limit is reached, an empty queue, which is thrown away with any additions."""
         return self._queue if time.monotonic() < self._ends_s else EpisodeQueue()
 
     @property
@@ -203,24 +203,25 @@ class _Crew:
         if message is None:
             return self._handle_death(number)
         if isinstance(message, errors.SafevlaError):
-            member = self.workers[number]
-            if not member.is_starting or not self._pool.tolerate_failed_start(
-                member.worker, str(message), is_final=True
-            ):
+            member, cause = self.workers[number], str(message)
+            if not member.is_starting or not self._pool.tolerate_failed_start(member.worker, cause, is_final=True):
                 raise message
             self.dismiss(number)
             self._start(number)
             return None
+        # The message is `READY` or an outcome, so the worker is idle.
         self.workers[number].current, self._startup_deaths = None, 0
         self._assign_next(number)
         return message if isinstance(message, EpisodeOutcome) else None
 
     def dismiss(self, number: int) -> None:
+        # Requests that the worker end, and keeps it for `close`.
         worker = self.workers.pop(number).worker
         worker.dismiss()
         self._dismissed.append(worker)
 
     def close(self, timeout_s: float) -> None:
+        # Waits for the end of each worker, at most `timeout_s`, and then kills it.
         for worker in [*(member.worker for member in self.workers.values()), *self._dismissed]:
             worker.end(timeout_s)
         self.workers.clear()
@@ -236,6 +237,7 @@ class _Crew:
                 self._start(number)
 
     def _start(self, number: int) -> None:
+        # Starts a worker, unless no episode is left for it.
         if self._startable_episodes:
             self.workers[number] = _CrewMember(self._pool.start(number))
 
@@ -256,10 +258,11 @@ class _Crew:
         member, outcome = self.workers.pop(number), None
         cause = member.worker.end(_CLOSE_S)
         if member.is_starting:
-            self._startup_deaths += not self._pool.tolerate_failed_start(member.worker, cause, is_final=False)
+            if not self._pool.tolerate_failed_start(member.worker, cause, is_final=False):
+                self._startup_deaths += 1
             if self._startup_deaths >= STARTS:
                 if self.workers:
-                    return None
+                    return None  # the other workers run the episodes
                 raise errors.RunError(f"workers die while they start: {cause}", remedy=self._pool.remedy)
         elif member.current is None:
             pass  # the worker was idle
@@ -291,7 +294,7 @@ _PROGRAM = "import sys; sys.path[:] = {}; from safevla_bench.rollout.scheduler i
 class WorkerProcess:
     """A local worker process, and the pipe that connects it to this process."""
 
-    def __init__(self, cast: WorkerSpec, environment: Mapping[str, str]) -> None:
+    def __init__(self, spec: WorkerSpec, environment: Mapping[str, str]) -> None:
         self.connection, child_end = Pipe()
         # Ctrl-C sends SIGINT to the whole process group. Workers inherit the block of this signal, so they ignore it.
         former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -306,7 +309,7 @@ class WorkerProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
             child_end.close()
-        self._send(cast)
+        self._send(spec)
 
     def begin(self, planned: PlannedEpisode) -> None:
         self._send(planned)
@@ -337,11 +340,11 @@ class ProcessPool:
 
     remedy = "The worker's messages are above. Fewer --workers need less memory; a single worker runs in this process."
 
-    def __init__(self, cast: WorkerSpec) -> None:
-        self._cast = cast
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
 
     def start(self, number: int) -> WorkerProcess:
-        return WorkerProcess(self._cast, worker_environment(number, os.environ))
+        return WorkerProcess(self._spec, worker_environment(number, os.environ))
 
     def tolerate_failed_start(self, worker: WorkerProcess, cause: str, *, is_final: bool) -> bool:
         return False
@@ -356,7 +359,7 @@ class ProcessPool:
             except (EOFError, OSError):
                 message = None
             yield number_of_connection[connection], message
-        if not ready:
+        if not ready:  # a process that died may have left its end of the pipe open in a child process
             for number, worker in workers.items():
                 if worker.process.poll() is not None and not worker.connection.poll():
                     yield number, None
@@ -367,7 +370,7 @@ def describe_exit(returncode: int) -> str:
     if returncode >= 0:
         return f"it exited with status {returncode}"
     hint = ", often because memory ran out" if returncode == -signal.SIGKILL else ""
-    names = {known.value: known.name for known in signal.Signals}
+    names = {member.value: member.name for member in signal.Signals}
     return names.get(-returncode, f"signal {-returncode}") + hint
 
 
@@ -375,10 +378,11 @@ def serve_episodes() -> None:
     """Run the episodes that arrive at the file descriptor `sys.argv[1]`, until None arrives; send the outcomes back."""
     faulthandler.enable()
     descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
+    os.set_inheritable(descriptor, False)  # a simulator's child processes must not keep the pipe open
     connection = Connection(descriptor)
     episode_queue: SimpleQueue[PlannedEpisode | None] = SimpleQueue()
     spec: WorkerSpec = connection.recv()
+    # The thread notices at once if the command dies, even during an episode, and ends this process.
     threading.Thread(target=_receive_episodes, args=(connection, episode_queue), daemon=True).start()
 
     def report(steps: int) -> None:

@@ -261,10 +261,8 @@ def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin)
 
 def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     if with_threshold := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
-        condition = syntax.format_formula(with_threshold[0])
-        problem = (
-            f"`threshold` is in a condition, `{condition}`; a condition is only true or false and measures no depth"
-        )
+        text = syntax.format_formula(with_threshold[0])
+        problem = f"`threshold` is in a condition, `{text}`; a condition is only true or false and measures no depth"
         remedy = "write a number in the condition and `threshold` where the margin is measured, or add binary = true"
         raise origin.make_error(problem, field="stl", remedy=remedy)
 
@@ -449,10 +447,8 @@ def try_spec(spec: Spec) -> SpecTrial:
     broken, idle = list[int](), list[str]()
     nodes = (node for node in syntax.walk_nodes(spec.formula) if isinstance(node, syntax.Compare))
     for predicate in dict.fromkeys(nodes):
-        alternatives = [
-            robustness(_replace_predicate(spec.formula, predicate, truth), trace) for truth in (True, False)
-        ]
-        is_decided = (rho < 0) & (np.maximum(*alternatives) >= 0)
+        new_rhos = [robustness(_replace_predicate(spec.formula, predicate, truth), trace) for truth in (True, False)]
+        is_decided = (rho < 0) & (np.maximum(*new_rhos) >= 0)
         if not is_decided.any():
             idle.append(syntax.format_formula(predicate))
         elif not is_decided[broken].any():

@@ -130,10 +130,8 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
         problem = f"a table of keys is expected, not {type(row).__name__}"
         raise origin.make_error(problem, remedy=key_list)
     if unknown := next((str(key) for key in row if key not in types), None):
-        meant = _SYNONYMS.get(unknown)
-        remedy = (
-            f"did you mean {meant!r}? {key_list}" if meant in types else suggest_names(unknown, types, "known keys")
-        )
+        key = _SYNONYMS.get(unknown)
+        remedy = f"did you mean {key!r}? {key_list}" if key in types else suggest_names(unknown, types, "known keys")
         raise origin.make_error(f"unknown key {truncate_text(unknown)!r}", field=unknown, remedy=remedy)
     try:
         return msgspec.convert(row, kind)

@@ -289,9 +289,8 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
         # The first step assumes that the quantile rises by 1 within one spread.
         rises = np.where(np.isnan(previous_value[rows]), 1.0, value - previous_value[rows])
         # Without a rise, the step is 2, which leads out of the bounds. A step out of them is replaced by a halving.
-        next_point = point - np.divide(
-            value * (point - previous[rows]), rises, where=rises != 0, out=np.full(len(rows), 2.0)
-        )
+        change = point - previous[rows]
+        next_point = point - np.divide(value * change, rises, where=rises != 0, out=np.full(len(rows), 2.0))
         is_inside = (next_point >= low[rows]) & (next_point <= high[rows])
         solutions[rows] = np.where(is_inside, next_point, (low[rows] + high[rows]) / 2)
         previous[rows], previous_value[rows] = point, value
@@ -640,10 +639,8 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
 
 def _log_wealth(points: Floats, counts: Ints, supposed_mean: float) -> float:
     # Returns the logarithm of the averaged product that `sequential_interval` describes, for m = `supposed_mean`.
-    prior_rates = _prior_nodes()
-    factors = np.outer(points, prior_rates / supposed_mean) + np.outer(
-        1 - points, (1 - prior_rates) / (1 - supposed_mean)
-    )
+    rates = _prior_nodes()
+    factors = np.outer(points, rates / supposed_mean) + np.outer(1 - points, (1 - rates) / (1 - supposed_mean))
     logs = counts @ np.log(factors)
     greatest = float(logs.max())  # subtracting the maximum prevents an overflow of exp
     return greatest + log(float(np.exp(logs - greatest).mean()))

@@ -187,10 +187,7 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     rows, tasks, is_single = np.atleast_2d(differences), differences.shape[-1], differences.ndim == 1
     weight_rows = np.broadcast_to(weights, rows.shape)
     if tasks > _EXACT_TERMS:
-        tests = [
-            _flip_signs(row, row_weights, confidence, tie_weight=1.0)
-            for row, row_weights in zip(rows, weight_rows, strict=True)
-        ]
+        tests = [_flip_signs(row, w, confidence, tie_weight=1.0) for row, w in zip(rows, weight_rows, strict=True)]
         flipped = tests[0] if is_single else join_tests(tests)
     else:
         rows_at_once = _MAX_SUBSETS >> tasks  # each row has 2^tasks subsets
