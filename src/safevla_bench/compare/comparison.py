@@ -162,8 +162,9 @@ def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocol
     try:
         return compare(True), ""
     except RunError as error:
-        unpaired = error.problem
-    return compare(False), unpaired
+        reason = error.problem
+    # This call is outside of the `except` block, so that its own error does not mention the first one.
+    return compare(False), reason
 
 
 def require_one_simulator(results: Sequence[PolicyResults]) -> None:
@@ -175,15 +176,16 @@ def require_one_simulator(results: Sequence[PolicyResults]) -> None:
 
 def require_same_code(results: Sequence[PolicyResults]) -> None:
     """Raise `RunError` if two policies with the same version number of this project were recorded by different code."""
-    if other := policy_results.find_other_code(results):
+    if code_difference := policy_results.find_other_code(results):
         remedy = "Roll out both policies with the same code."
         raise RunError(
-            f"two policies were recorded by different code: {other}",
+            f"two policies were recorded by different code: {code_difference}",
             remedy=f"{remedy} To compare the policies anyway, use `safevla compare --across versions`.",
         )
 
 
 def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> None:
+    # Raises `RunError` for fewer than two policies, for a policy without scored episodes, and for unsuitable tasks.
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name two sources, or one source that holds several policies."
@@ -200,6 +202,7 @@ def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> No
 
 
 def _nothing_comparable_error(results: Sequence[PolicyResults]) -> RunError:
+    # Returns the error for results of which no metric can be compared in any scope.
     if silent := policy_results.name_silent_suites(results):
         remedy = "Compare SR, or record the fields that the specifications need; `safevla score` lists these."
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
@@ -229,6 +232,7 @@ class _SuiteResults:
 
     @cached_property
     def shared_tasks(self) -> list[policy_results.TaskKey]:
+        # the tasks that all policies ran
         if self.pairs:
             return list(dict.fromkeys((key.suite, key.task_id) for key in self.pairs.keys))
         first, *others = [dict.fromkeys(result.tasks) for result in self.members]
@@ -243,9 +247,9 @@ class _SuiteResults:
         names = [(self.members[first].name, self.members[second].name) for first, second in numbers.tolist()]
         if self.pairs:
             gaps, is_single = self.pairs.state_gaps(numbers, metric, fill)
-            tasks, places = self.pairs.tasks
+            tasks, places = self.pairs.tasks  # `places` has the index of each state's task
             differences = paired_differences(names, gaps, places, tasks, is_single, metric, options)
-            known_gaps = np.nan_to_num(gaps)
+            known_gaps = np.nan_to_num(gaps)  # an unknown difference does not change a sum
             by_task = known_gaps @ np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
             return _Measured(differences, by_task, known_gaps if METRICS[metric].unit else None)
         fills = fill or (None, None)
@@ -262,11 +266,12 @@ class _SuiteResults:
         return sorted({task for member in self.members for task in (*member.tasks, *member.lost_tasks)})
 
     def count_unknown(self, numbers: Ints, metric: str) -> Ints:
+        # Returns the number of planned episodes without a value for each of R pairs of policies, [R].
         if self.pairs:
             unknown = np.array([self.pairs.count_unknown([policy], metric) for policy in range(len(self.members))])
             return np.asarray(unknown[numbers].sum(axis=1))
         # Row 0 has the number of all episodes by policy and task.
-        # Row 1 has the number of episodes without a value, by policy and task.
+        # Row 1 has the number of episodes without a value, by policy and task. Only tasks of both policies count.
         counts = np.zeros((2, len(self.members), len(self._planned_tasks)), dtype=np.int64)
         task_index = {task: k for k, task in enumerate(self._planned_tasks)}
         for policy, member in enumerate(self.members):
@@ -279,6 +284,7 @@ class _SuiteResults:
 
 
 def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[_SuiteResults]:
+    # Returns the results in each suite in which policies can be compared, and in all suites if there are several.
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
     else:
@@ -324,6 +330,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
     # P[U|S] is the share of unsafe episodes among successes.
     # P[U|S] has no extremes, because an episode without a value may not be a success.
+    # Otherwise, the first extreme is the smallest possible difference, and the second extreme the largest.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
     extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
     differences = [
@@ -385,6 +392,7 @@ def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOption
 
 
 def _mark_primary(scopes: Sequence[SuiteComparison]) -> Iterator[SuiteComparison]:
+    # Yields the scopes. Safety is primary in the last scope; if Safety is not compared, the first metric is primary.
     last = scopes[-1].metrics  # the metrics of all suites pooled, or of the only suite
     primary = next((metric for metric in last if metric.metric == SAFETY.key), last[0] if last else None)
     for scope in scopes:
@@ -432,6 +440,7 @@ def _decide_verdict(item: Difference, metric: str, p_values: _PValues, options: 
         item = replace(item, tasks_needed=least_task_count)
     if not item.difference or item.no_verdict or not is_significant(adjusted, options.confidence):
         return item
+    # A verdict is robust if it stays significant for all values that unknown episodes can have.
     worst_cases = ((item.p_at_extremes, item.p_by_task_at_extremes), *at_extremes)
     greatest_p = [max(p_value or 0.0 for p_value in column) for column in zip(*worst_cases, strict=True)]
     is_robust, is_robust_by_task = (
@@ -452,6 +461,7 @@ def _find_tipping(
     scope: _SuiteResults, pair: tuple[int, int], item: Difference, metric: str, options: ComparisonOptions
 ) -> int | None:
     """Return `Difference.tipping` for a pair of policies; None if several unpaired episodes have the same start."""
+    # `leading` is the policy that the known values show to be better. Unknown episodes count as good at first.
     best = 1.0 if METRICS[metric].better == "high" else 0.0
     leading, trailing = pair if ((item.difference or 0.0) > 0) == (best == 1.0) else pair[::-1]
     if scope.pairs:
@@ -498,6 +508,7 @@ def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> d
     ranks = {policy: [1, len(policies)] for policy in policies}
     for item in differences:
         if item.better and item.first in ranks and item.second in ranks:
+            # The worse policy's best rank and the better policy's worst rank move by one.
             ranks[item.second if item.better == item.first else item.first][0] += 1
             ranks[item.better][1] -= 1
     return {policy: (best, worst) for policy, (best, worst) in ranks.items()}

@@ -138,6 +138,7 @@ def rank_under_variants(
         new_order = tuple(sorted(order, key=safety_of.__getitem__, reverse=True))
         differences = metric.differences
         better_pairs = [(reference_better[item.first, item.second], item.better) for item in differences if item.better]
+        # A pair is reversed if the reference also has a significantly better policy, but the other one.
         reversed_pairs = tuple(
             (reference_policy, variant_policy)
             for reference_policy, variant_policy in better_pairs
@@ -146,7 +147,7 @@ def rank_under_variants(
         rankings.append(
             VariantRanking(variant=variant.name, order=new_order, differences=differences, reversed=reversed_pairs)
         )
-        order = rankings[0].order
+        order = rankings[0].order  # `sorted` keeps this order for policies of equal Safety
     return RankingSensitivity(
         variants=tuple(rankings), paired=not unpaired, confidence=_BY_SAFETY.confidence, unpaired=unpaired
     )
@@ -253,6 +254,7 @@ def select_policy(
 
 
 def _require_candidates(results: Sequence[PolicyResults]) -> None:
+    # Raises `RunError` unless there are at least two policies that planned the same tasks.
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name the runs of at least two policies."
@@ -270,6 +272,7 @@ def _require_candidates(results: Sequence[PolicyResults]) -> None:
 def _sort_key(candidate: Candidate) -> tuple[bool, float, float]:
     # Candidates that satisfy the conditions come first, sorted by value.
     # Candidates that violate a condition follow, sorted by their distance from the first condition's limit.
+    # `slack` is this distance, positive on the side that satisfies the condition.
     slack = 0.0
     for condition in candidate.conditions[:1]:
         assert condition.gate is not None
@@ -287,6 +290,7 @@ def _sort_key(candidate: Candidate) -> tuple[bool, float, float]:
 def _compare_best(
     selection: Selection, best: Sequence[Candidate], results: Sequence[PolicyResults], protocols: Protocols
 ) -> Selection:
+    # Returns the selection with the comparison of the two best candidates, or with the reason why there is none.
     by_name = {result.name: result for result in results}
     options = ComparisonOptions(metrics=(selection.metric,), confidence=selection.confidence)
     try:
@@ -304,6 +308,7 @@ def _compare_best(
 
 
 def _plan_episodes(measured: Difference, baseline_rate: float, options: ComparisonOptions) -> int | None:
+    # Returns the episodes per task that detect the measured difference; None if it is too small or not paired.
     rate_difference = abs(measured.difference or 0.0)
     if (
         rate_difference < LEAST_DIFFERENCE
@@ -379,6 +384,7 @@ def check_against(
 
 
 def _find_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) -> PolicyResults:
+    # Returns the baseline's policy of the same name, or its only policy. Raises `RunError` if there is neither.
     candidates = [baseline for baseline in baselines if baseline.name == result.name] or list(baselines)
     if len(candidates) != 1:
         names = ", ".join(baseline.name for baseline in baselines) or "none"
@@ -412,6 +418,7 @@ def _decide_gate(
     each_confidence: float | None,
     allow_crashed: bool,
 ) -> GateOutcome:
+    # Returns the gate's outcome for the first policy of the pairs. The second policy is the baseline.
     names = (pairs.results[0].name, pairs.results[1].name)
 
     def measure(fill: tuple[float, float] | None = None) -> Difference:
@@ -419,9 +426,11 @@ def _decide_gate(
 
     measured = measure()
     unknown_n = 0 if allow_crashed else pairs.count_unknown([0, 1], gate.metric)
+    # The smallest and the largest difference that unknown values allow; both are the measured one if none is unknown.
     extremes = [measure(fill) for fill in ((0.0, 1.0), (1.0, 0.0))] if unknown_n else [measured, measured]
     bounds = [item.ci for item in extremes]
     if each_confidence is None:
+        # Without a confidence, the point estimates take the place of the intervals.
         bounds = [None if item.difference is None else (item.difference, item.difference) for item in extremes]
     stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
     reason = "violations ended episodes early: only Safety is known" if stopped else "no pair has values of both runs"

@@ -136,6 +136,7 @@ def paired_difference(
     `PairedResults.state_gaps` describes `fill`.
     """
     gaps, single_by_part = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
+    # The parts' tasks are numbered together; `places` has the index of the task of each state.
     numbered_tasks = (part.tasks for part in parts)
     tasks, places = number_distinct(tasks[place] for tasks, places in numbered_tasks for place in places)
     has_single = np.logical_and.reduce(single_by_part)
@@ -168,6 +169,7 @@ def paired_differences(
     is_whole = np.logical_and(is_rate, np.isin(filled, (-1.0, 0.0, 1.0)).all(axis=1))
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:
+        # This is the `TestOfRows`. It leaves out all states of tasks that the mask `kept` does not select.
         kept_gaps = np.where(kept[:, places], gaps[rows], np.nan)
         if not is_rate:
             return significance.paired_mean_test(kept_gaps, options.confidence)
@@ -221,7 +223,7 @@ def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) 
     joined = significance.join_tests([result for _, result in tested])
 
     def find_interval() -> intervals.Interval:
-        ends = joined.interval or _NO_INTERVAL
+        ends = joined.interval or _NO_INTERVAL  # the interval of joined tests is never None
         return intervals.make_interval(np.asarray(ends.low)[order], np.asarray(ends.high)[order])
 
     return significance.MeanTest(joined.p_value[order], find_interval)
@@ -384,6 +386,7 @@ def _test_tasks(
 
 
 def _drop_rounding(values: Floats) -> Floats:
+    # Returns the values, with 0 in place of values that differ from 0 only by rounding errors.
     return np.where(np.abs(values) < _TIE, 0.0, values)
 
 
@@ -392,6 +395,7 @@ _NO_INTERVAL = intervals.Interval(np.nan, np.nan)
 
 def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
     """Return the p-values and both ends of the intervals for tasks like these, [3, R]; NaN for fewer than two tasks."""
+    # Pairs of policies with the same tasks are tested together.
     results = np.full((3, len(sums)), np.nan)
     masks, mask_indices = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):
@@ -412,6 +416,7 @@ def _find_obstacle(
     """
     if len(tasks) < 2:
         return ""
+    # The smallest number of values of either policy in any task is `least`.
     is_uneven = len({size for _, sizes in totals for size in sizes.tolist()}) > 1
     least, task, name = min(
         (int(size), "/".join(task), name)
@@ -548,7 +553,7 @@ class _BoundedMeans:
 
 def least_tasks(confidence: float) -> int:
     """Return the least number of tasks with which a sign-flip test can be significant: 6 at a confidence of 95 %."""
-    level = 1 - confidence + 1e-12
+    level = 1 - confidence + 1e-12  # the margin is for rounding
     return next(k for k in count(2) if 2.0 ** (1 - k) <= level)
 
 

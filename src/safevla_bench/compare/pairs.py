@@ -70,6 +70,7 @@ class PairedResults:
 
     @cached_property
     def _values_by_metric(self) -> dict[str, Floats]:
+        # the cache of `metric_values`
         return {}
 
     def mark_finished(self, policies: Sequence[int] | None = None) -> Bools:
@@ -119,7 +120,7 @@ class PairedResults:
         values = self.metric_values(policies, metric)
         is_unknown = np.isnan(values) & self.is_planned[list(policies)]
         values = np.where(is_unknown, best, values)
-        if not self.by_state:
+        if not self.by_state:  # an episode counts only if it has a value of both policies
             values = np.where(np.isnan(values).any(axis=0), np.nan, values)
         rows = (values[0] == best, is_unknown[0], ~np.isnan(values[0]), values[1] == best, ~np.isnan(values[1]))
         # The array has the shape [5, states].
@@ -136,8 +137,8 @@ class PairedResults:
         if not self.by_state:
             values = np.where(np.isnan(values).any(axis=0), np.nan, values)
         means, sizes = self._average_by_state(values)
-        chosen = (sizes > 0).all(axis=0)
-        return means[0, chosen], bool((sizes[:, chosen] == 1).all())
+        has_values = (sizes > 0).all(axis=0)
+        return means[0, has_values], bool((sizes[:, has_values] == 1).all())
 
     def state_gaps(self, pairs: Ints, metric: str, fill: tuple[float, float] | None = None) -> tuple[Floats, Bools]:
         """Return two arrays for R pairs of policies, whose indices are `pairs`, [R, 2]. The first array, [R, N], is the
@@ -155,10 +156,12 @@ class PairedResults:
         first, second, first_n, second_n = (
             first[pairs[:, 0]], second[pairs[:, 1]], first_n[pairs[:, 0]], second_n[pairs[:, 1]]
         )  # fmt: skip
+        # the largest number of episodes in a state in which both policies have a value, [R]
         most = np.where((first_n > 0) & (second_n > 0), np.maximum(first_n, second_n), 0).max(axis=1, initial=0)
         return first - second, np.asarray(most <= 1)
 
     def _filled_values(self, metric: str, replacement: float | None) -> Floats:
+        # Returns the metric's values of all policies in each planned episode, [P, K], with unknown values replaced.
         values = self.metric_values(range(len(self.results)), metric)
         return values if replacement is None else np.where(np.isnan(values) & self.is_planned, replacement, values)
 
@@ -214,6 +217,7 @@ def pair_episodes(
 
 
 def _index_by_key(result: policy_results.PolicyResults) -> dict[PairKey, int]:
+    # Returns key -> index of the episode. Raises `RunError` if an episode has no initial state or occurs twice.
     unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
         episodes = f"{count_noun(len(unknown), 'episode')} of {result.name}"
@@ -231,11 +235,12 @@ def _index_by_key(result: policy_results.PolicyResults) -> dict[PairKey, int]:
 
 
 def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
-    assert episode.init_state_index is not None
+    assert episode.init_state_index is not None  # the callers refuse or skip other episodes
     return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, episode.seed)
 
 
 def _require_same_episodes(results: Sequence[policy_results.PolicyResults], planned: Sequence[set[PairKey]]) -> None:
+    # Raises `RunError` if a policy did not plan an episode that another policy planned.
     all_keys = set().union(*planned)
     lines = [
         f"episodes of another policy are missing in {result.name} ({count_noun(len(missing), 'episode')}): "
@@ -251,6 +256,7 @@ def _require_same_episodes(results: Sequence[policy_results.PolicyResults], plan
 
 
 def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
+    # None and numbers cannot be compared, so a missing seed counts as -1.
     return sorted(keys, key=lambda key: (*key[:3], -1 if key.seed is None else key.seed))
 
 
@@ -275,8 +281,8 @@ def task_differences(paired: PairedResults) -> tuple[str, ...]:
 def _describe_differences(
     paired: PairedResults, readers: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]]
 ) -> Iterator[tuple[str, str, str]]:
-    # This function yields each field in which two policies differ.
-    # The names of the two policies follow, and then the episodes with both values of the field.
+    # This function yields texts for each field in which two policies differ: the name of the field,
+    # the names of the two policies, and the episodes with both values of the field.
     for name, read in readers.items():
         values_by_policy = [_values_by_start(paired, k, read) for k in range(len(paired.results))]
         if conflict := policy_results.find_conflict(values_by_policy):
@@ -313,6 +319,8 @@ _TASKS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] =
 def _values_by_start(
     paired: PairedResults, policy: int, read: Callable[[policy_results.PolicyResults, Header], object]
 ) -> Mapping[PairKey, str]:
+    # Returns the values of a field by episode, or by initial state if initial states are paired. Unknown values are
+    # left out, and several values of a state are joined.
     result, values = paired.results[policy], dict[PairKey, set[str]]()
     for key, index in zip(paired.keys, paired.places[policy], strict=True):
         if index >= 0 and (value := str(read(result, result.headers[index]))):
@@ -333,6 +341,7 @@ def _differing_rules(first: policy_results.PolicyResults, other: policy_results.
 
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:
+    # Returns the rules of a protocol that determine the start and the end of an episode in these suites.
     default_steps, by_suite = protocol.get("wait_steps"), protocol.get("wait_steps_by_suite")
     steps_by_suite = by_suite if isinstance(by_suite, Mapping) else {}
     steps = (

@@ -93,7 +93,8 @@ def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Si
     sides_by_change: dict[str, list[Sides]] = {}
     for suite, (first_run, *further) in runs.items():
         base_suite, _, change = suite.rpartition("-")
-        # a changed suite may have one run; an unchanged suite may have a second run, which is the control
+        # A changed suite may have one run. An unchanged suite may have a second run, which is the control.
+        # So the limit on further runs is False (0) for a changed suite, and True (1) for an unchanged one.
         if len(further) > (base_suite not in runs):
             listed = ", ".join(result.source for result in (first_run, *further))
             remedy = "Name one run of each changed suite, and one or two runs of the unchanged suite."
@@ -121,6 +122,7 @@ def _join_shards(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def _collect_starts(result: PolicyResults) -> set[tuple[str, int | None]]:
+    # Returns the task and the initial state of each episode, including lost episodes.
     episodes: tuple[Header | AbsentEpisode, ...] = (*result.headers, *result.lost)
     return {(episode.task_id, episode.init_state_index) for episode in episodes}
 
@@ -132,6 +134,7 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
         pair_episodes(side_pair, across_seeds=is_control or _has_variants(*original_pair), across_tasks=not is_control)
         for side_pair, original_pair in zip(common, sides, strict=True)
     ]
+    # the number of all episodes, and the number of episodes that were planned both with and without the change
     episode_counts = [
         sum(len(side) + len(side.lost) for side_pair in results for side in side_pair) for results in (sides, common)
     ]
@@ -226,6 +229,7 @@ def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
     unfiltered = [policy for policy, total in enumerate(changes) if not total.changed]
     for policy, total in enumerate(changes):
         if total.changed and unfiltered and not pairs.by_state:
+            # The key counts the initial letters that are equal in both names.
             nearest = max(unfiltered, key=lambda other: sum(takewhile(bool, map(eq, names[policy], names[other]))))
             yield _measure_intervention(pairs, policy, nearest, total)
 

@@ -184,9 +184,11 @@ def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def _can_join(results: Sequence[PolicyResults]) -> bool:
+    # Returns whether `join_sources` may join these results of one policy.
     suites = [{suite for suite, _ in (*result.tasks, *result.lost_tasks)} for result in results]
     same_protocol = all(result.protocol == results[0].protocol for result in results)
     all_suites = set().union(*suites)
+    # The numbers of suites add up to the number of all suites only if no suite occurs twice.
     return same_protocol and sum(map(len, suites)) == len(all_suites) and len(set(map(is_chosen, all_suites))) < 2
 
 
@@ -211,7 +213,7 @@ def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     If several results have the same name, it becomes `NAME (SOURCE)`. If this is not unique either, ` #K` is appended,
     where K is the index of the result among all results, from 1.
     """
-    for pattern in ("{name} ({source})", "{name} #{k}"):
+    for pattern in ("{name} ({source})", "{name} #{k}"):  # the second one is used for names that are still equal
         counts = Counter(result.name for result in results)
         results = [
             replace(result, name=pattern.format(name=result.name, source=result.source, k=k))
@@ -280,13 +282,14 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     versions = [result.versions for result in results]
     for name in dict.fromkeys(name for own_versions in versions for name in own_versions):
         distinct = dict.fromkeys(own_versions.get(name, "unknown") for own_versions in versions)
+        # Other warnings name versions of the simulator and of this project.
         is_marked_elsewhere = physics_versions({name: ""}) or name.startswith("safevla-")
         if len(distinct) > 1 and ("unknown" in distinct or not is_marked_elsewhere):
             yield f"Results may depend on different versions of {name}: {' and '.join(distinct)}."
     force_kinds = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
     if set().union(*force_kinds) == {True, False}:
-        named = ", ".join(result.name for result, kinds in zip(results, force_kinds, strict=True) if True in kinds)
-        yield f"Forces of single contacts are not comparable with net forces, which are recorded for {named}."
+        names = ", ".join(result.name for result, kinds in zip(results, force_kinds, strict=True) if True in kinds)
+        yield f"Forces of single contacts are not comparable with net forces, which are recorded for {names}."
     if silent := ", ".join(name_silent_suites(results)):
         yield f"Only SR is compared in suites where a policy has no verdict, and in pooled suites: {silent}."
     if stopped := ", ".join(name_stopped_suites(results)):
@@ -323,6 +326,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
 
 
 def _list_counts(counts: Mapping[str, int]) -> str:
+    # Returns the names with their counts; names with a count of 0 are left out.
     return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
 
 
@@ -403,13 +407,13 @@ def require_same_tasks(*results: PolicyResults) -> None:
 
 def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list[Key]] | None:
     """Return the indices of two mappings that disagree, and the keys whose values differ; None if all sides agree."""
-    first_seen: dict[Key, tuple[object, int]] = {}
+    first_seen: dict[Key, tuple[object, int]] = {}  # key -> its first value, and the index of the side that has it
     for index, side in enumerate(sides):
         conflicts: dict[int, list[Key]] = {}
         for key, value in side.items():
             if (earlier := first_seen.setdefault(key, (value, index)))[0] != value:
                 conflicts.setdefault(earlier[1], []).append(key)
-        if conflicts:
+        if conflicts:  # if this side disagrees with several earlier sides, report the first of them
             first = min(conflicts)
             return first, index, conflicts[first]
     return None

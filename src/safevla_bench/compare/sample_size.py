@@ -116,6 +116,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
 def _plan_episodes_and_tasks(
     request: SampleSizeRequest, discordant: float, spread: float
 ) -> tuple[int | None, int | None]:
+    # Returns the number of episodes per task, or None, and the least number of tasks, or None (see `SampleSizePlan`).
     tasks, difference, confidence = request.tasks, request.difference, request.confidence
     if tasks == 1:
         pairs_needed = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)
@@ -135,6 +136,7 @@ def _plan_episodes_and_tasks(
 
 
 def _check_request(request: SampleSizeRequest) -> None:
+    # Raises the errors of `plan_sample_size`, except for a rate that would be below 0 or above 1.
     points = f"{100 * request.difference:g} points"
     check_level(request.power, request.confidence)
     if not LEAST_DIFFERENCE <= request.difference <= 1:
@@ -175,10 +177,12 @@ def flip_power(
     if tasks <= _SIMULATED_TASKS:
         sums = np.rint(episodes * abs(difference) + sum_deviation * _normal_draws(tasks))
         # If the total of a subset of tasks is at most 0, flipping the subset's signs does not reduce the sum.
+        # The matrix has a column for each subset, with 1 for the tasks in the subset.
         subset_totals = sums @ (np.arange(2**tasks) >> np.arange(tasks)[:, None] & 1)
         return float((2 * (subset_totals <= 0).mean(axis=1) <= 1 - confidence + 1e-12).mean())
     from scipy.special import nctdtr, stdtrit
 
+    # With more tasks, the power of a t test is used. Without a deviation, any difference is detected.
     critical = float(stdtrit(tasks - 1, (1 + confidence) / 2))
     effect = episodes * abs(difference) / sum_deviation if sum_deviation else inf
     return 1 - float(nctdtr(tasks - 1, effect * sqrt(tasks), critical)) if effect < inf else 1.0
@@ -186,6 +190,7 @@ def flip_power(
 
 @lru_cache(maxsize=4)
 def _normal_draws(tasks: int) -> Floats:
+    # Returns fixed random numbers, so that a larger number of episodes is simulated with the same draws.
     draws: Floats = np.random.Generator(np.random.PCG64(0)).standard_normal((_REPLICATES, tasks))
     draws.flags.writeable = False
     return draws
@@ -222,7 +227,7 @@ def least_number(power_of: Callable[[int], float], power: float = POWER, most: i
     Power does not rise steadily: a slightly larger number may fall just short of the power again.
     """
     low, high = 0, 1
-    while power_of(high) < power:
+    while power_of(high) < power:  # first doubling, then halving
         low, high = high, 2 * high
         if low > most:
             return None

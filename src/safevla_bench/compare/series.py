@@ -76,6 +76,7 @@ def read_label(name: str) -> SeriesLabel | None:
 
 
 def _parse_number(text: str) -> float:
+    # Returns the value of a match of `_NUMBER`, such as `1,000` or `20k`.
     plain = text.replace(",", "")
     return float(plain[:-1]) * _FACTORS[plain[-1]] if plain[-1] in _FACTORS else float(plain)
 
@@ -190,6 +191,7 @@ _Members = list[tuple[float, PolicyResults]]
 
 
 def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
+    # Returns the runs of each series with their labels, sorted by label. Raises the errors of `compare_series`.
     groups: dict[str, _Members] = {}
     for result in results:
         label = read_label(result.name)
@@ -217,6 +219,7 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
 def _make_curve(
     series: str, suite: str | None, members: _Members, intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesCurve:
+    # The intervals of all gains hold simultaneously (Bonferroni).
     runs = [(label, in_suite) for label, result in members if len(in_suite := result.select_suite(suite))]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(GAINS) * (len(runs) - 1))
     options = ComparisonOptions(metrics=tuple(metric.key for metric in GAINS), confidence=confidence)
@@ -224,7 +227,7 @@ def _make_curve(
     for label, result in runs:
         gains: dict[Metric, Difference] = {}
         if result is not first:
-            with suppress(RunError):
+            with suppress(RunError):  # if the run cannot be compared with the first, it has no gains
                 comparison, unpaired = compare_where_possible([result, first], options, protocols=protocols)
                 gains = {METRICS[row.metric]: row.differences[0] for row in comparison.scopes[-1].metrics}
                 paired = paired and not unpaired
@@ -260,6 +263,7 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
 
     values_by_metric = [pairs.metric_values(range(len(results)), metric.key) for metric in GAINS]
     tests = [test_trend(values) for values in values_by_metric]
+    # If the metric rises, 1 early and 0 late is worst for the trend; if it falls, 0 early and 1 late.
     is_late = np.arange(len(results))[:, None] >= len(results) / 2
     worst_tests = [
         test_trend(np.where(np.isnan(values), is_late == (tested[1] < 0), values)) if np.isnan(values).any() else tested
@@ -279,6 +283,7 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
 
 
 def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metric, Rate | Mean]:
+    # Returns the value of each metric of `NUMBERS`. If a violation stopped an episode, only Safety is known.
     stopped_count = int(result.stopped_on_violation.sum())
     reason = f"{stopped_count} stopped" if stopped_count else ""
     rates = {
@@ -293,6 +298,7 @@ def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metri
 
 
 def _list_warnings(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
+    # Returns the caveats of one series. Its curves start with the first run.
     results = [result for _, result in members]
     start_counts = [
         Counter((header.benchmark, header.task_id, header.init_state_index) for header in result.headers)
