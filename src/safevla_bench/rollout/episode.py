@@ -294,18 +294,18 @@ class CrashSeries:
     places: list[tuple[str, str, str]] = field(default_factory=list)  # policy, suite and task of each crash, in order
     has_begun: bool = False  # whether any episode has taken a step
 
-    def add_outcome(self, ended: EpisodeOutcome) -> None:
+    def add_outcome(self, result: EpisodeOutcome) -> None:
         """Take an episode's outcome into account, unless it is `NOT_RUN`."""
-        if ended.outcome == NOT_RUN:
+        if result.outcome == NOT_RUN:
             return
-        self.has_begun = self.has_begun or ended.steps > 0
-        failure = errors.find_exception(ended.reason or "")[0] if ended.outcome == "crashed" else ""
+        self.has_begun = self.has_begun or result.steps > 0
+        failure = errors.find_exception(result.reason or "")[0] if result.outcome == "crashed" else ""
         # An episode without a crash, or with another exception or message, begins a new series.
         if not failure or _NUMBER_PATTERN.sub("", failure) != _NUMBER_PATTERN.sub("", self.failure):
             self.places.clear()
         self.failure = failure
         if failure:
-            self.places.append(_task_key(ended.planned))
+            self.places.append(_task_key(result.planned))
 
 
 _NUMBER_PATTERN = re.compile(r"0x[0-9a-f]+|\d+")
