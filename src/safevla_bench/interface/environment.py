@@ -46,8 +46,8 @@ class HostEnv(ABC):
         return select_record(self.recorded(), -1)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Describe the positions and rotations in `sim_state`; required of hosts that declare `HostSupport.states`."""
-        return ()
+        """Return the meaning of the positions and rotations in `sim_state`, the simulator's flat state."""
+        return ()  # hosts that declare `HostSupport.states` must override this method
 
     def fixture_poses(self) -> dict[str, list[float]]:
         """Return the fixtures' poses after the last reset: root body -> position [3] in m, quaternion [4] wxyz."""
@@ -108,10 +108,10 @@ class Host(ABC):
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the coordinates of this start that `EpisodeSeed.placed` may replace, and their ranges."""
-        raise NotImplementedError
+        raise NotImplementedError  # called only for hosts that declare `HostSupport.placed`
 
     def stage(self, task: Task, episode: Batch) -> Stage:
         """Prepare a recorded episode for rendering. `episode` is a batch of one that includes `sim_state`. Raises
         `HostError` if the machine cannot render or the record has no `sim_state`.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # called only for hosts that declare `HostSupport.pictures`

@@ -99,8 +99,11 @@ class ArmObservation:
 
 def join_arms(arms: Sequence[ArmObservation]) -> ArmObservation:
     """Return the arms' values, concatenated in the order of `arms`, for the fields of `Observation`."""
-    parts = zip(*((arm.eef_pos_m, arm.eef_quat_wxyz, arm.gripper_qpos) for arm in arms), strict=True)
-    return ArmObservation(*map(np.concatenate, parts))
+    return ArmObservation(
+        eef_pos_m=np.concatenate([arm.eef_pos_m for arm in arms]),
+        eef_quat_wxyz=np.concatenate([arm.eef_quat_wxyz for arm in arms]),
+        gripper_qpos=np.concatenate([arm.gripper_qpos for arm in arms]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +216,15 @@ def to_real_numbers(values: object) -> NDArray[np.float64]:
     """
     candidates = [values, *values] if isinstance(values, list | tuple) else [values]
     if any(isinstance(candidate, np.ma.MaskedArray) for candidate in candidates):
-        raise InvalidActionError(
-            "an action in a masked array, whose masked elements have undefined values", remedy=_REMEDY
-        )
+        problem = "an action in a masked array, whose masked elements have undefined values"
+        raise InvalidActionError(problem, remedy=_REMEDY)
     array = np.asarray(values)
-    element_types = set(map(type, np.array(values, dtype=object).flat)) if len(candidates) > 1 else set()
-    if element_types & {bool, np.bool_}:  # in a list of floats, NumPy converts Booleans to floats
-        array = array.astype(bool)
-    is_bfloat = array.dtype.kind == "V" and array.dtype.type is not np.void  # JAX's bfloat16, which NumPy lists as void
+    # In a list of floats, NumPy converts Booleans to floats. The dtype bool makes the check below refuse them.
+    if isinstance(values, list | tuple):
+        element_types = {type(element) for element in np.array(values, dtype=object).flat}
+        if element_types & {bool, np.bool_}:
+            array = array.astype(bool)
+    is_bfloat = array.dtype.kind == "V" and array.dtype.type is not np.void  # JAX's bfloat16 has the kind of void
     if array.dtype.kind not in "iuf" and not is_bfloat:
         problem = f"an action of dtype {array.dtype}; expected integers or floats"
         raise InvalidActionError(problem, remedy=_REMEDY)
@@ -231,31 +235,27 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
     """Return an action as float64 [size]; hosts call this before they simulate. Raises `InvalidActionError` unless the
     action is an array of `size` finite real numbers. `meaning` describes the numbers for the error message.
     """
-    remedy = _REMEDY
     if action is None:
-        raise InvalidActionError(f"None instead of an action; expected {(size,)}", remedy=remedy)
+        raise InvalidActionError(f"None instead of an action; expected {(size,)}", remedy=_REMEDY)
     try:
         numbers = to_real_numbers(action)
     except (TypeError, ValueError):
-        raise InvalidActionError(
-            f"an action of type {type(action).__name__}, which is not an array of numbers", remedy=remedy
-        ) from None
+        problem = f"an action of type {type(action).__name__}, which is not an array of numbers"
+        raise InvalidActionError(problem, remedy=_REMEDY) from None
     if numbers.shape != (size,):
         problem = f"an action of shape {numbers.shape}, but the host takes the shape {(size,)}"
-        raise InvalidActionError(problem, remedy=f"Give {size} numbers: {meaning}." if meaning else remedy)
+        raise InvalidActionError(problem, remedy=f"Give {size} numbers: {meaning}." if meaning else _REMEDY)
     if not np.isfinite(numbers).all():
         index = int(np.flatnonzero(~np.isfinite(numbers))[0])
-        raise InvalidActionError(f"an action that is not finite: {numbers[index]} at index {index}", remedy=remedy)
+        raise InvalidActionError(f"an action that is not finite: {numbers[index]} at index {index}", remedy=_REMEDY)
     return numbers
 
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
-    """Raise `HostError` if a policy requests a reading that `host` does not offer. The error lists `offered`."""
+    """Raise `HostError` if `wants.extra` has a name that is not in `offered`, the readings of the host named `host`."""
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
-        remedy = (
-            f"Readings of this host: {', '.join(offered)}."
-            if offered
-            else "Use a policy that does not need this reading."
-        )
+        remedy = "Use a policy that does not need this reading."
+        if offered:
+            remedy = f"Readings of this host: {', '.join(offered)}."
         raise HostError(f"{host} has no reading {unknown[0]!r}", remedy=remedy)

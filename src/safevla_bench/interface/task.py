@@ -62,9 +62,8 @@ class PhysicsChange:
     time_step: float = 1.0
     """Factor of the physics time step. The duration of a control step stays the same, and the number of its substeps is
     rounded, which determines the actual time step. Controllers still run once per substep."""
-    iterations: float = (
-        1.0  # factor of the maximum number of solver iterations; the square of this factor divides the tolerance
-    )
+    # Factor of the maximum number of solver iterations. The square of this factor divides the tolerance.
+    iterations: float = 1.0
     softness: float = 1.0  # factor of the contacts' time constant, and of the difference between their impedance and 1
     friction: float = 1.0  # factor of the friction coefficients
     shift_m: float = 0.0  # horizontal shift of each free body at record 0, in a direction drawn from the seeds
@@ -74,7 +73,7 @@ class PhysicsChange:
     @property
     def changed(self) -> frozenset[str]:
         """Names of the fields that differ from the default."""
-        return frozenset(item.name for item in fields(self) if getattr(self, item.name) != item.default)
+        return frozenset(entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default)
 
 
 VARIATIONS: Mapping[str, PhysicsChange] = {  # replays use this order
