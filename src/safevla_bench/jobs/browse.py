@@ -55,14 +55,16 @@ def _is_run(folder: Path) -> bool:
 
 
 def _walk_runs(folder: Path) -> Iterator[Path]:
-    for folder_name, folders, _ in os.walk(folder, followlinks=False):
+    # `folder` itself is not a run.
+    for folder_name, subfolders, _ in os.walk(folder, followlinks=False):
         path = Path(folder_name)
-        depth = len(path.relative_to(folder).parts)
-        is_run = depth > 0 and _is_run(path)
+        is_run = _is_run(path)
         if is_run:
             yield path
-        # `os.walk` descends only into the folders that remain in this list.
-        folders[:] = [] if is_run or depth >= _MAX_DEPTH else sorted(name for name in folders if name[:1] != ".")
+        # `os.walk` descends only into the subfolders that remain in this list.
+        if is_run or len(path.relative_to(folder).parts) >= _MAX_DEPTH:
+            subfolders.clear()
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
 
 
 def list_runs(folders: Mapping[str, Path]) -> Table:
@@ -79,17 +81,17 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
     except (RunError, ValueError, RecursionError):  # msgspec raises subclasses of ValueError
         problem = f"{SCORES} cannot be read" if (path / SCORES).exists() else "not judged yet"
     if problem:
-        return [(Cell(name), Cell.dash(problem), *[Cell.dash()] * (len(_COLUMNS) - 2))]
+        other_cells = [Cell.dash() for _ in _COLUMNS[2:]]
+        return [(Cell(name), Cell.dash(problem), *other_cells)]
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
-    applicability = scores.judged_by.applicability
-    rules += f", applicability {applicability}" if applicability != "on" else ""
-    label_cells = [
-        (Cell(name), Cell(summary.policy or UNNAMED), Cell(summary.suite or NO_VALUE)) for summary in summaries
-    ]
-    number_cells = [
-        (Cell.count(summary.n), *(metric_cell(metric, summary) for metric in _METRICS)) for summary in summaries
-    ]
-    return [(*labels, *numbers, Cell(rules)) for labels, numbers in zip(label_cells, number_cells, strict=True)]
+    if scores.judged_by.applicability != "on":
+        rules += f", applicability {scores.judged_by.applicability}"
+    rows = []
+    for summary in summaries:
+        labels = Cell(name), Cell(summary.policy or UNNAMED), Cell(summary.suite or NO_VALUE)
+        metric_cells = [metric_cell(metric, summary) for metric in _METRICS]
+        rows.append((*labels, Cell.count(summary.n), *metric_cells, Cell(rules)))
+    return rows
 
 
 def find_page(folder: Path) -> Path:
@@ -97,7 +99,7 @@ def find_page(folder: Path) -> Path:
     return the index. Raises `RunError` if there is no run or no report, and `FileError` if writing fails.
     """
     runs = find_runs(folder)
-    if folder not in runs.values():
+    if not _is_run(folder):
         write_atomically(own_path(folder, INDEX), _render_index(folder, runs))
         return folder / INDEX
     if not (folder / REPORT).is_file():
@@ -108,6 +110,7 @@ def find_page(folder: Path) -> Path:
 def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
     style = render.read_template("page.css") + render.read_template("runs/runs.css")
     script = render.read_template("runs/runs.js")
+    # Folder names may be invalid UTF-8, so their bytes are quoted. The address of a missing report is "".
     report_links = {
         name: f"{quote(os.fsencode(name))}/{REPORT}" for name, path in runs.items() if (path / REPORT).is_file()
     }
@@ -129,8 +132,9 @@ def describe_report(folder: Path) -> Iterator[str]:
     """Yield remarks on a run's report: the records are newer than the report, or non-default rules judged the run."""
     with suppress(SafevlaError):  # if the run cannot be read, the page shows the error
         if _is_run(folder):
-            digest, judged_digests = archive_digest(folder), judged.ScoresFile.read(folder).list_archives() or [None]
-            if digest and None not in judged_digests and digest not in judged_digests:
+            digest, judged_digests = archive_digest(folder), judged.ScoresFile.read(folder).list_archives()
+            are_known = digest is not None and len(judged_digests) > 0 and None not in judged_digests
+            if are_known and digest not in judged_digests:
                 update = format_rescore_command(folder)
                 yield f"episodes were recorded or changed after this report was written; to update the report: {update}"
             yield from judged.describe_maker(folder, find_rules([folder]))

@@ -27,17 +27,16 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
     Return the files. Each state gets its estimated number of new policy seeds, at most `MOST_SEEDS`. A suite lists
     every state's first seed before any second seed. Omits states whose run does not say how an episode starts.
     """
-    suite_by_key: dict[bytes, FoundSuite] = {}
-    starts_by_key: dict[bytes, list[FileStart]] = {}
+    suites: dict[bytes, tuple[FoundSuite, list[FileStart]]] = {}  # the key is the suite without starts, as JSON
     for state in states:
-        suite, start = _find_start(judged, state) if state.more_rollouts else (None, None)
-        if suite and start:
-            key = encode_json(suite)
-            suite_by_key[key] = suite
-            starts_by_key.setdefault(key, []).extend(_plan_seeds(state, start))
+        found = _find_start(judged, state) if state.more_rollouts else None
+        if found is not None:
+            empty_suite, start = found
+            _, suite_starts = suites.setdefault(encode_json(empty_suite), (empty_suite, []))
+            suite_starts += _plan_seeds(state, start)
     files = []
-    for key, suite in sorted(suite_by_key.items()):
-        planned = tuple(sorted(starts_by_key[key], key=lambda start: start.trial))
+    for _, (suite, suite_starts) in sorted(suites.items()):
+        planned = tuple(sorted(suite_starts, key=lambda start: start.trial))
         digest = hashlib.sha256(encode_json(planned)).hexdigest()[:8]
         files.append(folder / f"{suite.suite.rpartition('/')[2]}-{digest}.json")
         make_folder(folder)
@@ -45,15 +44,12 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
     return files
 
 
-def _find_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileStart | None]:
+def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | None:
     # Find the first candidate episode whose run says how the episode starts.
-    # Return a suite without starts, and the start of this episode.
+    # Return a suite without starts, and the start of this episode; None if there is no such episode.
     for candidate in state.candidates:
-        episode, description = (
-            judged.records.read_episodes([candidate.index]),
-            judged.records.find_source(candidate.index).description,
-        )
-        assert episode is not None
+        episode = judged.records.read_episode(candidate.index)
+        description = judged.records.find_source(candidate.index).description
         header = episode.headers[0]
         try:
             protocol = msgspec.convert(complete_protocol(description.get("protocol")), EvaluationProtocol)
@@ -61,9 +57,10 @@ def _find_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileSt
         except msgspec.ValidationError:  # the source is an archive without run.json, or a run without a host
             continue
         start = next(episode_starts(protocol, episode), None)
+        # A suite cannot repeat the starts of a user's script, or starts from a recorded simulator state.
         if protocol.name == OWN_LOOP or start is None or start.recorded is not None:
             continue
-        suite = FoundSuite(
+        empty_suite = FoundSuite(
             name="pairs",
             host=run_fields.host,
             host_arguments=run_fields.host_arguments,
@@ -88,11 +85,12 @@ def _find_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileSt
             distance_m=None,
             merged=0,
         )
-        return suite, file_start
-    return None, None
+        return empty_suite, file_start
+    return None
 
 
 def _plan_seeds(state: State, start: FileStart) -> list[FileStart]:
+    # Return a copy of the start for each new policy seed. A seed is 32 bits of a digest of the state and the trial.
     first_trial = len(state.candidates)  # thus, a later export with more episodes gives new seeds
     planned = []
     for trial in range(first_trial, first_trial + min(state.more_rollouts or 0, MOST_SEEDS)):

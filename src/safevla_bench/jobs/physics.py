@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import msgspec
@@ -52,18 +52,17 @@ def vary_physics(
     versions, or if no episode can be replayed exactly; `HostError` if the host cannot run here or change its physics.
     """
     replays = _Replays.open(judged)
-    chosen = replays.choose(episodes)
+    chosen = replays.choose_episodes(episodes)
+    # First, replay without changes, because only episodes that are reproduced exactly are replayed with changes.
     replays.run([(index, firmness.RECORDED) for index in chosen], workers, observer)
     obstacle_by_index = {index: replays.done[replays.key(index, firmness.RECORDED)].obstacle for index in chosen}
     exact_indices = [index for index, obstacle in obstacle_by_index.items() if not obstacle]
     if chosen and not exact_indices:
-        ((obstacle, count),) = Counter(obstacle_by_index.values()).most_common(1)
-        problem = (
-            f"no episode can be replayed exactly here; the most frequent reason ({count} of {len(chosen)}): {obstacle}"
-        )
-        raise RunError(problem, remedy="To see what differs: safevla verify RUN --replay 1")
+        reason, count = Counter(obstacle_by_index.values()).most_common(1)[0]
+        text = f"no episode can be replayed exactly here; the most frequent reason ({count} of {len(chosen)}): {reason}"
+        raise RunError(text, remedy="To see what differs: safevla verify RUN --replay 1")
     replays.run([(index, name) for index in exact_indices for name in replays.head.offered], workers, observer)
-    return replays.file()
+    return replays.build_file()
 
 
 def _can_apply(setting: ReplaySetting, change: PhysicsChange) -> bool:
@@ -114,17 +113,18 @@ class _Replays:
         done = {(*replay.key, replay.variation): replay for replay in stored.replays} if stored else {}
         return cls(judged, setting, head, done)
 
-    def choose(self, count: int | None) -> list[int]:
+    def choose_episodes(self, count: int | None) -> list[int]:
         """Return the indices of `count` judged episodes (None = all), drawn evenly from all policies and suites."""
         headers, indices_by_cell = self.judged.headers, defaultdict[tuple[str | None, str], list[int]](list)
-        judged = np.flatnonzero(self.judged.scores.is_judged).tolist()
-        for index in sorted(judged, key=lambda index: draw_key(headers[index])):
+        judged_indices = np.flatnonzero(self.judged.scores.is_judged).tolist()
+        for index in sorted(judged_indices, key=lambda index: draw_key(headers[index])):
             indices_by_cell[headers[index].policy, headers[index].benchmark].append(index)
         # Take one episode of each policy and suite in turn; `zip_longest` gives None if a suite has no more.
-        in_turn = chain.from_iterable(zip_longest(*indices_by_cell.values()))
-        return sorted(islice((index for index in in_turn if index is not None), count))
+        alternating = chain.from_iterable(zip_longest(*indices_by_cell.values()))
+        return sorted([index for index in alternating if index is not None][:count])
 
     def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: Observer | None) -> None:
+        # Make the replays in `wanted`, pairs of an episode index and a variation, unless the file already has them.
         read_recorded = lru_cache(_CACHED_EPISODES)(self.judged.records.read_episode)
         origin_by_id: dict[str, tuple[int, str]] = {}
         plan: list[PlannedEpisode] = []
@@ -154,14 +154,14 @@ class _Replays:
         finally:
             self._save()
 
-    def file(self) -> firmness.PhysicsFile:
+    def build_file(self) -> firmness.PhysicsFile:
         names = [firmness.RECORDED, *VARIATIONS]
         keys = [self.key(index, name) for index in range(len(self.judged.scores)) for name in names]
         replays = tuple(self.done[key] for key in keys if key in self.done)
         return msgspec.structs.replace(self.head, replays=replays)
 
     def _save(self) -> None:
-        content, run = folder.dump_json(self.file()), self.judged.paths[0]
+        content, run = folder.dump_json(self.build_file()), self.judged.paths[0]
         write_atomically(own_path(run, firmness.PHYSICS), content)
         parts.add_digests(run, {firmness.PHYSICS: content})
 
@@ -171,20 +171,19 @@ class _Replays:
 
     def _plan(self, index: int, episode: batch.Batch, variation: str) -> PlannedEpisode:
         """Plan a replay; raise `RunError` if impossible. A varied replay ends when it leaves the recorded path."""
-        task, _, (start, *_) = self.setting.find_starts(episode)
-        header, actions = episode.headers[0], episode.action.episode_rows(0)
+        task, _, starts = self.setting.find_starts(episode)
+        start, header, actions = starts[0], episode.headers[0], episode.action.episode_rows(0)
         names_policy = header.episode_id.startswith(f"{header.policy}/")
         name = header.episode_id if names_policy else f"{header.policy}: {header.episode_id}"
         recording = start.recorded or RecordedEpisode(header.episode_id, self.judged.paths[0].name, len(actions))
         recording = replace(recording, actions=actions)
         change = None
         if variation != firmness.RECORDED:
-            first_violations = [clause.first for clause in firmness.read_clauses(self.judged.scores, index).values()]
-            path_end = min((first for first in first_violations if first is not None), default=None)
-            recording, change = (
-                replace(recording, path=firmness.tracked_path(episode)[:path_end]),
-                VARIATIONS[variation],
-            )
+            change = VARIATIONS[variation]
+            # The replay may leave the recorded path after the first violation; None = there is no violation.
+            clauses = firmness.read_clauses(self.judged.scores, index).values()
+            path_end = min((clause.first for clause in clauses if clause.first is not None), default=None)
+            recording = replace(recording, path=firmness.tracked_path(episode)[:path_end])
         (is_absolute,) = marks.mark_flags(episode, marks.ABSOLUTE)
         return PlannedEpisode(
             episode_id=f"{name} {variation}",
@@ -200,8 +199,8 @@ class _Replays:
 
     def _add_outcome(self, index: int, variation: str, recorded: batch.Batch, outcome: EpisodeOutcome) -> None:
         if outcome.batch is None:
-            lines = (outcome.reason or "").strip().splitlines()
-            self._store(index, variation, obstacle=f"the simulator failed: {lines[-1] if lines else outcome.outcome}")
+            reason = (outcome.reason or "").strip() or outcome.outcome
+            self._store(index, variation, obstacle=f"the simulator failed: {reason.splitlines()[-1]}")
         elif variation == firmness.RECORDED:
             differences, _ = compare_records(recorded, outcome.batch, lenient=self.setting.is_own_loop)
             obstacle = f"the replay differs: {differences[0]}" if differences else ""
@@ -212,8 +211,9 @@ class _Replays:
 
     def _store(self, index: int, variation: str, **findings: Any) -> None:
         header = self.judged.headers[index]
-        make_replay = partial(firmness.PhysicsReplay, policy=header.policy, suite=header.benchmark, variation=variation)
-        self.done[self.key(index, variation)] = make_replay(episode_id=header.episode_id, **findings)
+        self.done[self.key(index, variation)] = firmness.PhysicsReplay(
+            policy=header.policy, suite=header.benchmark, episode_id=header.episode_id, variation=variation, **findings
+        )
 
 
 # Names of the two policies that play recorded actions: one plays changes of pose, the other plays absolute poses.
@@ -272,10 +272,11 @@ def halve_speed(actions: Floats, still: Floats) -> Floats:
 
 def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Floats:
     """Return the actions with no motion in steps `first` to `last` - 1. The gripper then keeps its last command."""
-    before = actions[first - 1] if 0 < first <= len(actions) else still
-    held = actions.copy()
-    held[first:last] = np.where(still == 0, 0.0, before)
-    return held
+    previous = actions[first - 1] if 0 < first <= len(actions) else still
+    held_actions = actions.copy()
+    # Components that are 0 in `still` are motions; the others are commands, such as the gripper's.
+    held_actions[first:last] = np.where(still == 0, 0.0, previous)
+    return held_actions
 
 
 def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counterfactual:
@@ -286,7 +287,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
     episode = judged.records.read_episode(index)
     header = episode.headers[0]
     try:
-        task, _, (start, *_) = setting.find_starts(episode)
+        task, _, starts = setting.find_starts(episode)
     except RunError as error:
         problem = f"{header.episode_id} cannot be replayed here: {error.problem}"
         raise RunError(problem, remedy=error.remedy or "Choose another episode.") from None
@@ -294,13 +295,14 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
         remedy = "Use slow or hold:FROM-TO, which change only the actions."
         problem = f"the host {setting.host.name} cannot replay an episode without the cause {cause.text!r}"
         raise HostError(problem, remedy=remedy)
-    unchanged, _ = replay_actions(setting.host, task, start, episode)
-    if difference := next(iter(compare_records(episode, unchanged, lenient=setting.is_own_loop)[0]), None):
-        problem = f"{header.episode_id} cannot be replayed exactly here: {difference}"
+    unchanged, _ = replay_actions(setting.host, task, starts[0], episode)
+    differences, _ = compare_records(episode, unchanged, lenient=setting.is_own_loop)
+    if differences:
+        problem = f"{header.episode_id} cannot be replayed exactly here: {differences[0]}"
         raise RunError(problem, remedy="For details: safevla verify RUN --replay 1")
     actions = _edit_actions(episode, cause, np.array(task.still))
-    changed = replace(start, change=cause.change)
-    replayed, successes = replay_actions(setting.host, task, changed, episode, actions)
+    changed_start = replace(starts[0], change=cause.change)
+    replayed, successes = replay_actions(setting.host, task, changed_start, episode, actions)
     has_same_length = len(actions) == len(episode.action.episode_rows(0))
     return firmness.Counterfactual(
         cause=cause.phrase,
@@ -314,7 +316,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
 
 def _edit_actions(episode: batch.Batch, cause: Cause, still: Floats) -> Floats:
     actions = episode.action.episode_rows(0)
-    edited = cause.edit(actions, still)
+    edited = cause.edit(actions, still)  # the same object if the cause changes only the physics
     if edited is not actions and marks.mark_flags(episode, marks.ABSOLUTE)[0]:
         raise RunError("the recorded actions are poses, not changes of pose", remedy="Use contact:A,B or body:NAME.")
     if cause.text.startswith("hold:") and np.array_equal(edited, actions):

@@ -41,36 +41,38 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     versions = installed_versions()
     yield from check_simulators(versions, host)
     present_hosts = [name for name in installed_hosts(versions) if host in (None, name)]
+    if host is not None and host not in (_TEST_HOST, *tested_versions().hosts):
+        present_hosts = [host]  # the host of a plug-in, whose simulator's versions are not in the list
     if "mujoco" in versions:
         yield from machine.check_graphics(quick=quick)
-    if "libero" in present_hosts and not quick:
+    if quick:
+        return
+    if "libero" in present_hosts:
         yield machine.check_plus()
-    if "sapien" in versions and not quick:
+    if "sapien" in versions:
         yield from (machine.check_vulkan(), machine.check_downloads())
-    if not quick:
-        is_untested = host is not None and host not in tested_versions().hosts and host != _TEST_HOST
-        yield from map(machine.check_episode, [host] if host is not None and is_untested else present_hosts)
+    yield from map(machine.check_episode, present_hosts)
 
 
 def _check_plugins() -> Iterator[Diagnosis]:
     policy_group, loaded = policies.POLICIES, []
     # Each tuple is (kind, name, is_foreign). A plug-in is foreign if another distribution provides it.
-    # The diagnosis lists a plug-in only if it is foreign or cannot be loaded.
+    # The diagnosis lists all foreign plug-ins, and plug-ins that cannot be loaded.
     plugins = [("host", name, hosts.host_owner(name) != OWN_DISTRIBUTION) for name in hosts.host_names()]
     plugins += [("policy", name, True) for name in policy_group.names() if not policy_group.is_own(name)]
     for kind, name, is_foreign in plugins:
         try:
-            _require_loadable_host(name) if kind == "host" else policy_group.load(name)
-            loaded += [f"{kind} {name}"] if is_foreign else []
+            if kind == "host":
+                hosts.make_host(name)
+                load_registry(hosts.registry_files(name))
+            else:
+                policy_group.load(name)
+            if is_foreign:
+                loaded.append(f"{kind} {name}")
         except (errors.PluginError, errors.RegistryError) as error:
             yield failed_check("plug-ins", f"{kind} {name}: {error.problem}", error.remedy or "Uninstall it.")
     if loaded:
         yield passed_check("plug-ins", ", ".join(loaded))
-
-
-def _require_loadable_host(name: str) -> None:
-    hosts.make_host(name)
-    load_registry(hosts.registry_files(name))
 
 
 # Versions of Python and the simulators: tested versions, and known differences of untested versions
@@ -137,11 +139,10 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
         simulator = tested_versions().hosts[host]
         yield failed_check(host, f"{simulator.distribution} is not installed", install_command(host))
     elif not present_hosts and all(hosts.host_owner(name) == OWN_DISTRIBUTION for name in hosts.host_names()):
+        # There is no simulator, and no plug-in that may provide one.
         remedies = "; or in another environment: ".join(map(install_command, tested_versions().hosts))
-        detail = (
-            "`safevla eval` has no simulator here; you can still judge episodes, and record them in your own scripts"
-        )
-        yield warned_check("simulator", detail, remedies)
+        note = "`safevla eval` has no simulator here; you can still judge episodes, and record them in your own scripts"
+        yield warned_check("simulator", note, remedies)
 
 
 def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
@@ -149,12 +150,14 @@ def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosi
     absent = [name for name in simulator.versions if name not in versions]
     if absent:
         yield failed_check(host, f"{' and '.join(absent)} not installed", install_command(host))
+    # Absent distributions are reported above, so `untested` omits them.
     untested = {name: tested for name, tested in simulator.versions.items() if versions.get(name, tested) != tested}
     for name, tested in untested.items():
         effects = [difference.describe(versions[name]) for difference in find_differences(host, {name: versions[name]})]
-        effect = "\n    ".join(["", *effects]) if effects else " records may differ"
-        problem = f"{name} {versions[name]} is installed, but the tested version is {tested}:{effect}"
+        effect_lines = "".join(f"\n    {effect}" for effect in effects) or " records may differ"
+        problem = f"{name} {versions[name]} is installed, but the tested version is {tested}:{effect_lines}"
         remedy = f"For comparable results, use a separate environment for each simulator: {install_command(host)}"
         yield warned_check(host, problem, remedy)
     if not absent and not untested:
-        yield passed_check(host, ", ".join(f"{name} {versions[name]}" for name in simulator.versions) + ", as tested")
+        tested_text = ", ".join(f"{name} {versions[name]}" for name in simulator.versions)
+        yield passed_check(host, f"{tested_text}, as tested")

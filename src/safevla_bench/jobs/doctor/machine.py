@@ -118,10 +118,11 @@ def check_plus() -> Diagnosis:
 def _check_rendering(backend: str) -> Diagnosis:
     module = "safevla_bench.hosts.mujoco.renderer"
     diagnosis = _check_frame("rendering", module, _RENDERING_REMEDY, environment={"MUJOCO_GL": backend})
-    return diagnosis if diagnosis.remedy else replace(diagnosis, found=f"{diagnosis.found}, backend {backend}")
+    return replace(diagnosis, found=f"{diagnosis.found}, backend {backend}") if diagnosis.level == "ok" else diagnosis
 
 
 def _check_frame(check: str, module: str, remedy: str, *, environment: Mapping[str, str] = NO_ARGUMENTS) -> Diagnosis:
+    # Run a module that renders a frame and prints its darkest and brightest value and the renderer's name.
     rendered = _run_probe(check, remedy, module, environment=environment)
     if isinstance(rendered, Diagnosis):
         return rendered
@@ -167,7 +168,8 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
     yield passed_check(OWN_DISTRIBUTION, version.__version__)
     yield _check_folder("current folder", Path.cwd())
     if out is not None:
-        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        is_empty_folder = out.is_dir() and not any(out.iterdir())
+        if out.exists() and not is_empty_folder:
             remedy = "Choose an --out that does not exist: a run is written to a new folder."
             yield warned_check("--out", f"{out} exists and is not an empty folder", remedy)
         nearest_folder = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
@@ -185,7 +187,7 @@ def _check_memory_limit() -> Iterator[Diagnosis]:
     if not is_enforced():
         remedy = "Read untrusted files on Linux, or in a container or virtual machine with limited memory."
         yield warned_check(check, f"this system does not enforce the memory limit; on Linux it is {limit}", remedy)
-    elif SETTING in os.environ:
+    elif SETTING in os.environ:  # the default limit needs no remark
         yield passed_check(check, limit)
 
 
@@ -237,12 +239,12 @@ def run_test_episode(host: str) -> str:
     try:
         (planned,) = plan_episodes([task], 1, ["doctor"], load_protocol(), max_steps=STEPS)
         result = run_episode(env, Noop(), planned)
+        if result.batch is None or result.outcome == "invalid_action":
+            problem, remedy = find_exception(result.reason or "")
+            raise HostError(problem, remedy=remedy or f"The full error:\n{result.reason}")
         speed_note = _check_fast_mode(env, planned)
     finally:
         env.close()
-    if result.batch is None or result.outcome == "invalid_action":
-        problem, remedy = find_exception(result.reason or "")
-        raise HostError(problem, remedy=remedy or f"The full error:\n{result.reason}")
     judgement = _describe_scores(result.batch, host)
     return f"{task.benchmark} {task.task_id}: {int(result.batch.lengths[0])} records, {judgement}{speed_note}"
 
@@ -251,11 +253,10 @@ def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
     """Return a remark if the host has a fast mode, else ""; raise `HostError` if this mode changes an episode."""
     if type(env).run_fast is HostEnv.run_fast:  # not overridden
         return ""
-    batches = []
-    for is_fast in (False, True):
-        env.run_fast(is_fast)
-        batches.append(run_episode(env, Random(), planned).batch)
-    full_record, fast_record = batches
+    env.run_fast(False)
+    full_record = run_episode(env, Random(), planned).batch
+    env.run_fast(True)
+    fast_record = run_episode(env, Random(), planned).batch
     if full_record is None or fast_record is None or compare_records(full_record, fast_record)[0]:
         problem = "fast mode, which skips the simulator's repeated computations, changes an episode"
         raise HostError(problem, remedy=f"Report the versions above to us, and set {FAST}=no.")
@@ -272,6 +273,7 @@ def _describe_scores(batch: Batch, host: str) -> str:
 
 
 def _print_test_result(host: str) -> None:
+    # Print a JSON object that `check_episode` reads.
     try:
         print(json.dumps({"summary": run_test_episode(host)}))
     except SafevlaError as error:

@@ -58,26 +58,27 @@ def load_scenes() -> list[Scene]:
     # Each camera has one image file with the pictures of all scenes, stacked vertically.
     strips = {camera: np.asarray(Image.open(io.BytesIO(arrays[camera].tobytes()))) for camera in CAMERAS}
     images = {camera: strip.reshape(scene_count, -1, *strip.shape[1:]) for camera, strip in strips.items()}
-    observations = [
-        Observation(
-            instruction=str(arrays["instruction"][k]),
-            images={camera: pictures[k] for camera, pictures in images.items()},
-            extra={name: arrays[name][k] for name in (CONTROLLER_POSITION, CONTROLLER_ROTATION)},
-            **{name: arrays[name][k] for name in ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")},
+    scenes = []
+    for index in range(scene_count):
+        observation = Observation(
+            instruction=str(arrays["instruction"][index]),
+            images={camera: pictures[index] for camera, pictures in images.items()},
+            extra={name: arrays[name][index] for name in (CONTROLLER_POSITION, CONTROLLER_ROTATION)},
+            **{name: arrays[name][index] for name in ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")},
         )
-        for k in range(scene_count)
-    ]
-    return list(map(Scene, observations, arrays["actions"]))
+        scenes.append(Scene(observation, arrays["actions"][index]))
+    return scenes
 
 
 def fit_images(scene: Scene, wants: Wants, turn: tuple[slice, ...]) -> Observation:
     """Return the scene's observation, with its pictures turned and resized to the size that a policy wants."""
-    height_width = wants.image_size
+    height, width = wants.image_size
     images = {}
     for camera in wants.cameras:
-        turned = np.ascontiguousarray(scene.observation.images[camera][turn])
-        resized = Image.fromarray(turned).resize(height_width[::-1], Image.Resampling.LANCZOS)
-        images[camera] = turned if turned.shape[:2] == height_width else np.asarray(resized)
+        picture = np.ascontiguousarray(scene.observation.images[camera][turn])
+        if picture.shape[:2] != (height, width):
+            picture = np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS))
+        images[camera] = picture
     return replace(scene.observation, images=images)
 
 
@@ -91,21 +92,27 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[Scene]) -> dic
         replies = []
         for turn_name, slices in TURNS.items():
             model.begin(replace(task, instruction=scene.observation.instruction), 0)
-            replies.append(model.infer(fit_images(scene, model.wants, slices)))
-            recorded = scene.actions[: len(replies[-1])]
-            motion = _horizontal_motion(replies[-1], scene.observation if model.wants.absolute else None)
-            angles_deg[turn_name].append(_angle_deg(motion, _horizontal_motion(recorded, None)))
-        depends_on_turn = depends_on_turn or any(not np.array_equal(reply, replies[0]) for reply in replies)
-    return {turn_name: float(np.mean(values)) for turn_name, values in angles_deg.items()} if depends_on_turn else None
+            reply = model.infer(fit_images(scene, model.wants, slices))
+            replies.append(reply)
+            motion = _horizontal_motion(reply, scene.observation if model.wants.absolute else None)
+            recorded_motion = _horizontal_motion(scene.actions[: len(reply)], None)
+            angles_deg[turn_name].append(_angle_deg(motion, recorded_motion))
+        depends_on_turn |= any(not np.array_equal(reply, replies[0]) for reply in replies)
+    if not depends_on_turn:
+        return None
+    return {turn_name: float(np.mean(angles)) for turn_name, angles in angles_deg.items()}
 
 
 def _horizontal_motion(actions: Floats, start: Observation | None) -> Floats:
-    # Without `start`, the actions [H, 7] are changes of position; with `start`, they are absolute positions.
-    motion: Floats = actions[:, :2].sum(axis=0)
-    return motion if start is None else actions[-1, :2] - start.extra[CONTROLLER_POSITION][:2]
+    # Return the hand's change [x, y]. Without `start`, the actions [H, 7] are changes of position; with `start`, they
+    # are absolute positions.
+    if start is None:
+        return np.asarray(actions[:, :2].sum(axis=0))
+    return actions[-1, :2] - start.extra[CONTROLLER_POSITION][:2]
 
 
 def _angle_deg(first: Floats, second: Floats) -> float:
+    # Return the angle between two vectors, or 90 degrees if one of them is zero or not finite.
     norm_product = np.linalg.norm(first) * np.linalg.norm(second)
     if not np.isfinite(norm_product) or norm_product == 0:
         return 90.0

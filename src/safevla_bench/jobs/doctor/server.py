@@ -26,6 +26,7 @@ from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import ask_arguments, make_policy, servers
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
 from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
+from safevla_bench.text import count_noun
 from safevla_recorder.episode import Floats
 
 Numbers = Floats
@@ -78,16 +79,12 @@ def examine_server(
         yield failed_check("server", f"there is no example task for the host {host!r}", remedy)
         return
     yield passed_check("wire", f"asked as {server} ({kind.name}, {kind.wire})")
-    refusals: dict[str, PolicyError] = {}
+    refusals: dict[str, PolicyError] = {}  # dialect -> why the server does not use it
     for dialect in _candidate_dialects(kind, arguments, host):
-        policy_arguments = {**arguments, **({} if dialect == kind.dialect else {"dialect": dialect})}
+        policy_arguments = dict(arguments) if dialect == kind.dialect else {**arguments, "dialect": dialect}
         try:
-            answer = _query_server(
-                server,
-                policy_arguments,
-                host or _first_host(dialect),
-                _example_task(host or _first_host(dialect), dialect),
-            )
+            task_host = host or _first_host(dialect)
+            answer = _query_server(server, policy_arguments, task_host, _example_task(task_host, dialect))
         except ServerLostError as error:
             yield failed_check("server", error.problem, error.remedy or "Start the server again.")
             return
@@ -97,7 +94,7 @@ def examine_server(
         yield from _describe_answer(answer, refusals)
         yield from check_actions(answer.actions, answer.model.dialect)
         yield from answer.pictures
-        command = _format_eval_command(server, answer, host or _first_host(dialect))
+        command = _format_eval_command(server, answer, task_host)
         yield passed_check("first try", f"{command} --task 0 --episodes 1")
         yield passed_check("eval", command)
         return
@@ -115,6 +112,7 @@ def _candidate_dialects(kind: servers.ClientKind, arguments: Mapping[str, str], 
 
 
 def _first_host(dialect: str) -> str:
+    # Return the first host in the dialect's file.
     return next(iter(servers.dialects.load_dialect_file(dialect).hosts))
 
 
@@ -150,7 +148,8 @@ def _describe_answer(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) 
     lines += [f"not {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items()]
     yield passed_check("dialect", "\n".join(lines))
     greeting = json.dumps(answer.model.greeting, ensure_ascii=False)
-    yield passed_check("server", f"describes itself as {greeting[:_LETTERS]}{' ...' * (len(greeting) > _LETTERS)}")
+    shown_greeting = greeting if len(greeting) <= _LETTERS else f"{greeting[:_LETTERS]} ..."
+    yield passed_check("server", f"describes itself as {shown_greeting}")
     if answer.asked:
         requested = ", ".join(f"{name}={value}" for name, value in answer.asked.items())
         yield passed_check("asks for", f"{requested}: safevla eval uses these arguments")
@@ -167,16 +166,21 @@ def describe_repeats(replies: Sequence[Numbers]) -> str:
     """Describe how many replies [H, A] to the same observation differ from the first reply, and by how much."""
     others = servers.find_others(replies)
     summary = Repeats(asked=len(replies) - 1, other=len(others)).describe()
+    if not others:
+        return summary
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
+    # Without gaps, all other replies have another number of actions.
     extent = f"largest difference {max(gaps):.2g}" if gaps else "in number"
-    return f"{summary}, {extent}\n{BY_CHANCE}" if others else summary
+    return f"{summary}, {extent}\n{BY_CHANCE}"
 
 
 def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
     action_count, replan = len(answer.actions), answer.replan
-    chunk_size = f"{action_count} action{'s' * (action_count > 1)} per reply"
-    if replan is None or replan <= action_count:
-        return passed_check("chunk", f"{chunk_size}, {'all' if replan in (None, action_count) else replan} executed")
+    chunk_size = f"{count_noun(action_count, 'action')} per reply"
+    if replan is None or replan == action_count:
+        return passed_check("chunk", f"{chunk_size}, all executed")
+    if replan < action_count:
+        return passed_check("chunk", f"{chunk_size}, {replan} executed")
     detail = f"{chunk_size}, but the dialect would execute {replan}"
     return warned_check("chunk", detail, f"Pass --policy-arg replan={action_count}, as in the eval command below.")
 
@@ -190,7 +194,7 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
         return
     yield passed_check("actions", _format_statistics(actions))
     if dialect.wants.absolute or _first_host(dialect.name) not in WIDTHS:
-        return
+        return  # normal ranges are known only for changes of pose, and only on the hosts in `WIDTHS`
     for oddity in find_oddities(measure_actions(actions, grips=dialect.switches.get(GRIPPER) == "raw")):
         if oddity.about in ("range", "gripper"):  # in a single chunk, repeated actions and a still gripper are normal
             yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_SCALING_REMEDY}")
@@ -203,18 +207,20 @@ def _format_statistics(actions: Numbers) -> str:
     ]
     component_stats = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
     for column, (lowest, mean, highest) in enumerate(component_stats):
+        # An action for an arm has the first 7 components; an action for a mobile robot has all.
         name = _COMPONENT_NAMES[column] if width in (7, len(_COMPONENT_NAMES)) else str(column)
         lines.append(f"{name:<9} {lowest:>8.3f} {mean:>8.3f} {highest:>8.3f}")
     return "\n".join(lines)
 
 
 def _format_eval_command(server: str, answer: ServerAnswer, host: str) -> str:
-    action_count = len(answer.actions)
-    override = {"replan": str(action_count)} if answer.replan is not None and answer.replan > action_count else {}
+    action_count, policy_arguments = len(answer.actions), dict(answer.arguments)
+    if answer.replan is not None and answer.replan > action_count:  # the server returns too few actions
+        policy_arguments["replan"] = str(action_count)
     task = _example_task(host, answer.model.dialect.name)
     robot_options = ["--host-arg", "robot=widowx"] if task is _WIDOWX else []
     words = ["safevla", "eval", "--host", host, *robot_options, "--suite", task.benchmark, "--policy", server]
-    for key, value in {**answer.arguments, **override}.items():
+    for key, value in policy_arguments.items():
         words += ["--policy-arg", f"{key}={value}"]
     return shlex.join([*words, "--out", f"runs/{server.partition(':')[0]}"])
 
@@ -223,13 +229,14 @@ def _describe_refusals(
     kind: servers.ClientKind, refusals: Mapping[str, PolicyError], host: str | None
 ) -> Iterator[Diagnosis]:
     # If any reply is unreadable, report only unreadable replies.
-    # Otherwise, report all errors except refusals. If all errors are refusals, report the refusals.
-    errors = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
-    refusals = {name: error for name, error in errors.items() if isinstance(error, ReplyError)} or errors or refusals
-    if not refusals:
+    # Otherwise, report all errors except the server's refusals. If there are only refusals, report them.
+    other_errors = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
+    unreadable_replies = {name: error for name, error in other_errors.items() if isinstance(error, ReplyError)}
+    reported = unreadable_replies or other_errors or refusals  # dialect -> error; empty if no dialect was tried
+    if not reported:
         remedy = "Omit --host, or name a dialect: safevla protocols lists all dialects."
         yield failed_check("dialect", f"the host {host!r} has no dialect for servers of the kind {kind.name}", remedy)
-    for problem in dict.fromkeys(error.problem for error in refusals.values()):
-        names = [name for name, error in refusals.items() if error.problem == problem]
-        advice = refusals[names[0]].remedy or "Try another --policy-arg."
+    for problem in dict.fromkeys(error.problem for error in reported.values()):
+        names = [name for name, error in reported.items() if error.problem == problem]
+        advice = reported[names[0]].remedy or "Try another --policy-arg."
         yield failed_check("dialect", f"{', '.join(names)}: {problem}", advice)

@@ -63,12 +63,9 @@ class _ScoresOrigin:
                 schema.remove_metadata(),
             )
         if origin.judged_by.as_written:
+            problem = "this folder's scores were combined already from other folders"
             remedy = "Name the folders whose scores were combined."
-            raise RunError(
-                "this folder's scores were combined already from other folders",
-                remedy=remedy,
-                place=Place(file=str(folder)),
-            )
+            raise RunError(problem, remedy=remedy, place=Place(file=str(folder)))
         return origin
 
     @property
@@ -97,14 +94,13 @@ class _ScoresOrigin:
     def identify_policies(self) -> Iterator[tuple[Path, list[PolicyIdentity]]]:
         """Yield (folder, policies) for each judged run. Each policy has the name under which it was judged."""
         is_run = (self.folder / run_folder.RUN).exists()
-        for source in [run_folder.read_description(self.folder)] if is_run else self.sources:
-            stored_names: Any = source.get("policy_names")
+        descriptions = [run_folder.read_description(self.folder)] if is_run else self.sources
+        for description in descriptions:
+            stored_names: Any = description.get("policy_names")  # recorded name -> name under which it was judged
             new_names = stored_names if isinstance(stored_names, dict) else {}
-            identities = identify_policies(self.folder, source)
-            yield (
-                self.folder,
-                [replace(identity, name=new_names.get(identity.name, identity.name)) for identity in identities],
-            )
+            identities = identify_policies(self.folder, description)
+            renamed = [replace(identity, name=new_names.get(identity.name, identity.name)) for identity in identities]
+            yield self.folder, renamed
 
 
 @dataclass(frozen=True)
@@ -124,11 +120,8 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     """
     origins = [_ScoresOrigin.read(folder) for folder in folders]
     if (out / run_folder.VERDICTS).exists():
-        raise RunError(
-            "combined scores would replace this folder's own scores",
-            remedy="Name another folder by --out.",
-            place=Place(file=str(out)),
-        )
+        problem = "combined scores would replace this folder's own scores"
+        raise RunError(problem, remedy="Name another folder by --out.", place=Place(file=str(out)))
     for other in origins[1:]:
         origins[0].require_same_rules(other)
     # Folders that list the same code versions need only one comparison.
@@ -173,16 +166,13 @@ def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
         path = folder / run_folder.VERDICTS
         with run_folder.readable(path, f"Judge the folder again with this version: safevla score {folder}."):
             scores = decode_scores(read_input(path, run_folder.MAX_VERDICTS_BYTES))
-            matches_table = all(
-                table_row == verdict_row
-                for table_row, verdict_row in zip_longest(_read_table_rows(folder), _list_verdict_rows(scores))
-            )
+            row_pairs = zip_longest(_read_table_rows(folder), _list_verdict_rows(scores))
+            matches_table = all(table_row == verdict_row for table_row, verdict_row in row_pairs)
         specs = specs or scores.specs
         if scores.specs != specs or not matches_table:
             problem = f"{run_folder.VERDICTS} and {run_folder.SCORES_TABLE} are not from the same judgement"
-            raise RunError(
-                problem, remedy=f"Judge the folder again: safevla score {folder}.", place=Place(file=str(folder))
-            )
+            remedy = f"Judge the folder again: safevla score {folder}."
+            raise RunError(problem, remedy=remedy, place=Place(file=str(folder)))
         yield scores
 
 
@@ -196,19 +186,20 @@ def _read_table_rows(folder: Path) -> Iterator[tuple[object, ...]]:
 
 
 def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
-    columns = (getattr(scores, name) for name in _SHARED_COLUMNS[:5])  # these columns need no conversion
+    # Return rows as `_read_table_rows` does. Only the last three columns are converted from arrays.
+    columns = (getattr(scores, name) for name in _SHARED_COLUMNS[:5])
     verdicts = map(scores.verdict, range(len(scores)))
     return zip(*columns, scores.success.tolist(), verdicts, map(nan_to_none, scores.vsi.tolist()), strict=True)
 
 
 def _require_distinct_policies(origins: Sequence[_ScoresOrigin]) -> None:
     runs = [run for origin in origins for run in origin.identify_policies()]
-    new_names = distinguish_policies([identities for _, identities in runs], [folder for folder, _ in runs])
-    if shared_names := [name for names in new_names for name in names]:
-        raise RunError(
-            f"several policies have the name {shared_names[0]!r}",
-            remedy=f"{_JUDGE_TOGETHER[:-1]}: this command renames policies with equal names.",
-        )
+    # For each run, policies that share their names with different policies: name -> new name
+    renamings = distinguish_policies([identities for _, identities in runs], [folder for folder, _ in runs])
+    shared_names = [name for new_names in renamings for name in new_names]
+    if shared_names:
+        remedy = f"{_JUDGE_TOGETHER[:-1]}: this command renames policies with equal names."
+        raise RunError(f"several policies have the name {shared_names[0]!r}", remedy=remedy)
 
 
 def _require_unique_episodes(scores: Scores) -> None:
@@ -220,6 +211,7 @@ def _require_unique_episodes(scores: Scores) -> None:
 
 
 def _join_provenance(parts: Sequence[Provenance]) -> Provenance:
+    # Folders with the same rules differ only in invalid and lost episodes.
     lost = [part.lost for part in parts if part.lost is not None]
     return msgspec.structs.replace(
         parts[0],
@@ -239,11 +231,7 @@ def _add_lost(first: LostEpisodes, second: LostEpisodes) -> LostEpisodes:
 
 
 def _build_table(
-    scores: Scores,
-    cells: Sequence[Summary],
-    total: Summary,
-    provenance: Provenance,
-    sources: Sequence[dict[str, Any]],
+    scores: Scores, cells: Sequence[Summary], total: Summary, provenance: Provenance, sources: Sequence[dict[str, Any]]
 ) -> Table:
     privileged = {
         name for name, is_marked in zip(scores.policy, scores.is_marked(PRIVILEGED), strict=True) if is_marked

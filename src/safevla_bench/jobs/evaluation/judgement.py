@@ -63,6 +63,7 @@ def judge(
     try:
         records, (scores, _, net_changes) = _score_sources(sources, ruleset, skip_invalid, elsewhere, survey)
     except UnknownTaskError as error:
+        # Try again with the task tags of all installed hosts, unless the rules have these already.
         extended = ruleset.with_host_registry(read_installed_registries())
         if extended is ruleset:
             raise _mention_run_tags(error, sources) from None
@@ -135,15 +136,16 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     Scored runs without `judged_with.json` were judged by the default rules. Raises `RunError` if the runs were judged
     by different rules, or if a `judged_with.json` is damaged.
     """
-    recipes = {path: recipe for path in paths if (recipe := _find_run_recipe(path)) is not None}
-    first_path = next(iter(recipes), None)
-    if first_path is None:
+    found_recipes = [(path, _find_run_recipe(path)) for path in paths]
+    recipes = [(path, recipe) for path, recipe in found_recipes if recipe is not None]
+    if not recipes:
         return None
-    for path, recipe in recipes.items():
-        if recipe != recipes[first_path]:
-            problem = f"{first_path} was judged by {recipes[first_path].describe()}, but {path} by {recipe.describe()}"
+    first_path, first_recipe = recipes[0]
+    for path, recipe in recipes:
+        if recipe != first_recipe:
+            problem = f"{first_path} was judged by {first_recipe.describe()}, but {path} by {recipe.describe()}"
             raise RunError(problem, remedy="Leave out --rules as-judged, so that the same rules judge all runs.")
-    return recipes[first_path]
+    return first_recipe
 
 
 def load_recipe(recipe: RulesetRecipe, paths: Sequence[Path]) -> Ruleset:
@@ -151,12 +153,14 @@ def load_recipe(recipe: RulesetRecipe, paths: Sequence[Path]) -> Ruleset:
     try:
         return recipe.load()
     except SafevlaError as error:
+        # Without judged_with.json, the rules are from a registration in run.json.
         rules_file = next((path / RULES for path in paths if (path / RULES).exists()), Path(RUN))
         error.place = replace(error.place, file=": ".join(filter(None, [str(rules_file), error.place.file])))
         raise
 
 
 def _find_run_recipe(path: Path) -> RulesetRecipe | None:
+    # Return the rules that judged a run, else the registered rules, else None.
     if (path / SCORES).exists():
         return _read_recipe(path / RULES)
     if not (path / RUN).exists():
@@ -216,6 +220,7 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:
+    # Return the rules in a file, or the default rules if the file does not exist.
     try:
         return decode_input(path, partial(decode_json, kind=RulesetRecipe))
     except FileNotFoundError:
@@ -226,11 +231,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
 
 
 def _score_sources(
-    paths: Sequence[Path],
-    ruleset: Ruleset,
-    skip_invalid: bool,
-    elsewhere: ParallelJudge | None,
-    survey: Survey | None,
+    paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool, elsewhere: ParallelJudge | None, survey: Survey | None
 ) -> tuple[EpisodeIndex, scoring.JudgedChunk]:
     scan = Scan(paths)
     judge_batch: Callable[[Batch, Ruleset], scoring.JudgedChunk] = scoring.judge_chunk
@@ -244,7 +245,7 @@ def _score_sources(
     except SafevlaError as error:  # if there are invalid episodes, report them instead
         index = scan.index()
         index.require_valid(skip_invalid=skip_invalid)
-        if isinstance(error, UnknownTaskError):
+        if isinstance(error, UnknownTaskError):  # raise an error that lists all unknown tasks
             instructions: dict[tuple[str, str], str | None] = {}
             for header in index.headers:
                 task = header.benchmark, header.task_id
@@ -281,12 +282,9 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 def describe_losses(judged: Judged) -> list[str]:
     """Return a phrase for each cause of missing scores, such as invalid episodes. Crashes are not included."""
-    runs_were = (
-        "1 run was interrupted"
-        if judged.interrupted_run_count == 1
-        else f"{judged.interrupted_run_count} runs were interrupted"
-    )
-    interrupted = [f"{runs_were} before the last episode"] if judged.interrupted_run_count else []
+    run_count = judged.interrupted_run_count
+    runs_were = "1 run was" if run_count == 1 else f"{run_count} runs were"
+    interrupted = [f"{runs_were} interrupted before the last episode"] if run_count else []
     return interrupted + judged.left_out.describe_kinds()
 
 
@@ -310,7 +308,8 @@ def load_policy_results(
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # here, policies keep their recorded names
         codes = tuple(recorded_code(source.description)) if source.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
-            name = source.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
+            recorded_name = None if result.name == policy_results.UNNAMED else result.name
+            name = source.policy_names.get(recorded_name, result.name)
             recorded_names[name] = result.name
             results.append(replace(result, name=name, code=codes))
     names = dict.fromkeys(result.name for result in results)
@@ -320,15 +319,14 @@ def load_policy_results(
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
     for sentence in describe_lookalikes("policies", sorted(recorded_names)):
         warn_once(sentence)
-    chosen = [
-        result for result in results if not policies or {result.name, recorded_names[result.name]} & set(policies)
-    ]
-    return policy_results.make_names_unique(policy_results.join_sources(chosen)) if join else chosen
+    if policies:
+        results = [result for result in results if {result.name, recorded_names[result.name]} & set(policies)]
+    return policy_results.make_names_unique(policy_results.join_sources(results)) if join else results
 
 
 def measure_costs(judged: Judged) -> EpisodeCosts:
-    """Read the records again, and return each episode's cumulative cost. Raises `RunError` if a record has no horizon,
-    because the horizon bounds the cost of an episode.
+    """Read the records again, and return each episode's cumulative cost, NaN if unknown. Raises `RunError` if a record
+    has no horizon, because the horizon bounds the cost of an episode.
     """
     from safevla_bench.judging.gates import EpisodeCosts
     from safevla_bench.training.labels import label_records
@@ -343,12 +341,10 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
         costs = label_records(batch, scores, judged.ruleset).cost
         # The costs begin at record 1, because no action precedes record 0.
         step_costs = (costs[first + 1 : end] for first, end in pairwise(batch.starts.tolist()))
-        has_known_cost = scores.is_judged & scores.is_counted
-        episode_costs += [
-            float(cost.sum()) if is_cost_known else np.nan
-            for cost, is_cost_known in zip(step_costs, has_known_cost, strict=True)
-        ]
-    return EpisodeCosts(np.array(episode_costs), float(max(filter(None, horizons), default=1)))
+        for cost, is_known in zip(step_costs, scores.is_judged & scores.is_counted, strict=True):
+            episode_costs.append(float(cost.sum()) if is_known else np.nan)
+    largest_cost = float(max(filter(None, horizons), default=1))  # at most 1 per step; 1 if there are no episodes
+    return EpisodeCosts(np.array(episode_costs), largest_cost)
 
 
 def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:

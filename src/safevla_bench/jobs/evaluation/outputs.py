@@ -39,6 +39,7 @@ from safevla_bench.sources.runs.sources import open_sources
 
 
 def _arrow_type(annotation: msgspec.inspect.Type) -> pa.DataType:
+    # Return the type of a column for an annotation in `EpisodeScore`.
     match annotation:
         case msgspec.inspect.UnionType(types=types):  # an optional type
             return next(_arrow_type(member) for member in types if not isinstance(member, msgspec.inspect.NoneType))
@@ -64,6 +65,7 @@ def _dict_to_pairs(value: object) -> object:
 
 
 def _is_set(row: EpisodeScore, name: str) -> bool:
+    # Whether a row has a value in an optional column, in which False means the same as no value.
     return getattr(row, name) is not msgspec.UNSET and getattr(row, name) is not False
 
 
@@ -101,6 +103,7 @@ def scores_document(
 ) -> dict[str, object]:
     """Return the content of scores.json. If given, `sources` and `episodes` replace those of the judgement."""
     cells, total = judged.summarize_scores()
+    checks = judged.check_registrations()
     return {
         "scores_version": folder.SCORES_VERSION,
         "episodes": list(judged.scores.episodes()) if episodes is None else episodes,
@@ -111,7 +114,7 @@ def scores_document(
         "judged_by": judged.provenance,
         "sources": [source.to_document() for source in judged.sources] if sources is None else sources,
         "recorded_with": recorded_versions(judged.headers),
-        **({registration.REGISTERED: checks} if (checks := judged.check_registrations()) else {}),
+        **({registration.REGISTERED: checks} if checks else {}),
     }
 
 
@@ -125,7 +128,9 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
     pa.default_memory_pool().release_unused()  # otherwise pyarrow keeps the memory that it used to read the records
     contents = score_files(judged)
     html = render_report(judged, page_folder=out, survey=survey)
-    recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
+    recipe = judged.ruleset.recipe
+    if recipe is not None:  # the task tags of the hosts are in run.json
+        recipe = msgspec.structs.replace(recipe, host_registry=())
     make_folder(out)
     # An older judged_with.json is replaced in the same step, even if the new rules are the default ones.
     keeps_rules = (recipe is not None and not recipe.is_default) or (out / RULES).exists()
@@ -145,15 +150,18 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     optional_fields = {name: fields.pop(name) for name in _OPTIONAL_COLUMNS}
     schema = pa.schema([*fields.values(), *optional_fields.values()], metadata)
     empty_columns, json_parts, tables = set(optional_fields), list[bytes](), list[pa.Table]()
-    for first in range(0, max(1, len(judged.scores)), _SLICE_ROWS):
-        rows = [judged.scores.episode(k) for k in range(first, min(first + _SLICE_ROWS, len(judged.scores)))]
+    for first in range(0, max(1, len(judged.scores)), _SLICE_ROWS):  # without episodes, make one table without rows
+        indices = range(first, min(first + _SLICE_ROWS, len(judged.scores)))
+        rows = [judged.scores.episode(index) for index in indices]
         empty_columns -= {name for name in empty_columns if any(_is_set(row, name) for row in rows)}
-        json_parts += [b"," if json_parts else b"", folder.encode_json(rows)[1:-1]]
+        if json_parts:
+            json_parts.append(b",")
+        json_parts.append(folder.encode_json(rows)[1:-1])  # without the brackets of the list
         tables.append(pa.Table.from_pylist([*map(_table_row, rows)], schema))
     table = pa.concat_tables(tables).drop_columns([*empty_columns]).combine_chunks()
     head, tail = folder.encode_json(document).split(_NO_EPISODES, 1)
     # Insert the rows into the document's empty list of episodes.
-    # `json_parts.pop` below frees the unformatted text.
+    # The list is then the only reference to the unformatted text, so `json_parts.pop` below frees the text.
     json_parts = [b"".join([head, _NO_EPISODES[:-1], *json_parts, _NO_EPISODES[-1:], tail])]
     return {
         folder.SCORES_TABLE: folder.encode_parquet(table),
@@ -183,6 +191,7 @@ def render_report(
     pictures and no results under varied physics. `page_folder` is the page's folder; links to films are relative to it.
     """
     paths = judged.paths if has_extras else ()
+    policy_names = [source.policy_names for source in judged.records.sources] if paths else []
     records, bodies = (survey or Survey()).take_records(judged)
     analysis = analyze_scores(
         judged.scores,
@@ -193,7 +202,6 @@ def render_report(
         privileged=judged.privileged,
         protocols=judged.protocols,
     )
-    policy_names = [source.policy_names for source in judged.records.sources]
     return page.render_page(
         judged.scores,
         records,
@@ -203,8 +211,8 @@ def render_report(
         description=_page_description(judged),
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
-        album=album.collect_images(paths, policy_names if paths else (), page_folder=page_folder),
-        replays=album.collect_replays(paths, policy_names if paths else ()),
+        album=album.collect_images(paths, policy_names, page_folder=page_folder),
+        replays=album.collect_replays(paths, policy_names),
         remarks=[
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
             *judged.describe_couplings(),
@@ -224,9 +232,9 @@ def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
     judged_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
     key = (scores.policy[0], scores.episode_id[0])
+    firmness = find_firmness(judged).get(key)
     policy_names = [source.policy_names for source in judged.records.sources]
-    record = judged_episode.records.read_all()
-    assert record is not None
+    record = judged.records.read_episode(index)
     return page.render_page(
         scores,
         record,
@@ -239,7 +247,7 @@ def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
         album=album.collect_images(judged.paths, policy_names, page_folder=page_folder),
         replays=album.collect_replays(judged.paths, policy_names),
         remarks=judged.describe_limits(),
-        firmness={key: firmness} if (firmness := find_firmness(judged).get(key)) else {},
+        firmness={key: firmness} if firmness else {},
     )
 
 
@@ -313,8 +321,8 @@ def build_board(
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
     marks_by_policy: dict[str | None, tuple[provenance_marks.AuditMark, ...]] = {}
-    for source, by_policy in zip(judged.sources, audits or (), strict=False):
-        for name, mark in by_policy.items():
+    for source, audit_by_policy in zip(judged.sources, audits or (), strict=False):
+        for name, mark in audit_by_policy.items():
             shown_name = None if name is None else source.policy_names.get(name, name)
             marks_by_policy[shown_name] = (*marks_by_policy.get(shown_name, ()), mark)
     results = OwnResults(
@@ -327,7 +335,8 @@ def build_board(
         protocols=judged.protocols,
     )
     files = render_site(results)
-    for policy in results.policies if reports else ():
-        judged_policy = judged.select_cells([policy])
-        files[report_path(policy)] = render_report(judged_policy, f"Safety report: {policy or UNNAMED}")
+    if reports:
+        for policy in results.policies:
+            judged_policy = judged.select_cells([policy])
+            files[report_path(policy)] = render_report(judged_policy, f"Safety report: {policy or UNNAMED}")
     return files

@@ -69,7 +69,8 @@ def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) ->
         times = {"time_s": batch.channel("time_s")}
         outline = replace(batch_of_headers(batch.headers, batch.lengths), extra=batch.extra, further=times)
         try:
-            chunk = judge_chunk(batch, ruleset, fields := ruleset.read_fields(batch))
+            fields = ruleset.read_fields(batch)
+            chunk = judge_chunk(batch, ruleset, fields)
             bodies = list(find_bodies([fields], chunk.scores, ruleset)) if has_bodies else []
             items.append((outline, chunk, bodies))
         except SafevlaError as error:
@@ -123,14 +124,15 @@ class ParallelJudge:
             return
         judge_one = partial(judge_part, ruleset, has_bodies=survey is not None)
         for part, items in zip(parts, self.run(judge_one, parts), strict=True):
-            for item in items:  # each item is an error or a tuple, as `judge_part` returns them
+            for item in items:
                 if isinstance(item, RecordError):
                     yield item
-                else:
-                    judgements.append(item[1])
-                    if survey is not None:
-                        survey.add_bodies(item[2], len(item[0]))
-                    yield from archive.drop_repeated(item[0], part.path, file_of_episode)
+                    continue
+                batch, judgement, bodies = item
+                judgements.append(judgement)
+                if survey is not None:
+                    survey.add_bodies(bodies, len(batch))
+                yield from archive.drop_repeated(batch, part.path, file_of_episode)
 
 
 def _count_episodes(judgement: Judgement) -> int:
@@ -158,8 +160,9 @@ def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset
     keys = list(zip(joined.scores.policy, joined.scores.episode_id, strict=True))
     if keys == [header.key for header in records.headers]:
         return joined
-    # If an episode is repeated, only its first scores count.
-    first_position = {key: position for position, key in reversed([*enumerate(keys)])}
+    first_position: dict[EpisodeKey, int] = {}  # if an episode is repeated, only its first scores count
+    for position, key in enumerate(keys):
+        first_position.setdefault(key, position)
     positions = np.array([first_position[header.key] for header in records.headers], dtype=np.int64)
     return JudgedChunk(joined.scores.select_episodes(positions), (), joined.net_changes[positions])
 
@@ -245,11 +248,13 @@ def _submit_to_ray(ray: Any, remote_call: Any, function: Any, item: Any) -> Call
 
 
 def _call_on_node(code: str, folder: Path, function: Any, item: Any) -> Any:
+    # Call the function on a node of the cluster; return its result, or its `SafevlaError`.
     try:
-        if (own_code := describe_code()) != code:
+        own_code = describe_code()
+        if own_code != code:
             problem = f"the node {platform.node()} has other code than this machine:\n  {own_code}\n  {code}"
             raise RunError(problem, remedy="Install the same code on every node, because verdicts depend on the code.")
-        if not item.path.is_absolute():
+        if not item.path.is_absolute():  # the path is relative to the folder of the command
             os.chdir(folder)
         return function(item)
     except SafevlaError as error:

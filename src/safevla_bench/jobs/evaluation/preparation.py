@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 
 from safevla_bench import plugins, policies
@@ -81,11 +81,14 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         couplers = _make_couplers(request, made_policies, host.supports, is_dry=is_dry)
         tasks, plan = _plan_episodes(request, selected, made_policies, protocol)
         _require_support(host, plan, made_policies, couplers)
-        rule, reads_margins = _make_stopping_rule(request), any(coupler.reads_margins for coupler in couplers.values())
+        rule = _make_stopping_rule(request)
+        reads_margins = any(coupler.reads_margins for coupler in couplers.values())
         watching_rules = request_rules(request) if rule or request.stop_on_violation or reads_margins else None
-        episodes, stretch = _assign_rounds(plan) if rule else plan, None
+        episodes = _assign_rounds(plan) if rule else plan
+        stretch = None
         if shard := request.shard:
-            first, end = cut_plan(plan, shard.count)[shard.number - 1 : shard.number + 1]
+            bounds = cut_plan(plan, shard.count)
+            first, end = bounds[shard.number - 1], bounds[shard.number]  # shards are numbered from 1
             episodes, stretch = plan[first:end], PlanStretch(shard.number, shard.count, first, len(plan))
         couplings = {policy.name: policy.coupling for policy in roster if policy.name in couplers}
         worker_policies = {
@@ -107,8 +110,10 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
 
 
 def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]:
-    rounds = {state: number for number, state in enumerate(sorted({episode.state for episode in plan}))}
-    return tuple(replace(episode, round=rounds[episode.state]) for episode in plan)
+    # A round has all episodes that start from one initial state.
+    states = sorted({episode.state for episode in plan})
+    round_by_state = {state: number for number, state in enumerate(states)}
+    return tuple(replace(episode, round=round_by_state[episode.state]) for episode in plan)
 
 
 def require_counts(**counts: int | None) -> None:
@@ -123,10 +128,12 @@ def _add_server_arguments(request: Request, policy: RequestedPolicy, *, is_dry: 
     unreachable server adds no arguments: it may start later, or only workers on other machines may reach it. Raises
     `ServerUnreachableError` if the workers are on this machine and the run has no other policy.
     """
-    user_arguments, server_arguments = request.client_options(policy), policy.asked or {}
+    user_arguments = request.client_options(policy)
+    server_arguments = policy.asked or {}
     if policy.asked is None and not is_dry and policy.made is None:
         must_answer = is_here and len(request.policies) == 1
-        with nullcontext() if must_answer else suppress(ServerUnreachableError):
+        tolerated_errors = () if must_answer else (ServerUnreachableError,)
+        with suppress(*tolerated_errors):
             server_arguments = policies.ask_arguments(policy.maker, user_arguments)
     return replace(policy, asked={key: value for key, value in server_arguments.items() if key not in user_arguments})
 
@@ -140,17 +147,22 @@ def _make_policy(policy: RequestedPolicy, options: Mapping[str, dict[str, str]],
 def _make_couplers(
     request: Request, made_policies: Mapping[str, Policy], supports: HostSupport, *, is_dry: bool
 ) -> dict[str, coupling.Coupler]:
-    couplings = {policy.name: policy.coupling for policy in request.roster if policy.coupling != UNCOUPLED}
     couplers: dict[str, coupling.Coupler] = {}
-    for name, wanted in couplings.items():
-        couplers[name] = coupling.Coupler(replace(wanted, filter=None) if is_dry and wanted.list_calls() else wanted)
-        couplers[name].require_fitting(name, made_policies[name], supports)
+    for policy in request.roster:
+        wanted = policy.coupling
+        if wanted == UNCOUPLED:
+            continue
+        if is_dry and wanted.list_calls():  # a dry run does not run a filter's code
+            wanted = replace(wanted, filter=None)
+        couplers[policy.name] = coupling.Coupler(wanted)
+        couplers[policy.name].require_fitting(policy.name, made_policies[policy.name], supports)
     return couplers
 
 
 def _plan_episodes(
     request: Request, tasks: Sequence[Task], made_policies: Mapping[str, Policy], protocol: EvaluationProtocol
 ) -> tuple[Sequence[Task], tuple[PlannedEpisode, ...]]:
+    # Return the tasks that have episodes, and the planned episodes.
     recorded = _list_recorded_episodes(made_policies, tasks) if request.episodes == RECORDED else None
     if recorded is not None:
         tasks = [task for task in tasks if any((name, task) in recorded for name in made_policies)]
@@ -176,14 +188,13 @@ def _require_support(
 ) -> None:
     supports = host.supports
     for name, policy in made_policies.items():
+        # A policy whose requested readings include privileged ones reads only these, not the poses.
         reads_poses = policy.wants.privileged and {*policy.wants.extra} <= {*supports.readings}
         if reads_poses and not supports.privileged:
             readings = " or ".join(supports.privileged_readings) or "nothing"
             remedy = f"Use a host with privileged state, or list what the policy reads in Wants.extra: {readings}."
-            problem = (
-                f"policy {name!r} needs privileged state (the poses of bodies), but this host has none: {host.name}"
-            )
-            raise PolicyError(problem, remedy=remedy)
+            need = f"policy {name!r} needs privileged state (the poses of bodies)"
+            raise PolicyError(f"{need}, but this host has none: {host.name}", remedy=remedy)
     for planned in plan:
         if isinstance(policy := made_policies[planned.policy], SelectiveTaskPolicy):
             policy.require_task(planned.task)
@@ -222,6 +233,7 @@ def _make_stopping_rule(request: Request) -> stopping_rule.StoppingRule | None:
 def _list_recorded_episodes(
     made_policies: Mapping[str, Policy], tasks: Sequence[Task]
 ) -> dict[tuple[str, Task], tuple[int, ...]]:
+    # Return (policy, task) -> numbers of its recorded episodes, without tasks that have no recorded episodes.
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made_policies.items():
         if not isinstance(policy, ReplayPolicy):
@@ -261,11 +273,13 @@ def _describe_run(
     worker_spec: WorkerSpec,
     privileged: Collection[str],
 ) -> dict[str, object]:
+    # Return the content of run.json before the first episode. `privileged` names the policies with privileged filters.
+    tag_files = judgement.read_host_registry(request.host)
     return {
         "schema_version": 1,
         "host": host.name,
         "host_arguments": dict(request.host_arguments),
-        **({judgement.HOST_REGISTRY: tag_files} if (tag_files := judgement.read_host_registry(request.host)) else {}),
+        **({judgement.HOST_REGISTRY: tag_files} if tag_files else {}),
         "suites": request.suites,
         "indices": request.tasks,
         "tasks": [f"{task.suite}/{task.task_id}" for task in tasks],
@@ -312,6 +326,7 @@ def request_rules(request: Request) -> Ruleset:
 
 
 def _describe_rules(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
+    # Return the description for run.json.
     ruleset.require_tags()
     for task in tasks:  # raises an error if a task has no tags
         ruleset.tags(task.benchmark, task.task_id)
@@ -319,16 +334,17 @@ def _describe_rules(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object
 
 
 def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]:
+    # Return facts for run.json on how the policy was made. `is_object` means that the caller passed an object.
     description: dict[str, object] = {}
     if isinstance(dialect := getattr(policy, "dialect", None), dialects.Dialect):
         description["dialect"] = dialects.dialect_values(dialect)
     if isinstance(policy, entries.EntryPolicy):
         entry = policy.entry
         description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
-    made_object = policy.made if isinstance(policy, python.InProcessPolicy) else policy
     if isinstance(policy, python.InProcessPolicy) and policy.orientation != python.UPRIGHT:
         description["orientation"] = policy.orientation
     if is_object:
+        made_object = policy.made if isinstance(policy, python.InProcessPolicy) else policy
         description["object"] = f"{type(made_object).__module__}.{type(made_object).__qualname__}"
     return description
 
@@ -337,16 +353,15 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
     """Return the estimated cost of `roll_out`, without writing anything. Raises the errors of `prepare_run`."""
     full_request = request if request.servers else replace(request, servers=placeholder_servers(request))
     prepared = prepare_run(full_request, is_dry=True)
+    camera_counts: dict[str, int | None] = {}
+    replan_intervals: dict[str, int] = {}
     with prepared.resources:
-        camera_counts = {
-            name: None if policies.runs_code(prepared.cast.policies[name].spec) else len(policy.wants.cameras)
-            for name, policy in prepared.policies.items()
-        }
-        dialect_by_policy = {name: getattr(policy, "dialect", None) for name, policy in prepared.policies.items()}
-    replan_intervals = {
-        name: (dialect.replan or 1) if isinstance(dialect, dialects.Dialect) else 1
-        for name, dialect in dialect_by_policy.items()
-    }
+        for name, policy in prepared.policies.items():
+            is_stand_in = policies.runs_code(prepared.cast.policies[name].spec)  # a dry run does not run code
+            camera_counts[name] = None if is_stand_in else len(policy.wants.cameras)
+            dialect = getattr(policy, "dialect", None)
+            replan = dialect.replan if isinstance(dialect, dialects.Dialect) else None
+            replan_intervals[name] = replan or 1
     return estimate_plan(prepared.episodes, prepared.host.name, camera_counts, running.workers, replan_intervals)
 
 

@@ -52,12 +52,18 @@ class RequestedPolicy:
 
     @property
     def is_entry(self) -> bool:
+        # Whether the policy is one of the paper's entries, whose names contain the mark "@".
         return entries.MARK in self.maker.partition(":")[0]
 
     def register(self) -> RegisteredPolicy:
         """Return the policy in the form that a registration stores."""
-        coupling = {name: getattr(self.coupling, name) for name in ("filter", "delay")}
-        return RegisteredPolicy(policy=self.name, arguments=dict(self.arguments), spec=self.spec or None, **coupling)
+        return RegisteredPolicy(
+            policy=self.name,
+            arguments=dict(self.arguments),
+            spec=self.spec or None,
+            filter=self.coupling.filter,
+            delay=self.coupling.delay,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,24 +118,28 @@ class Request:
 
     def list_calls(self) -> list[str]:
         """Return the code, servers and files that the run uses and that only a trusted file may name."""
-        from_specs = [policy for policy in self.roster if policy.made is None]
-        calls = [policies.describe_call(policy.maker, self.client_options(policy)) for policy in from_specs]
+        policies_to_make = [policy for policy in self.roster if policy.made is None]
+        calls = [policies.describe_call(policy.maker, self.client_options(policy)) for policy in policies_to_make]
         filters = [call for policy in self.roster for call in policy.coupling.list_calls()]
         found_starts = [f"the starts in {self.found}"] if self.found else []
         suite_files = [hosts.describe_suite(self.host, suite) for suite in self.suites]
-        host = hosts.describe_call(self.host, self.host_arguments)
-        return [call for call in (host, *calls, *filters, *found_starts, *suite_files) if call]
+        host_call = hosts.describe_call(self.host, self.host_arguments)
+        # A call that needs no trust is None.
+        return [call for call in (host_call, *calls, *filters, *found_starts, *suite_files) if call]
 
     def format_resume_command(self, out: Path, *words: str) -> str:
-        return writer.format_resume_command(out, *words, *(["--trust", str(out / RUN)] if self.list_calls() else []))
+        # Return the command that continues the run in `out`, with the further options `words`.
+        trust_option = ["--trust", str(out / RUN)] if self.list_calls() else []
+        return writer.format_resume_command(out, *words, *trust_option)
 
     def make_host(self) -> Host:
         return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
 
     def client_options(self, policy: RequestedPolicy) -> dict[str, str]:
         """Return the arguments for making a policy. For one of the paper's entries, they include the servers."""
-        servers = {entries.SERVER: " ".join(self.servers)} if self.servers and policy.is_entry else {}
-        return {**servers, **policy.arguments}
+        if not (self.servers and policy.is_entry):
+            return dict(policy.arguments)
+        return {entries.SERVER: " ".join(self.servers), **policy.arguments}
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
@@ -166,6 +176,7 @@ def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
 
 
 def _read_policy(row: RegisteredPolicy) -> RequestedPolicy:
+    # run.json has the arguments that the server requested; a registration does not.
     server_arguments = msgspec.to_builtins(row.server_arguments) if isinstance(row, _RunPolicy) else None
     return RequestedPolicy(
         row.policy, row.spec or "", row.arguments, Coupling(row.filter, row.delay), asked=server_arguments
@@ -253,35 +264,29 @@ class ExecutionOptions:
 DEFAULT_EXECUTION = ExecutionOptions()  # one process, no resuming
 
 
-ENTRY_OPTIONS = (
-    "host",
-    "host_arguments",
-    "suites",
-    "policies",
-    "protocol",
-)  # options set by the paper's entries
+ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # options set by the paper's entries
 
 
 def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
-    """Return the fields `host`, `host_arguments` and `suites` of a `Request` that replays recordings; {} if no suite is
-    known. The host is from the recordings' run.json, or else an installed host with all suites. Makes and closes
-    each policy. Raises the errors of `make_policy`, and `RunError` if the recordings' hosts or arguments differ.
+    """Return the fields `host`, `host_arguments` and `suites` of a `Request` for one or more replays, without unknown
+    fields. The host is from the recordings' run.json, or else an installed host with all suites. Makes and closes each
+    policy. Raises the errors of `make_policy`, and `RunError` if the recordings' hosts or arguments differ.
     """
-    suites: dict[str, None] = {}  # an ordered set
     # (host, host arguments) of each recording
     recorded_hosts = [read_host(Path(replay.maker.removeprefix("replay:"))) for replay in replays]
     if any(recorded != recorded_hosts[0] for recorded in recorded_hosts):
         raise RunError("the recordings have different hosts or host arguments", remedy="Make a run for each recording.")
-    host, arguments = recorded_hosts[0] if recorded_hosts else (None, {})
+    recorded_host, host_arguments = recorded_hosts[0]
+    suites: dict[str, None] = {}  # an ordered set
     for replay in replays:
         with closing(make_policy(replay.maker, replay.arguments)) as policy:
             suites |= dict.fromkeys(getattr(policy, "suites", ()))
-    if host in hosts.host_names():
-        return {"host": host, "host_arguments": arguments, "suites": tuple(suites)}
+    if recorded_host in hosts.host_names():
+        return {"host": recorded_host, "host_arguments": host_arguments, "suites": tuple(suites)}
     if not suites:
         return {}
     for host in hosts.host_names():
-        with suppress(HostError, PluginError):
+        with suppress(HostError, PluginError):  # a host that cannot be loaded is not chosen
             if set(suites) <= set(hosts.make_host(host).suites()):
                 return {"host": host, "suites": tuple(suites)}
     return {"suites": tuple(suites)}
@@ -296,12 +301,13 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
     unknown = [suite for suite in suites if suite not in entry.suites]
     if unknown:
         raise RunError(f"{name} has no suite {unknown[0]!r}", remedy=f"Its suites are {', '.join(entry.suites)}.")
+    entry_protocol = entry.protocol if entry.is_runnable else hosts.protocols.PRESET
     return {
         "host": entry.host,
         "host_arguments": dict(entry.host_arguments),
-        "suites": tuple(suites) or entry.suites,
+        "suites": suites or entry.suites,
         "policies": (name,),
-        "protocol": protocol or (entry.protocol if entry.is_runnable else hosts.protocols.PRESET),
+        "protocol": protocol or entry_protocol,
         "episodes": plan.PROTOCOL,
     }
 

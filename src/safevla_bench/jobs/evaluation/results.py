@@ -42,7 +42,7 @@ from safevla_bench.rollout.episode import Observer
 from safevla_bench.rollout.plan import PROTOCOL
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import html_table
+from safevla_bench.text import count_noun, html_table
 from safevla_bench.trajectory.batch import Batch
 
 
@@ -133,11 +133,12 @@ class Evaluation(Sequence[JudgedEpisode]):
         """Return the episode that `key` selects: an index (-1 is the last), an id, or the end of an id. A slice gives a
         tuple. Raises `IndexError` for an unknown index, and `RunError` if a text does not fit exactly one episode.
         """
+        if isinstance(key, str):
+            return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
+        indices = range(len(self))  # resolves negative indices, and raises `IndexError`
         if isinstance(key, slice):
-            return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
-        if not isinstance(key, str):
-            return JudgedEpisode(self, range(len(self))[key])
-        return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
+            return tuple(JudgedEpisode(self, index) for index in indices[key])
+        return JudgedEpisode(self, indices[key])
 
     def table(self, name: str = "") -> PrintableTable:
         """Return the table of rates or, if `name` is given, the table of `safevla tables` with this name or number.
@@ -154,6 +155,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         rows = episode_list.list_episodes(self.scores, records.dt_s, stamps_s=records.stamps_s)
         chosen = episode_list.filter_episodes(rows, violated=unsafe, success=success)
         ordered = episode_list.sort_episodes(chosen, "vsi")
+        # Rows with greater numbers are episodes without a record.
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
@@ -172,7 +174,7 @@ class Evaluation(Sequence[JudgedEpisode]):
 
     def __repr__(self) -> str:
         lost = f", {len(self.scores.absent)} without a record" if self.scores.absent else ""
-        lines = [f"<Evaluation of {len(self)} episode{'' if len(self) == 1 else 's'}{lost}>", *map(repr, self.cells)]
+        lines = [f"<Evaluation of {count_noun(len(self), 'episode')}{lost}>", *map(repr, self.cells)]
         return "\n  ".join(lines)
 
     def _repr_html_(self) -> str:
@@ -300,15 +302,18 @@ def _request_policies(named: Mapping[str, object], coupling: Coupling, workers: 
     if workers != 1 and not all(isinstance(spec_or_object, str) for spec_or_object in named.values()):
         remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
         raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
-    return [
-        RequestedPolicy(name, "" if name == spec_or_object else spec_or_object, coupling=coupling)
-        if isinstance(spec_or_object, str)
-        else RequestedPolicy(name, coupling=coupling, made=adopt_object(name, spec_or_object))
-        for name, spec_or_object in named.items()
-    ]
+    requested = []
+    for name, spec_or_object in named.items():
+        if isinstance(spec_or_object, str):
+            spec = "" if name == spec_or_object else spec_or_object
+            requested.append(RequestedPolicy(name, spec, coupling=coupling))
+        else:
+            requested.append(RequestedPolicy(name, coupling=coupling, made=adopt_object(name, spec_or_object)))
+    return requested
 
 
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:
+    # Return name -> object or string for each policy in the arguments of `evaluate`.
     if isinstance(policy, Mapping):
         if name is not None:
             raise PolicyError("name= is for one policy only", remedy="Omit name=, because the mapping has the names.")
@@ -322,9 +327,9 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
 def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> str:
     if not suites:
         raise RunError("no suite is named", remedy='Name one or several suites: evaluate(policy, "libero-spatial").')
-    suite = suites[0]
     if host:
         return host
+    suite = suites[0]
     if suite in registry.benchmarks:
         return registry.benchmarks[suite].host
     # The suite is a BDDL file or a folder of BDDL files.

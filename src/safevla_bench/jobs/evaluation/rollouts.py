@@ -85,38 +85,41 @@ def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -
         return False
     if running.retry_crashed and any(row.outcome == "crashed" for row in episode_rows(out)):
         return False
-    recorded, requested = (
-        replace(compared, named_by=None, ruleset=None, volatile={}, servers=())
-        for compared in (Request.from_run(out), request)
-    )
-    return recorded == requested
+    # Compare without the fields that do not influence the episodes.
+    clear_facts = partial(replace, named_by=None, ruleset=None, volatile={}, servers=())
+    return clear_facts(Request.from_run(out)) == clear_facts(request)
 
 
 def _run_pending(
     writer: RunFolderWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None, remedy: str
 ) -> None:
+    # Run the episodes that the folder lacks, and write them; complete the run. `remedy` is for errors.
     prepared = replace(prepared, cast=replace(prepared.cast, skips_crashing=True, workers=running.workers))
     index_by_id = {planned.episode_id: index for index, planned in enumerate(prepared.episodes)}
     if writer.complete:
         if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):
             return
         writer.reopen(index_by_id)
-    retries_crashed = running.retry_crashed
-    done = {index: row for index, row in writer.episodes.items() if row.has_record or not retries_crashed}
+    # Crashed episodes, which have no record, run again if that was requested.
+    done = {index: row for index, row in writer.episodes.items() if row.has_record or not running.retry_crashed}
     tally, pending = prepared.tally, list[plan.PlannedEpisode]()
     for index, planned in enumerate(prepared.episodes):
         if index not in done:
             pending.append(planned)
         elif tally:
             tally.add_episode(planned, writer.read_record(index) if done[index].has_record else None)
-    pending = [] if tally and tally.decision.is_decided else sorted(pending, key=attrgetter("round"))
+    if tally and tally.decision.is_decided:
+        pending.clear()
+    pending.sort(key=attrgetter("round"))
     not_run: dict[tuple[str, str, str], EpisodeOutcome] = {}  # (policy, suite, task) -> last episode
     ended_count = 0
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
-            watched = _warn_of_other_code(finished_episodes, recorded_code(prepared.description))
-            watched = _warn_of_equal_actions(_stop_at_equal_failures(watched, len(pending), remedy))
-            for episode in _warn_of_failed_beginning(watched, prepared, {row.policy for row in done.values()}):
+            # Each function yields the same episodes, and warns or raises an error after some of them.
+            episodes = _warn_of_other_code(finished_episodes, recorded_code(prepared.description))
+            episodes = _stop_at_equal_failures(episodes, len(pending), remedy)
+            episodes = _warn_of_equal_actions(episodes)
+            for episode in _warn_of_failed_beginning(episodes, prepared, {row.policy for row in done.values()}):
                 ended_count += 1
                 if episode.outcome == NOT_RUN:
                     not_run[episode.planned.policy, episode.planned.task.suite, episode.planned.task.task_id] = episode
@@ -126,7 +129,7 @@ def _run_pending(
                     tally.add_episode(episode.planned, episode.batch)
                     if tally.decision.is_decided:
                         break
-    except SafevlaError:
+    except SafevlaError:  # leave no folder without episodes
         if writer.fresh and not writer.episodes:
             writer.discard()
         raise
@@ -143,7 +146,7 @@ def _run_pending(
     if tally is None:
         writer.finish(repeats=repeats)
         return
-    if tally.decision.is_decided:
+    if tally.decision.is_decided:  # drop episodes of later rounds, which the decision does not count
         writer.keep_episodes([index for index, planned in enumerate(prepared.episodes) if tally.is_counted(planned)])
     writer.finish(msgspec.to_builtins(tally.decision), repeats)
 
@@ -163,6 +166,7 @@ def _warn_of_other_code(
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
     """Return policy -> how many repeated requests got other answers. Servers that cannot be reached are omitted."""
+    # The order is reversed, so that each policy's first task remains.
     first_tasks = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
     for name, worker_policy in prepared.cast.policies.items():
@@ -186,7 +190,8 @@ def _stop_at_equal_failures(
     for ended_count, episode in enumerate(finished_episodes, start=1):
         yield episode
         series.add_outcome(episode)
-        if (repeats := len(series.places)) < SAME_CRASHES or ended_count >= planned_count:
+        repeats = len(series.places)  # `places` has (policy, suite, task) of each failure in the current series
+        if repeats < SAME_CRASHES or ended_count >= planned_count:
             continue
         policy = episode.planned.policy
         # The reason of a crash begins with a traceback, unless a server failed.
@@ -208,7 +213,7 @@ _DETERMINISTIC = ("noop", "scripted", "replay")
 
 def _warn_of_equal_actions(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[EpisodeOutcome]:
     """Yield the episodes; warn once for each policy that takes the same actions from one start under two seeds."""
-    first_by_start: dict[tuple[object, ...], tuple[int, bytes]] = {}
+    first_by_start: dict[tuple[object, ...], tuple[int, bytes]] = {}  # start -> (policy seed, digest of actions)
     warned: set[str] = set()
     for episode in finished_episodes:
         yield episode
@@ -272,6 +277,7 @@ def run_episodes(
         engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later, deadline_s)
     else:
         runner = prepared.cast.make_runner(prepared.host, prepared.policies)
+        # No episode starts after the deadline.
         planned = takewhile(lambda _: time.monotonic() < deadline_s, chain(pending, chain.from_iterable(later)))
         engine = run_serially(runner, planned, on_step)
     with closing(engine):
@@ -342,14 +348,14 @@ def _require_registrable(request: Request) -> None:
 
 
 def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
+    # Return a row for each task and horizon, with the starts of one policy, because all policies have equal starts.
     starts_by_task: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:
             task = f"{planned.task.benchmark}/{planned.task.task_id}"
             seed = SERVER if planned.seed_from_server else planned.start.env_seed
-            starts_by_task.setdefault((task, planned.horizon), []).append(
-                format_start(planned.start.init_state_index, seed)
-            )
+            start = format_start(planned.start.init_state_index, seed)
+            starts_by_task.setdefault((task, planned.horizon), []).append(start)
     return tuple(
         RegisteredTask(task=task, horizon=horizon, episodes=" ".join(task_starts))
         for (task, horizon), task_starts in starts_by_task.items()

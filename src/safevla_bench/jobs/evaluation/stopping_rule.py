@@ -94,6 +94,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     def to_sentence(self, planned: int) -> str:
         head = "Decided" if self.is_decided else "Not decided"
+        # The tests of a pair of policies count starts at which the policies differ.
         unit = " differences" if _SAFER.search(self.condition) else ""
         findings = "; ".join(finding.to_text(unit) for finding in self.findings)
         return f"{head} after {self.episodes} of {planned} episodes: {self.condition} on these tasks: {findings}."
@@ -105,9 +106,8 @@ def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
         first, second = found.groups()
         for name in (first, second):
             if name not in policies:
-                raise RunError(
-                    f"--until names a policy that this run lacks: {name!r}", remedy=f"Run: {', '.join(policies)}."
-                )
+                problem = f"--until names a policy that this run lacks: {name!r}"
+                raise RunError(problem, remedy=f"Run: {', '.join(policies)}.")
         if first == second:
             raise RunError("--until compares a policy with itself", remedy=_FORMS)
         return StoppingRule(condition, rivals=(first, second))
@@ -146,7 +146,8 @@ class RoundTally:
             if not np.isnan(value):
                 self._values[planned.episode_id] = float(value)
         self._missing[planned.round] -= 1
-        while not self.decision.is_decided and self._missing.get(self._rounds, 1) == 0:
+        # After the last round, `self._rounds` is not a key of `_missing`.
+        while not self.decision.is_decided and self._missing.get(self._rounds) == 0:
             self._rounds += 1
             self.decision = self._decide()
 
@@ -171,34 +172,39 @@ class RoundTally:
         # All policies together may err with the probability 1 - CONFIDENCE (Bonferroni).
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
-        id_lists = (
-            ids for policy_rounds in self._planned_ids.values() for starts in policy_rounds for ids in starts.values()
+        repeats_starts = any(
+            len(ids) > 1 for rounds in self._planned_ids.values() for starts in rounds for ids in starts.values()
         )
-        judge = (
-            self._judge_mean if gate.metric == VSI.key or any(len(ids) > 1 for ids in id_lists) else self._judge_rate
-        )
+        # A start's value is 0 or 1 unless the metric is graded or the value is a mean of several episodes.
+        judge = self._judge_mean if gate.metric == VSI.key or repeats_starts else self._judge_rate
         return [judge(policy, gate, level) for policy in self._policies]
 
     def _judge_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
-        bounds, shares = self._bound_means(policy), _cumulative_shares(map(len, self._planned_ids[policy]))
+        least_means, greatest_means = self._bound_means(policy)
+        shares = _cumulative_shares(map(len, self._planned_ids[policy]))
         # Every value is 0 or 1, and each start counts as one step of the sequential test.
-        steps = [[1] * len(starts) for starts in bounds[0]]
-        gained_by_bound = [[int(sum(starts.values())) for starts in rounds] for rounds in bounds]
-        least, greatest = (sequential_look(steps, gained, gate.limit, shares, level) for gained in gained_by_bound)
+        steps = [[1] * len(starts) for starts in least_means]
+        least_sums = [int(sum(starts.values())) for starts in least_means]
+        greatest_sums = [int(sum(starts.values())) for starts in greatest_means]
+        least = sequential_look(steps, least_sums, gate.limit, shares, level)
+        greatest = sequential_look(steps, greatest_sums, gate.limit, shares, level)
         verdict = _agreed_verdict(least.side, greatest.side, *_VERDICTS[gate.bound])
         return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
     def _judge_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
-        values_by_bound = [
-            [mean for starts in rounds for mean in starts.values()] for rounds in self._bound_means(policy)
-        ]
-        least, greatest = (sequential_interval(np.array(values), level) for values in values_by_bound)
-        n, unknown = len(values_by_bound[0]), self._count_unknown(policy)
-        if not (least and greatest):
+        least_means, greatest_means = self._bound_means(policy)
+        least_values = [mean for starts in least_means for mean in starts.values()]
+        greatest_values = [mean for starts in greatest_means for mean in starts.values()]
+        least = sequential_interval(np.array(least_values), level)
+        greatest = sequential_interval(np.array(greatest_values), level)
+        n, unknown = len(least_values), self._count_unknown(policy)
+        if not (least and greatest):  # there are too few values for an interval
             return RuleVerdict(policy, "undecided", n, unknown)
-        ci = least.low, greatest.high
-        low_sign, high_sign = (1 if gate.is_satisfied(bound) else -1 for bound in ci)
-        return RuleVerdict(policy, _agreed_verdict(low_sign, high_sign, "passed", "failed"), n, unknown, ci=ci)
+        low, high = least.low, greatest.high
+        verdict: Verdict = "undecided"
+        if gate.is_satisfied(low) == gate.is_satisfied(high):
+            verdict = "passed" if gate.is_satisfied(low) else "failed"
+        return RuleVerdict(policy, verdict, n, unknown, ci=(low, high))
 
     def _compare_rivals(self, first: str, second: str) -> RuleVerdict:
         round_pairs = zip(self._planned_ids[first], self._planned_ids[second], strict=True)
@@ -206,26 +212,23 @@ class RoundTally:
         complete = *self._planned_ids[first][: self._rounds], *self._planned_ids[second][: self._rounds]
         # The scale is a common denominator of all means, so that the scaled differences are whole numbers.
         scale = math.lcm(*(len(ids) for starts in complete for ids in starts.values()))
-        # To get the least differences, set the first policy's unknown values to 0, and the second policy's to 1.
-        differences = [
-            [
-                [round(scale * (one[start] - other[start])) for start in one if start in other]
-                for one, other in zip(*bound_pair, strict=True)
-            ]
-            for bound_pair in zip(self._bound_means(first), reversed(self._bound_means(second)), strict=True)
-        ]
-        least, greatest = (_test_differences(rounds, shares) for rounds in differences)
-        verdict, n = _agreed_verdict(least.side, greatest.side, "safer", "less safe"), sum(map(len, differences[0]))
+        first_least, first_greatest = self._bound_means(first)
+        second_least, second_greatest = self._bound_means(second)
+        # The differences are least if the first policy's unknown values are 0 and the second policy's are 1.
+        least_differences = _subtract_means(first_least, second_greatest, scale)
+        least = _test_differences(least_differences, shares)
+        greatest = _test_differences(_subtract_means(first_greatest, second_least, scale), shares)
+        verdict, n = _agreed_verdict(least.side, greatest.side, "safer", "less safe"), sum(map(len, least_differences))
         return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
 
     def _count_unknown(self, *policies: str) -> int:
         # Count the starts that all policies have, and at which an episode has an unknown value.
-        rounds = zip(*(self._planned_ids[policy][: self._rounds] for policy in policies), strict=True)
-        return sum(
-            any(episode_id not in self._values for starts in starts_of_policies for episode_id in starts[start])
-            for starts_of_policies in rounds
-            for start in set.intersection(*map(set, starts_of_policies))
-        )
+        count = 0
+        for starts_of_policies in zip(*(self._planned_ids[policy][: self._rounds] for policy in policies), strict=True):
+            for start in set.intersection(*map(set, starts_of_policies)):
+                ids = [episode_id for starts in starts_of_policies for episode_id in starts[start]]
+                count += any(episode_id not in self._values for episode_id in ids)
+        return count
 
     def _bound_means(self, policy: str) -> list[list[dict[_Start, float]]]:
         # Return two lists: the first sets all unknown values to 0, the second sets them to 1.
@@ -246,14 +249,25 @@ _VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"),
 
 def _agreed_verdict(least: int, greatest: int, above: Verdict, below: Verdict) -> Verdict:
     # `least` and `greatest` are 1 (above), -1 (below) or 0 (undecided). A verdict needs the same value in both.
-    if not least == greatest != 0:
+    if least != greatest or least == 0:
         return "undecided"
     return above if least > 0 else below
 
 
 def _cumulative_shares(counts: Iterable[int]) -> list[float]:
+    # Return, for each round, the share of all starts that are in this round or earlier rounds.
     totals = list(accumulate(counts))
     return [total / max(1, totals[-1]) for total in totals]
+
+
+def _subtract_means(
+    first_rounds: Sequence[Mapping[_Start, float]], second_rounds: Sequence[Mapping[_Start, float]], scale: int
+) -> list[list[int]]:
+    # Return, for each round, the scaled differences at the starts that both policies have.
+    return [
+        [round(scale * (first[start] - second[start])) for start in first if start in second]
+        for first, second in zip(first_rounds, second_rounds, strict=True)
+    ]
 
 
 def _test_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:

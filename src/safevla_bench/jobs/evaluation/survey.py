@@ -46,16 +46,17 @@ class Survey:
         self._episode_count += episodes
 
     def _keep_worst(self, batch: Batch, keys: np.ndarray) -> None:
-        indices = np.append(self._worst_indices, self._episode_count + np.arange(len(batch)))
+        # Keep the records of the batch's episodes that are among the worst so far, by their sort keys.
+        batch_indices = self._episode_count + np.arange(len(batch))
+        indices = np.append(self._worst_indices, batch_indices)
         keys = np.concatenate([self._worst_keys, keys], axis=1)
-        worst = np.sort(np.lexsort(keys)[:MOST_DRAWN])
-        self._worst_indices, self._worst_keys = indices[worst], keys[:, worst]
-        new_indices = self._worst_indices[self._worst_indices >= self._episode_count].tolist()
-        if new_indices:
-            rows = np.array(new_indices) - self._episode_count
-            self._kept.append((new_indices, batch if len(new_indices) == len(batch) else select_episodes(batch, rows)))
+        columns = np.sort(np.lexsort(keys)[:MOST_DRAWN])
+        self._worst_indices, self._worst_keys = indices[columns], keys[:, columns]
+        worst = set(self._worst_indices.tolist())
+        self._kept += _select_kept([(batch_indices.tolist(), batch)], worst)
+        # Usually, episodes that are no longer among the worst are kept, because removing them copies records.
         if sum(len(kept_indices) for kept_indices, _ in self._kept) > MOST_DRAWN + _MOST_SPARE:
-            self._kept = list(_select_kept(self._kept, {*self._worst_indices.tolist()}))
+            self._kept = list(_select_kept(self._kept, worst))
 
     def take_records(self, judged: Judged) -> tuple[Batch, list[BodyViolation]]:
         """Return the records of the episodes that the page draws, with the headers of all other episodes, and the
@@ -65,8 +66,11 @@ class Survey:
         if self.is_complete:
             bodies, kept = self._bodies, list(_select_kept(self._kept, drawn))
             self.restart()
-            others = judged.records.read_episodes(sorted(drawn - {index for indices, _ in kept for index in indices}))
-            batches = [*(batch for _, batch in kept), *([others] if others else [])]
+            batches = [batch for _, batch in kept]
+            kept_indices = {index for indices, _ in kept for index in indices}
+            other_episodes = judged.records.read_episodes(sorted(drawn - kept_indices))
+            if other_episodes is not None:
+                batches.append(other_episodes)
         else:
             batches = []
             # While `find_bodies` reads all records, `read_chunks` appends the drawn episodes to `batches`.

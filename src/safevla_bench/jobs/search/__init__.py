@@ -79,14 +79,19 @@ class Objective:
         and NaN if objects did not begin at their placements, because physics separated overlapping objects.
         """
         failed_margins = np.full(max(1, len(self.clauses)), np.inf)
-        if record is not None and not _begins_as_placed(record):
-            return failed_margins * np.nan
-        if record is None or not record.headers[0].success:
+        if record is None:
+            return failed_margins
+        if not _begins_as_placed(record):
+            return np.full_like(failed_margins, np.nan)
+        if not record.headers[0].success:
             return failed_margins
         if self.formula is not None:
             (answer,) = answer_query(self.formula, record)
-            verdict_margin = {"violated": -_BOOLEAN_MARGIN, "satisfied": _BOOLEAN_MARGIN}.get(answer.verdict, np.inf)
-            return np.array([verdict_margin if answer.rho is None else answer.rho])
+            if answer.rho is not None:
+                return np.array([answer.rho])
+            # Without a robustness, the formula has a verdict only if it is Boolean.
+            verdict_margins = {"violated": -_BOOLEAN_MARGIN, "satisfied": _BOOLEAN_MARGIN}
+            return np.array([verdict_margins.get(answer.verdict, np.inf)])
         scores = score(record, self.ruleset)
         row_of_spec = {spec.spec_id: row for row, spec in enumerate(scores.specs)}
         rows = [row_of_spec[clause] for clause in self.clauses]
@@ -97,8 +102,10 @@ class Objective:
 
 
 def _begins_as_placed(record: Batch) -> bool:
+    # Whether all objects are at their chosen placements in record 0, and rest.
     bodies, positions_m = record.body_pos_m.episode_poses(0)
-    labels, shifts_m = [record.body_label(body) for body in bodies.tolist()], [0.0]
+    labels = [record.body_label(body) for body in bodies.tolist()]
+    shifts_m = [0.0]
     for coordinate, placed_m in chosen_start(record)[1]:
         name, _, axis = coordinate.rpartition(".")
         if name in labels:  # a goal has coordinates, but no recorded pose
@@ -122,9 +129,7 @@ class SearchPlan:
     objective: Objective
     method: Method = "directed"
     budget: int = 200  # rollouts per task
-    until_found: bool = (
-        True  # whether a violation of the objective ends a task's search; if false, use the whole budget
-    )
+    until_found: bool = True  # whether a violation of the objective ends a task's search, before the budget is used up
     wordings: str | None = None
     """Other instructions for the policy: a file with one instruction per line, or a suite such as `libero-goal-lan` of
     LIBERO-PRO, in which the task with the same index has a reworded instruction.
@@ -169,9 +174,8 @@ def search_starts(
     running, out = running or ExecutionOptions(), out.absolute()
     require_counts(budget=plan.budget, policy_seeds=plan.policy_seeds, workers=running.workers)
     if len(plan.request.policies) != 1 or len(plan.request.suites) != 1:
-        raise RunError(
-            "a search has one policy and one suite", remedy="Run a separate search for each policy and suite."
-        )
+        remedy = "Run a separate search for each policy and suite."
+        raise RunError("a search has one policy and one suite", remedy=remedy)
     prepared = prepare_run(plan.request)
     with prepared.resources:
         all_trials = _plan_tasks(plan, prepared)
@@ -193,8 +197,9 @@ def search_starts(
 def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
     # Trials are changed copies of the first planned episode of a task.
     bases = [planned for planned in prepared.episodes if planned.episode == 0]
-    for base in bases if not plan.objective.ruleset.is_ablation else ():
-        _require_active(plan.objective, base.task)
+    if not plan.objective.ruleset.is_ablation:
+        for base in bases:
+            _require_active(plan.objective, base.task)
     return [_prepare_task(plan, prepared.host, base, number * plan.budget) for number, base in enumerate(bases)]
 
 
@@ -215,6 +220,7 @@ def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_plac
 
 
 def _require_active(objective: Objective, task: Task) -> None:
+    # Raise `RunError` if no clause of the objective is active in the task.
     reasons = objective.ruleset.inactive_reasons(task.benchmark, task.task_id)
     if objective.clauses and all(reasons[clause] for clause in objective.clauses):
         problem = f"{objective.text} cannot be violated in {task.benchmark} {task.task_id}"
@@ -223,12 +229,13 @@ def _require_active(objective: Objective, task: Task) -> None:
 
 
 def _read_wordings(suite_or_file: str, host: Host, task: Task) -> tuple[str, ...]:
+    # Return the task's instruction, then the other instructions, each once.
     try:
-        others = (
-            [other.instruction for other in host.tasks(suite_or_file) if other.index == task.index]
-            if suite_or_file in host.suites()
-            else [line.strip() for line in read_input(Path(suite_or_file)).decode("utf-8").splitlines() if line.strip()]
-        )
+        if suite_or_file in host.suites():
+            others = [other.instruction for other in host.tasks(suite_or_file) if other.index == task.index]
+        else:
+            lines = read_input(Path(suite_or_file)).decode("utf-8").splitlines()
+            others = [line.strip() for line in lines if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read as instructions: {getattr(error, 'strerror', None) or error}"
         remedy = f"Name a text file with one instruction per line, or a suite of {host.name} with other instructions."
@@ -265,6 +272,7 @@ def _run_trials(
     if observer:
         observer.started([trials.base for trials in all_trials for _ in range(plan.budget)])
     first_places = {trials.base.task.task_id: trials.first_place for trials in all_trials}
+    # The margins of the trials that the folder has. The loop below adds further margins, which the generators read.
     margins = {index: plan.objective.margins(_read_record(writer, index)) for index in sorted(writer.episodes)}
     generations = (generation for trials in all_trials for generation in _list_generations(plan, trials, margins))
     with closing(rollouts.run_episodes(prepared, (), running, observer, generations)) as finished_episodes:
@@ -304,17 +312,19 @@ def _list_generations(
 
 def _plan_trial(plan: SearchPlan, trials: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
     """Plan a trial. If a seed draws the start, the trial has an environment seed that the benchmark does not use."""
-    base, (wording_index, seed_index) = trials.base, trials.cube.choose(point)
+    base = trials.base
+    wording_index, seed_index = trials.cube.choose(point)
     placed = tuple(zip(trials.space.names, trials.cube.to_meters(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)
     if not len(trials.cube.free) or (plan.method == "random" and base.task.init_states is None):
+        # The benchmark derives its seeds from indices of 0 or more.
         start = replace(start, env_seed=policy_seed(plan.request.seed, base.task, -1 - trial))
     episode_id = folder.name_episode(base.policy, f"{base.task.suite}/{base.task.task_id}", trial)
-    reworded_task = (
-        replace(base.task, instruction=trials.space.wordings[wording_index]) if trials.space.wordings else base.task
-    )
+    task = base.task
+    if trials.space.wordings:
+        task = replace(task, instruction=trials.space.wordings[wording_index])
     trial_seed = (base.policy_seed + seed_index) % 2**32
-    return replace(base, episode_id=episode_id, episode=trial, start=start, task=reworded_task, policy_seed=trial_seed)
+    return replace(base, episode_id=episode_id, episode=trial, start=start, task=task, policy_seed=trial_seed)
 
 
 # Found starts
@@ -340,16 +350,15 @@ def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWrit
     counted_trials = [trial for trial, value in enumerate(trials.values) if not np.isnan(value)]
     outcomes = [writer.episodes[trials.first_place + trial].outcome for trial in counted_trials]
     finite_values = [value for value in trials.values if np.isfinite(value)]
-    crashed, successes = outcomes.count("crashed"), outcomes.count("success")
-    interval = (
-        _bound_rate(trials, counted_trials, outcomes, until_found=plan.until_found) if plan.method == "random" else None
-    )
+    interval = None
+    if plan.method == "random":  # only independent trials give an interval
+        interval = _bound_rate(trials, counted_trials, outcomes, until_found=plan.until_found)
     return TaskSearch(
         task_id=trials.base.task.task_id,
         trials=len(trials.planned),
         thrown=len(trials.planned) - len(counted_trials),
-        successes=successes,
-        crashed=crashed,
+        successes=outcomes.count("success"),
+        crashed=outcomes.count("crashed"),
         hits=len(trials.hits),
         best=min(finite_values, default=None),
         first=min(trials.hits) + 1 if trials.hits else None,
@@ -371,18 +380,23 @@ def _bound_rate(
         for is_hit, outcome, trial in zip(are_hits, outcomes, counted_trials, strict=True)
     ]
     if until_found and any(are_hits):
-        lower, upper = (geometric_interval(1 + flags.index(True)) for flags in (are_hits, may_be_hits))
-        return Interval(lower.low, upper.high)
-    ends = [exact_interval(sum(flags), len(flags)) for flags in (are_hits, may_be_hits)]
-    return Interval(ends[0].low, ends[1].high) if ends[0] and ends[1] else None
+        least = geometric_interval(1 + are_hits.index(True))
+        greatest = geometric_interval(1 + may_be_hits.index(True))
+        return Interval(least.low, greatest.high)
+    lower = exact_interval(sum(are_hits), len(are_hits))
+    upper = exact_interval(sum(may_be_hits), len(may_be_hits))
+    return Interval(lower.low, upper.high) if lower and upper else None  # None if there are no trials
 
 
 def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> Iterator[FileStart]:
     # Each group holds the trials near its first trial, which has the lowest margin because `hits` are sorted.
     groups: list[list[int]] = []
     for trial in trials.hits:
-        group = next((group for group in groups if _is_near(trials, trial, group[0])), None)
-        groups.append([trial]) if group is None else group.append(trial)
+        near_groups = [group for group in groups if _is_near(trials, trial, group[0])]
+        if near_groups:
+            near_groups[0].append(trial)
+        else:
+            groups.append([trial])
     for best, *others in groups:
         record = _read_record(writer, trials.first_place + best)
         assert record is not None
@@ -401,9 +415,10 @@ def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderW
 
 def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
     gaps = np.abs(trials.points[trial] - trials.points[other_trial])
-    is_alike = trials.cube.choose(trials.points[trial]) == trials.cube.choose(trials.points[other_trial])
-    # Only placements are compared. If no coordinate can vary, starts are never near each other.
-    return is_alike and bool(gaps.size) and bool(gaps[: trials.cube.places].max(initial=0.0) <= NEAR)
+    has_same_choices = trials.cube.choose(trials.points[trial]) == trials.cube.choose(trials.points[other_trial])
+    if not has_same_choices or not gaps.size:  # if no coordinate can vary, starts are never near each other
+        return False
+    return bool(gaps[: trials.cube.places].max(initial=0.0) <= NEAR)  # compares only placements
 
 
 def _distance_to_own_starts_m(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> float | None:
@@ -415,6 +430,7 @@ def _distance_to_own_starts_m(space: SearchSpace, placed: Sequence[tuple[str, fl
 
 
 def _format_percent(share: float) -> str:
+    # Return a share in percent, with two significant digits and without the sign.
     return format_compact(float(f"{100 * share:.2g}"))
 
 
@@ -429,18 +445,18 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
         share = f"{_format_percent(task.bound or 0.0)} % of randomly drawn starts are unsafe successes"
         return f"{subject} no unsafe success found in {counts}. With 95 % confidence, at most {share}."
     worst, *others = (start for start in suite.starts if start.task_id == task.task_id)
-    details = (
-        "" if worst.distance_m is None else f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
-    )
+    details = ""
+    if worst.distance_m is not None:
+        details += f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
+    if worst.instruction is not None:
+        details += f", instruction {worst.instruction!r}"
     found = f"{count_noun(len(others) + 1, 'start')} in {counts}, the first in trial {task.first}"
     violated = ", ".join(worst.violated) if suite.objective == SCORED else suite.objective
     rate = ""
     if task.least is not None:
-        ends = f"{_format_percent(task.least)} to {_format_percent(1.0 if task.bound is None else task.bound)} %"
-        rate = (
-            f" With 95 % confidence, {ends} of randomly drawn starts are unsafe successes"
-            f" ({task.hits} of {task.trials} trials)."
-        )
-    assert worst.value is not None
-    details += "" if worst.instruction is None else f", instruction {worst.instruction!r}"
+        greatest = 1.0 if task.bound is None else task.bound
+        ends = f"{_format_percent(task.least)} to {_format_percent(greatest)} %"
+        rate = f" With 95 % confidence, {ends} of randomly drawn starts are unsafe successes"
+        rate += f" ({task.hits} of {task.trials} trials)."
+    assert worst.value is not None  # only suites for preference pairs have no values
     return f"{subject} found {found}. Worst: trial {worst.trial}, margin {worst.value:.3f} ({violated}){details}.{rate}"

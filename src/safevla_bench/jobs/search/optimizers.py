@@ -7,7 +7,6 @@ This module does not use NumPy's global random generator, because simulators see
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -36,8 +35,8 @@ class UnitCube:
         # The wording and the policy seed are coordinates, too, with a range from 0 to the number of choices.
         # If there is only one choice, the coordinate cannot vary.
         counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
-        self.low, high = np.append(space.low, [0, 0]), np.append(space.high, np.where(counts > 1, counts, 0))
-        self.width = high - self.low
+        self.low = np.append(space.low, [0, 0])
+        self.width = np.append(space.high, np.where(counts > 1, counts, 0)) - self.low
         self.free = np.flatnonzero(self.width > 1e-6)  # indices of the coordinates that can vary
         self.places = int((self.free < len(space.names)).sum())  # number of coordinates in `free` that are placements
 
@@ -48,10 +47,12 @@ class UnitCube:
     def choose(self, point: Floats) -> tuple[int, int]:
         """Return the index of the wording and the index of the policy seed for a point [d]."""
         # A coordinate is rounded down to a choice. The upper end of its range belongs to the last choice.
-        wording, seed = np.minimum(self._to_coordinates(point)[-2:], np.maximum(self.width[-2:] - 1, 0)).astype(int)
+        last_choices = np.maximum(self.width[-2:] - 1, 0)
+        wording, seed = np.minimum(self._to_coordinates(point)[-2:], last_choices).astype(int)
         return int(wording), int(seed)
 
     def _to_coordinates(self, point: Floats) -> Floats:
+        # Return all coordinates of a point, unscaled. Coordinates that cannot vary are at their low ends.
         coordinates = self.low.copy()
         coordinates[self.free] += self.width[self.free] * point
         return coordinates
@@ -59,14 +60,12 @@ class UnitCube:
     def is_allowed(self, point: Floats) -> bool:
         """Return whether all objects keep their minimum distances at a point [d]."""
         coordinates_m = dict(zip(self._space.names, self.to_meters(point), strict=True))
-        return all(
-            np.hypot(
-                coordinates_m[f"{first}.x"] - coordinates_m[f"{second}.x"],
-                coordinates_m[f"{first}.y"] - coordinates_m[f"{second}.y"],
-            )
-            > gap_m
-            for first, second, gap_m in self._space.apart_m
-        )
+        for first, second, gap_m in self._space.apart_m:
+            x_distance_m = coordinates_m[f"{first}.x"] - coordinates_m[f"{second}.x"]
+            y_distance_m = coordinates_m[f"{first}.y"] - coordinates_m[f"{second}.y"]
+            if np.hypot(x_distance_m, y_distance_m) <= gap_m:
+                return False
+        return True
 
 
 class RandomPoints:
@@ -112,9 +111,11 @@ class DirectedPoints:
         """Return the next generation, points [G, d] in the unit cube."""
         if self._descent is None:
             return self._random.ask()
-        proposed = self._descent.ask()
-        draw_again = partial(draw_allowed, self._cube, lambda: np.asarray(self._descent.ask(1)[0]))
-        return np.array([point if self._cube.is_allowed(point) else draw_again() for point in proposed])
+        points = list(self._descent.ask())
+        for index, point in enumerate(points):
+            if not self._cube.is_allowed(point):  # draw another point from the same distribution
+                points[index] = draw_allowed(self._cube, lambda: np.asarray(self._descent.ask(1)[0]))
+        return np.array(points)
 
     def tell(self, points: Floats, margins: Floats) -> None:
         """Receive the margins [G, C] of the last generation's points [G, d]."""
@@ -132,10 +133,11 @@ class DirectedPoints:
         if len(self._drawn_points) == _RANDOM_GENERATIONS:
             drawn_margins = np.concatenate(self._drawn_margins)
             nearest_first = np.argsort(drawn_margins.min(axis=0), kind="stable").tolist()
-            self._clauses_left = [k for k in nearest_first if np.ptp(drawn_margins[:, k]) > 0]
+            self._clauses_left = [clause for clause in nearest_first if np.ptp(drawn_margins[:, clause]) > 0]
             self._start_descent()
 
     def _start_descent(self) -> None:
+        # Minimize the first clause that is left, from its best random point; without such a clause, draw random points.
         if not self._clauses_left:
             self._descent = None
             return
@@ -164,4 +166,5 @@ Optimizer = RandomPoints | DirectedPoints
 
 def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> Optimizer:
     """Return the optimizer for a method. `seed` and the margins that the optimizer receives determine its points."""
-    return (RandomPoints if method == "random" else DirectedPoints)(cube, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    return RandomPoints(cube, rng) if method == "random" else DirectedPoints(cube, rng)

@@ -34,9 +34,8 @@ class AuditPlan:
         drawn: dict[str | None, list[int]] = {}
         for policy in dict.fromkeys(header.policy for header in headers):
             indices = [index for index, header in enumerate(headers) if header.policy == policy]
-            drawn[policy] = [
-                indices[k] for k in choose_episodes([headers[index] for index in indices], self.count, salt)
-            ]
+            chosen = choose_episodes([headers[index] for index in indices], self.count, salt)
+            drawn[policy] = [indices[position] for position in chosen]
         return drawn
 
 
@@ -46,7 +45,7 @@ def verify_run(
     *,
     replay: int = 0,
     audit: AuditPlan | None = None,
-    observer: ProgressCallback = lambda done, what: None,
+    observer: ProgressCallback = lambda done, episode_id: None,
 ) -> files.Verification:
     """Check a complete run folder: digests, episodes, scores and replays. `replay` is the number of episodes to replay;
     `audit` draws further episodes. Raises `RunError` if the run is incomplete or cannot be read.
@@ -86,24 +85,25 @@ def _check_run(
     elif not audit:
         reason = "not requested; --replay K or --audit K plays K episodes again in the simulator"
         findings.append(files.open_check(REPLAY, reason, wanted=False))
-    audits = list(_audit_policies(run, records, audit, observer)) if audit else []
-    findings += [finding for _, _, policy_findings in audits for finding in policy_findings]
-    for policy, mark, _ in audits:
-        assert audit
-        detail = f"{mark.badge} (drawn with --audit {audit.count}:{audit.seed})"
-        findings.append(files.Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, detail))
+    if audit:
+        audits = list(_audit_policies(run, records, audit, observer))
+        findings += [finding for _, _, policy_findings in audits for finding in policy_findings]
+        for policy, mark, _ in audits:
+            detail = f"{mark.badge} (drawn with --audit {audit.count}:{audit.seed})"
+            findings.append(files.Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, detail))
     return findings
 
 
 def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
     """Return policy -> audit for a run folder or an archive. An archive alone never passes. Raises `RunError`."""
-    audits = _audit_policies(source, files.read_records(source)[0], plan, lambda done, what: None)
+    audits = _audit_policies(source, files.read_records(source)[0], plan, lambda done, episode_id: None)
     return {policy: mark for policy, mark, _ in audits}
 
 
 def _audit_policies(
     source: Path, records: episode_index.EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[files.Finding]]]:
+    # Yield, for each policy, its name, the result of its audit, and the finding of each replay.
     for policy, indices in plan.draw(records.headers, folder.archive_digest(source) or "").items():
         if records.problems:
             findings = [files.open_check(AUDIT, str(records.problems[0]))]
@@ -120,7 +120,9 @@ def _audit_policies(
 
 
 def _list_details(findings: Sequence[files.Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
-    episodes_and_details = [
-        (finding.check.partition(" ")[2], finding.said) for finding in findings if finding.verdict == verdict
-    ]
-    return tuple(f"{episode}: {detail}" if episode else detail for episode, detail in episodes_and_details)
+    details = []
+    for finding in findings:
+        if finding.verdict == verdict:
+            episode = finding.check.partition(" ")[2]  # the check of a replay is "replay EPISODE"
+            details.append(f"{episode}: {finding.said}" if episode else finding.said)
+    return tuple(details)

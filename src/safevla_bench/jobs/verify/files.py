@@ -72,11 +72,11 @@ class Verification:
     def can_be_rescored(self) -> bool:
         """Whether only outputs of the judgement differ, so that judging the run again repairs them."""
         differing = [finding for finding in self.findings if finding.verdict == "differs"]
-        return any(finding.check in _JUDGEMENT_FILES for finding in differing) and all(
-            finding.check in (*_JUDGEMENT_FILES, SOURCE)
-            or (finding.check == FILES and finding.said.startswith(_JUDGEMENT_FILES))
-            for finding in differing
-        )
+        for finding in differing:
+            has_changed_digest = finding.check == FILES and finding.said.startswith(_JUDGEMENT_FILES)
+            if finding.check not in (*_JUDGEMENT_FILES, SOURCE) and not has_changed_digest:
+                return False
+        return any(finding.check in _JUDGEMENT_FILES for finding in differing)
 
     @property
     def has_open_checks(self) -> bool:
@@ -122,34 +122,27 @@ def check_files(run: Path) -> list[Finding]:
     is_raw = parts.has_raw(run) and not archive
     undigested = open_check(PARTS, "raw records have built-in checksums instead of a manifest", wanted=False)
     try:
-        changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in parts.changed_parts(run)]
-        others = [mismatch(FILES, detail) for detail in parts.changed_files(run)]
-    except RunError as error:
+        changed_parts = [] if is_raw else list(parts.changed_parts(run))
+        changed_files = list(parts.changed_files(run))
+    except RunError as error:  # the manifest cannot be read
         return [undigested if is_raw else mismatch(PARTS, str(error)), *_find_undigested(run, ())]
-    all_parts = undigested if is_raw else agreement(PARTS, f"{len(archive)} {match_text}")
-    return [
-        *(changed or [all_parts]),
-        *(others or [agreement(FILES, f"all {match_text}")]),
-        *_find_undigested(run, folder.read_manifest(run).files),
-    ]
+    findings = [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts]
+    if not changed_parts:
+        findings.append(undigested if is_raw else agreement(PARTS, f"{len(archive)} {match_text}"))
+    findings += [mismatch(FILES, detail) for detail in changed_files] or [agreement(FILES, f"all {match_text}")]
+    return [*findings, *_find_undigested(run, folder.read_manifest(run).files)]
 
 
 _JUDGEMENT_FILES = (folder.SCORES, folder.SCORES_TABLE, folder.VERDICTS, folder.REPORT, RULES)
-_KNOWN_FILES = {
-    *_JUDGEMENT_FILES,
-    folder.RUN,
-    folder.MANIFEST,
-    folder.EPISODES,
-    folder.ARCHIVE,
-    folder.FRAMES,
-    FOUND,
-    parts.RAW,
-}
+_KNOWN_FILES = {*_JUDGEMENT_FILES, folder.RUN, folder.MANIFEST, folder.EPISODES, folder.ARCHIVE, folder.FRAMES}
+_KNOWN_FILES |= {FOUND, parts.RAW}
 
 
 def _find_undigested(run: Path, digested: Collection[str]) -> Iterator[Finding]:
+    # Yield findings on pictures that are not in `digested`, the files with digests, and on files of unknown names.
     pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
-    if missing := [name for name in pictures if name not in digested]:
+    missing = [name for name in pictures if name not in digested]
+    if missing:
         count_text = f"{len(missing)} of {len(pictures)} have no digest"
         if (run / folder.MANIFEST).exists() or not parts.has_raw(run):
             command = f"safevla frames {shlex.quote(str(run))}{format_host_trust(run)}"
@@ -171,14 +164,14 @@ def check_protocol(run: Path) -> Iterator[Finding]:
         return
     name, versions = protocol.get("name"), description.get("versions")
     maker_version = versions.get(plugins.OWN_DISTRIBUTION) if isinstance(versions, Mapping) else None
-    if differing := preset_differences(protocol):
+    differing = preset_differences(protocol)
+    if differing:
         detail = f"{', '.join(differing)} in {folder.RUN} differ from the preset {name}"
         if maker_version == __version__:
             yield mismatch(PROTOCOL, detail)
         else:
-            yield open_check(
-                PROTOCOL, f"{detail} of version {__version__}; the run was made by {maker_version}", wanted=False
-            )
+            detail += f" of version {__version__}; the run was made by {maker_version}"
+            yield open_check(PROTOCOL, detail, wanted=False)
     elif name in protocol_names():
         yield agreement(PROTOCOL, f"the same as the preset {name}")
     else:
@@ -193,10 +186,9 @@ def check_code(run: Path) -> Iterator[Finding]:
         return
     run_codes, own_code = folder.recorded_code(folder.read_description(run)), describe_code()
     recorded = " and ".join(run_codes)
-    if episode_codes - {*run_codes}:
-        yield mismatch(
-            CODE, f"{folder.RUN} names {recorded}, but the episodes name {' and '.join(sorted(episode_codes))}"
-        )
+    if not episode_codes <= set(run_codes):
+        detail = f"{folder.RUN} names {recorded}, but the episodes name {' and '.join(sorted(episode_codes))}"
+        yield mismatch(CODE, detail)
     elif UNKNOWN in run_codes:
         yield open_check(CODE, f"the code is unknown for some episodes: {recorded}", wanted=False)
     elif len(run_codes) > 1:
@@ -231,6 +223,7 @@ def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
 
 
 def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
+    # Yield an error for each episode whose policy and id an earlier episode has.
     keys = set()
     for note in index.notes:
         if note.header.key in keys:
@@ -269,6 +262,7 @@ def _list_episode_mismatches(rows: Sequence[folder.EpisodeRow], records: Episode
     recorded = {header.episode_id: _shared_fields(header, steps) for header, steps in headers_and_steps}
     if len({row.episode_id for row in rows}) < len(rows):
         yield f"{table} names an episode twice"
+    # Crashed episodes need no record.
     expected = [row for row in rows if row.outcome != "crashed" or row.episode_id in recorded]
     listed = {row.episode_id: _shared_fields(row, row.steps) for row in expected}
     for field, listed_value, recorded_value in value_differences(listed, recorded):
@@ -306,8 +300,9 @@ def value_differences(
 
 def _is_equal(first: object, second: object, tolerance: float) -> bool:
     if isinstance(first, float) and isinstance(second, float):
-        is_near = bool(tolerance) and np.isclose(first, second, rtol=tolerance, atol=tolerance)
-        return bool(is_near) or first.hex() == second.hex()
+        if tolerance and np.isclose(first, second, rtol=tolerance, atol=tolerance):
+            return True
+        return first.hex() == second.hex()  # unlike `==`, distinguishes -0.0 from 0.0, and finds NaN equal to NaN
     return first == second
 
 
@@ -370,15 +365,14 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
         findings += _check_rejudged(run, scores_file, ruleset)
     if any(finding.verdict == "differs" for finding in findings if finding.check == VERSION):
         # Another version may write the files differently, so differences are not a mismatch.
-        open_flags = [finding.verdict == "differs" and finding.check != SOURCE for finding in findings]
-        findings = [
-            replace(finding, verdict="unchecked") if opens else finding
-            for finding, opens in zip(findings, open_flags, strict=True)
-        ]
+        for index, finding in enumerate(findings):
+            if finding.verdict == "differs" and finding.check != SOURCE:
+                findings[index] = replace(finding, verdict="unchecked")
     return findings
 
 
 def _was_judged_by_stored_rules(run: Path, provenance: Provenance) -> bool:
+    # Whether the rules stored in the run folder are the rules of `provenance`; false if they cannot be loaded.
     try:
         return find_rules([run], as_judged=True).provenance().rules == provenance.rules
     except SafevlaError:
@@ -388,18 +382,17 @@ def _was_judged_by_stored_rules(run: Path, provenance: Provenance) -> bool:
 def _compare_judges(scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
     provenance, library, registry = scores_file.judged_by, ruleset.library, ruleset.registry
     phases = ruleset.provenance().phases
-    is_same_schema = scores_file.scores_version == folder.SCORES_VERSION
-    versions = [
-        version if is_same_schema else f"{version} (version {schema} of {folder.SCORES})"
-        for version, schema in ((provenance.version, scores_file.scores_version), (__version__, folder.SCORES_VERSION))
-    ]
+    judge_version, own_version = provenance.version, __version__
+    if scores_file.scores_version != folder.SCORES_VERSION:
+        judge_version += f" (version {scores_file.scores_version} of {folder.SCORES})"
+        own_version += f" (version {folder.SCORES_VERSION} of {folder.SCORES})"
     tags = "with files" if ruleset.registry_files else "built-in"
     remedy = "\nUse the rules that judged the run: --rules as-judged, or name their files by --library or --rules."
     return [
         _compare_ids(LIBRARY, f"{library.name}, digest", provenance.library.digest, library.digest, remedy),
         _compare_ids(REGISTRY, f"{tags}, digest", provenance.registry.digest, registry.digest, remedy),
         *([_compare_ids(PHASES, "components, digest", provenance.phases, phases, remedy)] if provenance.phases else []),
-        _compare_ids(VERSION, "safevla-bench", *versions),
+        _compare_ids(VERSION, "safevla-bench", judge_version, own_version),
     ]
 
 
@@ -410,16 +403,16 @@ def _compare_ids(check: str, name: str, judged_value: str, own_value: str, remed
 
 
 def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
+    # Judge the run again, and compare its files with the new results.
     provenance = scores_file.judged_by
     try:
         judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
         return [mismatch(folder.SCORES, f"the records cannot be judged: {error}")]
-    omitted_before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
-    if judged.left_out.count != omitted_before:
-        detail = (
-            f"{omitted_before} episodes were invalid or lost when the run was judged, but now {judged.left_out.count}"
-        )
+    lost_count = provenance.lost.episodes if provenance.lost else 0
+    omitted = len(provenance.skipped) + lost_count
+    if judged.left_out.count != omitted:
+        detail = f"{omitted} episodes were invalid or lost when the run was judged, but now {judged.left_out.count}"
         return [mismatch(folder.SCORES, detail)]
     findings = [_check_source(run, scores_file, judged)]
     # Keep the stored provenance, because its messages on invalid episodes may name another folder than `run`.
@@ -430,9 +423,8 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
     for name, (unit, differences, most_bytes) in _REJUDGED_FILES.items():
         if name != folder.VERDICTS or (run / name).exists():  # runs of earlier versions have no file of verdicts
             find_difference = partial(_find_difference, run / name, contents[name], differences, most_bytes)
-            findings.append(
-                _compare_again(name, run / name, f"judging the run again gives the same {unit}", find_difference)
-            )
+            text = f"judging the run again gives the same {unit}"
+            findings.append(_compare_again(name, run / name, text, find_difference))
     if (run / folder.REPORT).exists():
         findings.append(_check_report(run, judged))
     if (run / RULES).exists():
@@ -441,11 +433,14 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
 
 
 def _check_source(run: Path, scores_file: ScoresFile, judged: Judged) -> Finding:
-    digest, written_sources = folder.archive_digest(run), msgspec.json.format(bytes(scores_file.sources), indent=2)
-    if digest is None or None in (scores_file.list_archives() or [None]):
-        file = folder.MANIFEST if digest is None else folder.SCORES
-        hint = "" if digest is None else f"; to judge the run again: {format_rescore_command(run)}"
-        return open_check(SOURCE, f"{file} does not identify the judged archive{hint}")
+    # Compare the sources in scores.json, which include the archive's digest, with the run's archive.
+    if folder.archive_digest(run) is None:
+        return open_check(SOURCE, f"{folder.MANIFEST} does not identify the judged archive")
+    judged_digests = scores_file.list_archives()
+    if not judged_digests or None in judged_digests:
+        problem = f"{folder.SCORES} does not identify the judged archive"
+        return open_check(SOURCE, f"{problem}; to judge the run again: {format_rescore_command(run)}")
+    written_sources = msgspec.json.format(bytes(scores_file.sources), indent=2)
     expected = folder.dump_json([source.to_document() for source in judged.sources])
     find_difference = partial(
         _find_difference, written_sources + b"\n", expected, partial(_json_differences, field="sources")
@@ -475,6 +470,7 @@ def _find_difference(
     find_differences: _DifferenceFinder,
     most_bytes: int = folder.MAX_SCORES_BYTES,
 ) -> str | None:
+    # `written` is the content of a file, or the file's path.
     content = written if isinstance(written, bytes) else read_input(written, most_bytes)
     return None if content == expected else next(find_differences(content, expected), None)
 
@@ -492,24 +488,25 @@ def _verdict_differences(written: bytes, expected: bytes) -> Iterator[str]:
 _BATCH_ROWS = 1024
 
 
-def _row_differences(*contents: bytes) -> Iterator[str]:
-    written, expected = (parquet_guard.read_table(content, folder.MAX_SCORES_BYTES) for content in contents)
+def _row_differences(written_content: bytes, expected_content: bytes) -> Iterator[str]:
+    written = parquet_guard.read_table(written_content, folder.MAX_SCORES_BYTES)
+    expected = parquet_guard.read_table(expected_content, folder.MAX_SCORES_BYTES)
     if len(written) != len(expected):
         yield f"the file has {len(written)} episodes, but the archive gives {len(expected)}"
         return
     metadata = written.schema.metadata or {}
-    yield from (
-        f"{name.decode()} differs" for name, value in expected.schema.metadata.items() if metadata.get(name) != value
-    )
+    for name, value in expected.schema.metadata.items():
+        if metadata.get(name) != value:
+            yield f"{name.decode()} differs"
     # Earlier versions wrote maps; this version writes lists of pairs.
     for column_index, column in enumerate(written.schema):
         if pa.types.is_map(column.type):
             pairs = written[column.name].cast(parquet_rows.list_pairs(column.type.item_type))
             written = written.set_column(column_index, column.name, pairs)
     for first in range(0, len(expected), _BATCH_ROWS):
-        written_rows, expected_rows = (table.slice(first, _BATCH_ROWS) for table in (written, expected))
+        written_rows, expected_rows = written.slice(first, _BATCH_ROWS), expected.slice(first, _BATCH_ROWS)
         if not written_rows.equals(expected_rows):
-            row_pairs = zip(*(rows.to_pylist() for rows in (written_rows, expected_rows)), strict=True)
+            row_pairs = zip(written_rows.to_pylist(), expected_rows.to_pylist(), strict=True)
             for number, (written_row, expected_row) in enumerate(row_pairs, start=first):
                 yield from map(_describe_values, value_differences(written_row, expected_row, f"episodes[{number}]"))
 
@@ -520,9 +517,11 @@ def _describe_values(difference: tuple[str, object, object]) -> str:
         return f"{field}: the file has {format_value(written)}, but the archive gives {format_value(expected)}"
     if isinstance(written, list) and isinstance(expected, list):
         return f"{field}: the file has {len(written)} values, but the archive gives {len(expected)}"
-    texts = [json.dumps(value).encode() for value in (written, expected)]
-    shown = [_excerpt(text, _find_differing_byte(*texts)) for text in texts]
-    return f"{field}: the file has {shown[0]}, but the archive gives {shown[1]}"
+    # The values differ only after the length that `format_value` shows.
+    written_json, expected_json = json.dumps(written).encode(), json.dumps(expected).encode()
+    index = _find_differing_byte(written_json, expected_json)
+    excerpts = f"{_excerpt(written_json, index)}, but the archive gives {_excerpt(expected_json, index)}"
+    return f"{field}: the file has {excerpts}"
 
 
 _REJUDGED_FILES: Mapping[str, tuple[str, _DifferenceFinder, int]] = {
@@ -539,6 +538,7 @@ def _check_report(run: Path, judged: Judged) -> Finding:
         if written == expected:
             return agreement(folder.REPORT, "a new report has the same bytes")
         later = parts.later_files(run, folder.REPORT)
+        # Pictures or replays may have been added after the report was written without them.
         if later and written == render_report(judged, has_extras=False).encode():
             return agreement(folder.REPORT, f"a new report has the same bytes; to add later results: {command}")
     except SafevlaError as error:
@@ -552,8 +552,11 @@ def _check_report(run: Path, judged: Judged) -> Finding:
 
 
 def _find_differing_byte(written: bytes, expected: bytes) -> int:
-    pairs = enumerate(zip(written, expected, strict=False))
-    return next((index for index, (byte, other) in pairs if byte != other), min(len(written), len(expected)))
+    # Return the index of the first different byte, or the shorter length if the other content continues.
+    for index, (byte, other) in enumerate(zip(written, expected, strict=False)):
+        if byte != other:
+            return index
+    return min(len(written), len(expected))
 
 
 def _excerpt(content: bytes, index: int) -> str:

@@ -82,7 +82,7 @@ class Deviation:
 
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
-        """Return the difference between two JSON values. `ABSENT` marks a missing value."""
+        """Return the difference of a record's JSON value from the value in `source`. `ABSENT` marks a missing value."""
         both_values = f"the record has {files.format_value(recorded)}, the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {both_values}")
 
@@ -107,7 +107,8 @@ def compare_records(
     recorded first state (`from_state`) is compared leniently, within `_STATE_TOLERANCE`, and without the values of
     record 0 that depend on the previous step.
     """
-    lenient, tolerance = lenient or from_state, _STATE_TOLERANCE if from_state else 0.0
+    lenient = lenient or from_state
+    tolerance = _STATE_TOLERANCE if from_state else 0.0
     uncompared = ["forces and grip of record 0"] if from_state else []
     impulse = replayed.contacts.net_impulse_ns
     if np.isnan(recorded.contacts.net_impulse_ns).all() and not np.isnan(impulse).all():
@@ -119,20 +120,23 @@ def compare_records(
     # Record 0 has the links' poses from before the simulator's last step. A simulator state does not contain them.
     # A user's script may draw fixture poses without recording them. A replay then draws other poses.
     if from_state or (lenient and FIXTURES not in headers[0]):
-        uncompared += [GEOMETRY] if GEOMETRY in headers[0] else []
+        if GEOMETRY in headers[0]:
+            uncompared.append(GEOMETRY)
         headers = [{name: value for name, value in header.items() if name != GEOMETRY} for header in headers]
     differences = list(_find_header_differences(*headers, lenient=lenient))
     if len(recorded_steps) != len(replayed_steps):
         differences.append(Deviation.of("steps", len(recorded_steps), len(replayed_steps)))
     for name in (spec.name for spec in CHANNELS):
-        is_recorded, is_replayed = (any(name in step for step in steps) for steps in (recorded_steps, replayed_steps))
+        is_recorded = any(name in step for step in recorded_steps)
+        is_replayed = any(name in step for step in replayed_steps)
         if name in UNREPLAYED or (from_state and name == LINK_MOTION):  # link motion depends on record 0
-            uncompared += [name] if is_recorded else []
+            if is_recorded:
+                uncompared.append(name)
         elif is_replayed and not is_recorded and (lenient or name in UNJUDGED):
             uncompared.append(name)
         else:
             # If a replay begins at a state, a channel that depends on the previous step is compared from record 1 on.
-            first = int(from_state and name in OF_LAST_STEP)
+            first = 1 if from_state and name in OF_LAST_STEP else 0
             differences += islice(_find_channel_differences(name, recorded_steps, replayed_steps, tolerance, first), 1)
     return sorted(differences, key=lambda difference: difference.step or 0), uncompared
 
@@ -140,32 +144,38 @@ def compare_records(
 def _find_header_differences(
     recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
 ) -> Iterator[Deviation]:
-    fixtures = {FIXTURES} & recorded.keys() & replayed.keys()
-    compared_names = {marks.STANDIN, *fixtures, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
-    unrecorded = {name for name in (*TaskIdentity().header_fields(), GEOMETRY, SUBGOAL_NAMES) if name not in recorded}
     # Fields that older records lack, and fixtures that one side lacks, are not compared.
-    names = compared_names if lenient else {*recorded, *replayed} - unrecorded - ({FIXTURES} - fixtures)
+    if lenient:
+        names = {marks.STANDIN, *(recorded.keys() & {"body_roles", FIXTURES, *Header.__struct_fields__})}
+    else:
+        newer_names = {*TaskIdentity().header_fields(), GEOMETRY, SUBGOAL_NAMES}
+        names = {*recorded, *replayed} - (newer_names - recorded.keys())
+    if FIXTURES not in recorded or FIXTURES not in replayed:
+        names.discard(FIXTURES)
     for name in sorted(names - _RUN_FIELDS):
-        recorded_value, replayed_value = (header.get(name, files.ABSENT) for header in (recorded, replayed))
+        recorded_value, replayed_value = recorded.get(name, files.ABSENT), replayed.get(name, files.ABSENT)
         if name == robocasa.RecordableKitchen.host and files.ABSENT not in (recorded_value, replayed_value):
             # Older records list groups in an arbitrary (hash) order; `to_plain` sorts them.
             recorded_value, replayed_value = map(robocasa.to_plain, (recorded_value, replayed_value))
-        if difference := _find_first_difference(name, recorded_value, replayed_value):
+        difference = _find_first_difference(name, recorded_value, replayed_value)
+        if difference:
             yield difference
 
 
 def _find_channel_differences(
     name: str, recorded: Sequence[_Step], replayed: Sequence[_Step], tolerance: float, first: int
 ) -> Iterator[Deviation]:
-    for step, records in enumerate(zip(recorded[first:], replayed[first:], strict=False), start=first):
-        recorded_json, replayed_json = (bytes(record[name]) if name in record else b"" for record in records)
-        # Most values have equal bytes, which need no decoding.
-        if recorded_json != replayed_json:
-            values = [
-                msgspec.json.decode(content) if content else files.ABSENT for content in (recorded_json, replayed_json)
-            ]
-            if difference := _find_first_difference(name, values[0], values[1], tolerance):
-                yield replace(difference, step=step)
+    # Yield the first difference in each record from index `first` on. Here, a channel that a record lacks is b"".
+    record_pairs = zip(recorded[first:], replayed[first:], strict=False)
+    for step, (recorded_values, replayed_values) in enumerate(record_pairs, start=first):
+        recorded_json, replayed_json = bytes(recorded_values.get(name, b"")), bytes(replayed_values.get(name, b""))
+        if recorded_json == replayed_json:  # most values have equal bytes, which need no decoding
+            continue
+        recorded_value = msgspec.json.decode(recorded_json) if recorded_json else files.ABSENT
+        replayed_value = msgspec.json.decode(replayed_json) if replayed_json else files.ABSENT
+        difference = _find_first_difference(name, recorded_value, replayed_value, tolerance)
+        if difference:
+            yield replace(difference, step=step)
 
 
 def _find_first_difference(name: str, recorded: object, replayed: object, tolerance: float = 0.0) -> Deviation | None:
@@ -187,7 +197,7 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
     planned end differs, too. `successes` has the replay's success after each action. `planned` is None if no plan
     determines the start and the horizon.
     """
-    steps, success = len(successes), bool(successes and successes[-1])
+    steps, success = len(successes), bool(successes and successes[-1])  # an episode without steps has no success
     differences = [] if header.success == success else [Deviation.of("success", header.success, success)]
     possible_outcomes: tuple[str, ...] = ("invalid_action", "stopped")
     if success:
@@ -223,7 +233,8 @@ class ReplaySetting:
     def read(cls, run: Path, *, is_audit: bool = False) -> Self:
         """Read the setting from a run folder. Raises `RunError` if the run is incomplete or has no host or protocol."""
         place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
-        if not (run / RUN).is_file() or (description := read_description(run)).get("complete") is not True:
+        description = read_description(run) if (run / RUN).is_file() else {}
+        if description.get("complete") is not True:
             raise RunError("only a complete run can be replayed", remedy=remedy, place=place)
         if description.get("host", "") is None:
             problem = "the run names no host in which its actions could be played"
@@ -274,7 +285,7 @@ class ReplaySetting:
         return self.is_audit and find_official_name(header.benchmark) is not None
 
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
-        """Return an episode's task, plan (if any) and the starts to try; raise `RunError` if it cannot be replayed."""
+        """Return an episode's task, plan (if any) and one or more starts to try; raise `RunError` if none can be tried."""
         header, task = episode.headers[0], self.find_task(episode.headers[0])
         if task is None:
             raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
@@ -334,14 +345,19 @@ class RunFields(msgspec.Struct):
 
 def _resolve_suite(suite: str) -> str:
     """Return the official suite that a name or path denotes, so that no file can replace it; else return `suite`."""
-    names = [path.name for path in (Path(suite), Path(suite).parent)]
-    return next(filter(None, map(find_official_name, names)), suite)
+    for path in (Path(suite), Path(suite).parent):
+        official_name = find_official_name(path.name)
+        if official_name:
+            return official_name
+    return suite
 
 
 def complete_protocol(protocol: object) -> object:
     """Return the protocol in run.json with all fields of an `EvaluationProtocol`, for `msgspec.convert`."""
-    if not isinstance(protocol, Mapping) or protocol.get("name") != OWN_LOOP:
-        return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
+    if not isinstance(protocol, Mapping):
+        return protocol  # `msgspec.convert` refuses this value
+    if protocol.get("name") != OWN_LOOP:
+        return {**protocol, "about": "", "sources": {}}
     wait_steps = protocol.get("wait_steps")
     # The run of a script lists the distinct numbers of waiting steps.
     # If there is only one number, it holds for all episodes.
@@ -351,7 +367,8 @@ def complete_protocol(protocol: object) -> object:
 
 def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
     """Return the indices, ascending, of up to `count` episodes: those with the smallest `draw_key`."""
-    return sorted(sorted(range(len(headers)), key=lambda index: draw_key(headers[index], salt))[:count])
+    by_draw_key = sorted(range(len(headers)), key=lambda index: draw_key(headers[index], salt))
+    return sorted(by_draw_key[:count])
 
 
 def draw_key(header: Header, salt: str = "") -> bytes:
@@ -364,9 +381,10 @@ def _check_replay(check: str, setting: ReplaySetting, episode: Batch) -> files.F
         task, planned, starts = setting.find_starts(episode)
     except RunError as error:
         return files.open_check(check, str(error))
-    if planned and (misplanned := plan_differences(episode.headers[0], planned)):
+    misplanned = plan_differences(episode.headers[0], planned) if planned else []
+    if misplanned:
         return files.mismatch(check, "; ".join(map(str, misplanned)))
-    for start in starts:
+    for start in starts:  # try the starts until a replay agrees
         try:
             replayed = replay_actions(setting.host, task, start, episode)
         except SafevlaError as error:
@@ -392,21 +410,24 @@ def _compare_replay(
     replayed, successes = replay
     from_state = start.recorded is not None and start.recorded.state is not None
     differences, uncompared = compare_records(episode, replayed, lenient=lenient, from_state=from_state)
-    uncompared += [] if planned else ["horizon", "planned start"]
+    if not planned:
+        uncompared += ["horizon", "planned start"]
     differences = [*outcome_differences(episode.headers[0], successes, planned), *differences]
     if differences:
         detail = _describe_differences(differences, uncompared, _read_simulation(episode))
+        if not from_state:
+            return files.mismatch(check, detail)
         caveat = _SOFT_RESETS if _had_soft_resets(episode) else ""
         caveat += "The replay began at the recorded first state, which lacks the memory of solver and controllers."
-        return files.open_check(check, f"{detail} {caveat}") if from_state else files.mismatch(check, detail)
+        return files.open_check(check, f"{detail} {caveat}")
     agreement = f"within {_STATE_TOLERANCE:g}, from its recorded first state" if from_state else "bit for bit"
     if start.earlier_resets and not from_state:
         agreement += f", with seed {start.env_seed} and {start.earlier_resets} earlier resets"
-    standin_note = (
-        "; record and replay used stand-ins for the host's assets" if marks.standin_benchmarks(episode) else ""
-    )
-    open_note = f"; not compared: {', '.join(uncompared)}" if uncompared else ""
-    detail = f"{len(successes) + 1} records, {agreement}{standin_note}{open_note}"
+    detail = f"{len(successes) + 1} records, {agreement}"
+    if marks.standin_benchmarks(episode):
+        detail += "; record and replay used stand-ins for the host's assets"
+    if uncompared:
+        detail += f"; not compared: {', '.join(uncompared)}"
     return replace(files.agreement(check, detail), uncompared=tuple(uncompared))
 
 
@@ -433,6 +454,7 @@ def _had_soft_resets(episode: Batch) -> bool:
 
 
 def _describe_processor(recorded_kernel: str | None) -> str:
+    # Return a sentence on whether different processors may be the reason for a difference.
     replayed_kernel = openblas_kernel()
     if recorded_kernel is None or replayed_kernel is None:
         return PROCESSOR
@@ -442,11 +464,12 @@ def _describe_processor(recorded_kernel: str | None) -> str:
 
 
 def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence[str], simulation: _Simulation) -> str:
-    _, *others = channels = dict.fromkeys(difference.channel for difference in differences)
-    also = f"; also different: {', '.join(others)}" if others else ""
-    states_agree = "sim_state" not in {*uncompared, *channels}
-    reason = "The simulator's states agree, so the processor is not the reason."
-    reason = reason if states_agree else _describe_processor(simulation.openblas_kernel)
+    channels = list(dict.fromkeys(difference.channel for difference in differences))  # each channel once
+    also = f"; also different: {', '.join(channels[1:])}" if len(channels) > 1 else ""
+    if "sim_state" in channels or "sim_state" in uncompared:
+        reason = _describe_processor(simulation.openblas_kernel)
+    else:
+        reason = "The simulator's states agree, so the processor is not the reason."
     return f"{differences[0]}{also}. {reason}"
 
 
@@ -454,27 +477,30 @@ def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episod
     """Yield the starts that a record describes; there are zero to two."""
     header, (replay_mark,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
-    if seed is None:
+    if seed is None:  # the environment may have been seeded at an earlier reset
         earlier_seed = marks.host_header(episode.extra[0]).get(EARLIER_SEED)
         if isinstance(earlier_seed, Mapping) and isinstance(earlier_seed.get("seed"), int):
             earlier_resets = marks.read_count(earlier_seed, marks.EARLIER_RESETS)
             seed = None if earlier_resets is None else earlier_seed["seed"]
     wait_steps = marks.read_count(replay_mark, marks.WAIT_STEPS)
     if _had_soft_resets(episode):
+        # Only the recorded first state determines the start. Without the positions of fixtures, there is no start.
         with suppress(HostError):
             fixtures = tuple((name, tuple(pose.tolist())) for name, pose in recorded_fixtures(episode).items())
-            if len(states := episode.sim_state.episode_rows(0)):
-                first_state = RecordedEpisode(
-                    header.episode_id, "", len(states) - 1, tuple(states[0].tolist()), fixtures
-                )
-                yield EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=first_state)
+            states = episode.sim_state.episode_rows(0)
+            if len(states):
+                state = tuple(states[0].tolist())
+                recorded = RecordedEpisode(header.episode_id, "", len(states) - 1, state, fixtures)
+                yield EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=recorded)
         return
     if seed is not None and header.init_state_index is not None:
         index, placed = marks.chosen_start(episode)
+        if wait_steps is None:  # the record is not a replay with its own number of waiting steps
+            wait_steps = start.suite_wait_steps(marks.base_suite(header.benchmark))
         yield EpisodeSeed(
             init_state_index=index or 0,
             env_seed=seed,
-            wait_steps=start.suite_wait_steps(marks.base_suite(header.benchmark)) if wait_steps is None else wait_steps,
+            wait_steps=wait_steps,
             wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
             rest_steps=start.rest_steps,
             drawn=start.init_state == "drawn" or marks.mark_flags(episode, marks.DRAWN)[0],
@@ -492,8 +518,9 @@ def replay_actions(
     """Play an episode's actions, or `actions` [T, A], and return the record and the success after each action."""
     played = episode.action.episode_rows(0) if actions is None else actions
     simulation = _read_simulation(episode)
-    is_known, may_have_rendered = simulation.as_rendered is not None, simulation.offscreen_renderer is not False
-    as_rendered = bool(simulation.as_rendered) if is_known else may_have_rendered
+    as_rendered = simulation.as_rendered
+    if as_rendered is None:  # older records only say whether there was a renderer, if at all
+        as_rendered = simulation.offscreen_renderer is not False
     wants = Wants(absolute=marks.mark_flags(episode, marks.ABSOLUTE)[0], as_rendered=as_rendered)
     with closing(host.make(task, wants)) as env:
         env.reset(seed)
