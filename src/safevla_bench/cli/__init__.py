@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from types import FrameType, ModuleType
 from typing import Any, TextIO, cast
@@ -166,6 +166,7 @@ _received_signals: list[int] = []
 
 def _handle_interrupt(signal_number: int, frame: FrameType | None) -> None:
     _received_signals.append(signal_number)
+    # A second signal ends the process at once.
     signal.signal(signal_number, lambda signal_number, frame: os._exit(128 + signal_number))
     raise KeyboardInterrupt
 
@@ -175,15 +176,17 @@ class _EscapedStream:
     including the output of libraries. Line ends, tabs and the carriage returns of progress bars pass unchanged.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream  # the package rich writes its control sequences directly to this stream
+    def __init__(self, stream: TextIO | None) -> None:
+        # The package rich writes its control sequences directly to this stream. A closed stream is None in `sys`.
+        self.rich_proxied_file = stream or open(os.devnull, "w")  # noqa: SIM115
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
 
     def write(self, text: str) -> int:
-        carriage_returns = text[: len(text) - len(text.lstrip("\r"))]
-        escaped = re.sub(r"[^\n\t -~]+", lambda match: escape_controls(match[0]), text[len(carriage_returns) :])
+        line = text.lstrip("\r")
+        carriage_returns = text.removesuffix(line)
+        escaped = re.sub(r"[^\n\t -~]+", lambda match: escape_controls(match[0]), line)
         self._call_stream("write", carriage_returns + break_log_commands(escaped))
         return len(text)
 
@@ -199,11 +202,11 @@ class _EscapedStream:
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run the command line with escaped output (see `escape_output`), and return its exit code."""
-    for descriptor in range(3):  # reopen closed standard streams; otherwise, printed text could go into a file
-        with suppress(OSError):
+    for descriptor in range(3):
+        try:
             os.fstat(descriptor)
-            continue
-        os.open(os.devnull, os.O_RDWR)
+        except OSError:  # the standard stream is closed; a file that is opened later could get its descriptor
+            os.open(os.devnull, os.O_RDWR)
     with escape_output():
         return _run_arguments(arguments)
 
@@ -211,12 +214,13 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 @contextmanager
 def escape_output() -> Iterator[None]:
     """Escape control sequences in everything that is printed in the `with` block (see `_EscapedStream`)."""
-    streams = (cast(TextIO, _EscapedStream(stream or open(os.devnull, "w"))) for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
-    with redirect_stdout(next(streams)), redirect_stderr(next(streams)):
+    stdout, stderr = cast(TextIO, _EscapedStream(sys.stdout)), cast(TextIO, _EscapedStream(sys.stderr))
+    with redirect_stdout(stdout), redirect_stderr(stderr):
         yield
 
 
 def _run_arguments(arguments: Sequence[str] | None) -> int:
+    # Run the command line; print the message of a user's error. Return the exit code.
     stdout = sys.stdout
     if completion.VARIABLE in os.environ:
         return completion.answer(safevla)
@@ -243,9 +247,8 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
             raise
         from safevla_bench.plugins import install_command
 
-        return _report_error(
-            f"a required package is not installed: {error.name}\n  {install_command(_EXTRAS[error.name])}"
-        )
+        remedy = install_command(_EXTRAS[error.name])
+        return _report_error(f"a required package is not installed: {error.name}\n  {remedy}")
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return TERMINATED if signal.SIGTERM in _received_signals else INTERRUPTED
@@ -264,7 +267,8 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
             _discard_output(sys.stdout)
         elif error.filename is None:
             raise
-        return _report_error(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}\n  {remedy}")
+        problem = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        return _report_error(f"{problem}\n  {remedy}")
     except UnicodeEncodeError as error:
         return _report_error(f"{error.object[:200]!a}: this invalid Unicode text cannot be written as UTF-8")
     except MemoryError:
@@ -277,6 +281,7 @@ def _report_error(message: str) -> int:
 
 
 def _discard_output(stream: TextIO) -> None:
+    # Redirect all further output of a stream to the null device.
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -9,18 +9,8 @@ from pathlib import Path
 
 import click
 
-from safevla_bench.cli import (
-    GATE_FAILED,
-    OK,
-    USER_ERROR,
-    completion,
-    echo,
-    echo_message,
-    options,
-    progress,
-    rules,
-    run_options,
-)
+from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, completion, echo, echo_message, options, progress, rules
+from safevla_bench.cli.run_options import parse_arguments
 from safevla_bench.jobs import doctor, verify
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation import judgement, request
@@ -64,16 +54,19 @@ def verify_command(
     For instance:
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click needs the control character)
-    is_as_judged, ruleset = rules.is_as_judged(rule_files), None
-    if library or len(rule_files) > is_as_judged:  # the options select rules explicitly
+    is_as_judged = rules.is_as_judged(rule_files)
+    ruleset = None
+    if library or any(file != Path(rules.AS_JUDGED) for file in rule_files):
         given_rules = rules.load_rules(library or "default", rule_files, {})
         ruleset = judgement.add_host_registries(given_rules, [run], as_judged=is_as_judged)
     elif is_as_judged:
         ruleset = judgement.find_rules([run], as_judged=True)
     with progress.show_status("checking digests, episodes and scores") as update:
-        verification = verify.verify_run(
-            run, ruleset, replay=replay, audit=audit, observer=lambda done, what: update(f"replay {done + 1}: {what}")
-        )
+
+        def observe(done: int, episode_id: str) -> None:
+            update(f"replay {done + 1}: {episode_id}")
+
+        verification = verify.verify_run(run, ruleset, replay=replay, audit=audit, observer=observe)
     if form == "json":
         findings = [asdict(finding) for finding in verification.findings]
         options.print_json({"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings})
@@ -81,20 +74,28 @@ def verify_command(
         echo(f"{_summarize_verification(verification)} {run}: {_count_verdicts(verification)}.", "")
         for finding in verification.findings:
             echo_message(f"{finding.verdict:<10} {finding.check}: {finding.said}", _MARGIN)
-        has_report = (run / REPORT).is_file()
-        next_step = f"safevla open {options.quote_paths(run)}" if has_report else judgement.format_rescore_command(run)
-        if not verification.agrees:
-            next_step = "restore what differs from a copy of the run folder"
-            if verification.can_be_rescored:
-                next_step = f"restore what differs, or write the scores again: {judgement.format_rescore_command(run)}"
-        elif verification.is_by_other_rules and not is_as_judged:
-            command = f"safevla verify {options.quote_paths(run)} --rules as-judged"
-            next_step = f"check the scores by the rules that judged the run: {command}"
-        elif read_host(run)[0] and not (verification.has_open_checks or replay or audit):
-            command = f"safevla verify {options.quote_paths(run)} --replay 3{request.format_host_trust(run)}"
-            next_step = f"replay episodes, since only a replay detects a changed record: {command}"
+        next_step = _suggest_next_step(run, verification, is_as_judged=is_as_judged, has_replays=bool(replay or audit))
         echo("", f"Next: {next_step}")
-    context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
+    if not verification.agrees:
+        context.exit(GATE_FAILED)
+    context.exit(USER_ERROR if verification.has_open_checks else OK)
+
+
+def _suggest_next_step(run: Path, verification: Verification, *, is_as_judged: bool, has_replays: bool) -> str:
+    rescore_command, verify_command = (
+        judgement.format_rescore_command(run),
+        f"safevla verify {options.quote_paths(run)}",
+    )
+    if verification.can_be_rescored:
+        return f"restore what differs, or write the scores again: {rescore_command}"
+    if not verification.agrees:
+        return "restore what differs from a copy of the run folder"
+    if verification.is_by_other_rules and not is_as_judged:
+        return f"check the scores by the rules that judged the run: {verify_command} --rules as-judged"
+    if read_host(run)[0] and not (verification.has_open_checks or has_replays):
+        command = f"{verify_command} --replay 3{request.format_host_trust(run)}"
+        return f"replay episodes, since only a replay detects a changed record: {command}"
+    return f"safevla open {options.quote_paths(run)}" if (run / REPORT).is_file() else rescore_command
 
 
 def _summarize_verification(verification: Verification) -> str:
@@ -149,7 +150,7 @@ def doctor_command(
         all_findings = doctor.examine_machine(host, out, quick=quick)
     else:
         options.refuse_given(["out", "quick"], "applies to this machine: leave out --server.")
-        all_findings = examine_server(server, run_options.parse_arguments(arguments, (server,))[server], host)
+        all_findings = examine_server(server, parse_arguments(arguments, (server,))[server], host)
     findings = []
     for remedy, same_remedy in groupby(all_findings, key=lambda finding: finding.remedy):
         for finding in same_remedy:
@@ -162,13 +163,14 @@ def doctor_command(
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
     else:
-        # the suggested next step without any finding, and the suggested next step after warnings
-        next_steps = ("run the eval command above",) * 2 if server else ("safevla eval --help", "safevla demo")
         tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
+        summary = f"No error, {tally}." if tally else "All is well."
         if counts["error"]:
             echo("", f"{tally}. Fix the errors, then check again.")
+        elif server:
+            echo("", f"{summary} Next: run the eval command above")
         else:
-            echo("", f"No error, {tally}. Next: {next_steps[1]}" if tally else f"All is well. Next: {next_steps[0]}")
+            echo("", f"{summary} Next: {'safevla demo' if tally else 'safevla eval --help'}")
     context.exit(USER_ERROR if counts["error"] else OK)
 
 
@@ -202,7 +204,7 @@ def serve_command(
     require_library("websockets", "openpi")
     own_name, spec = split_name(policy)
     name = own_name or spec
-    policy_settings = run_options.parse_arguments(arguments, (name,))[name]
+    policy_settings = parse_arguments(arguments, (name,))[name]
     served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
     key = endpoint.read_key(key_file)
     server = serve.start_server(served, bind, port, key)

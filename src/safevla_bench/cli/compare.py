@@ -37,10 +37,7 @@ _ASSUME_HELP = (
 )
 
 
-@options.command(
-    "compare",
-    common="--policy --across --unpaired --allow-crashed --confidence --full --format --plan",
-)
+@options.command("compare", common="--policy --across --unpaired --allow-crashed --confidence --full --format --plan")
 def compare_command(
     policies: tuple[str, ...] = repeatable("Compare only this policy.", "NAME", spelling="--policy"),
     across: tuple[str, ...] = repeatable(
@@ -100,7 +97,7 @@ def compare_command(
         report = _compare_changes(sources, policies, confidence / 100)
     else:
         settings = difference.ComparisonOptions(confidence=confidence / 100, allow_crashed=allow_crashed)
-        pairing = {"paired": not unpaired, **{f"across_{name}": name in across for name in ("seeds", "versions")}}
+        pairing = {"paired": not unpaired, "across_seeds": "seeds" in across, "across_versions": "versions" in across}
         report = _compare_sources(sources, policies, settings, pairing, full=full)
     report.print(form)
     if form == "text" and not full and report.hint:
@@ -162,12 +159,14 @@ def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join
 
 def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], confidence: float) -> _Report:
     reason = "cannot be combined with --changes, which compares SR and Safety in pairs."
-    options.refuse_given([*_EPISODE_OPTIONS[:-1], "full"], reason)
+    options.refuse_given(["across", "unpaired", "allow_crashed", "full"], reason)
     results = _load_results(sources, policies, join=False)
     changes = perturbation.compare_changes(results, confidence)
-    notes = dict.fromkeys(comparison_warnings(results, 0, paired=True))
+    notes = list(dict.fromkeys(comparison_warnings(results, 0, paired=True)))
     simulator_note = describe_simulators(dict(_list_simulators(results)))
-    table = change_table(changes, (*notes, *filter(None, [simulator_note]), sources.ruleset.provenance().to_sentence()))
+    if simulator_note:
+        notes.append(simulator_note)
+    table = change_table(changes, (*notes, sources.ruleset.provenance().to_sentence()))
     document = {**msgspec.to_builtins(changes), **_describe_origin(results, sources)}
     return _Report(document, describe_changes(changes), [table])
 
@@ -181,10 +180,9 @@ def _compare_with_paper(sources: rules.JudgedSources, papers: Sequence[Path], po
     options.refuse_given(_EPISODE_OPTIONS, f"needs records of episodes, but there are none in {papers[0]}.")
     options.refuse_given(["full"], f"is not needed: the output always contains all results of {papers[0]}.")
     if len(papers) > 1 or not own_paths:
-        raise click.UsageError(
-            f"Pass at least one run of your own, and one {PREFIX}NAME: safevla compare SOURCE {papers[0]}."
-        )
-    find_paper_cells(str(papers[0]))
+        need = f"Pass at least one run of your own, and one {PREFIX}NAME"
+        raise click.UsageError(f"{need}: safevla compare SOURCE {papers[0]}.")
+    find_paper_cells(str(papers[0]))  # raises an error for an unknown name before the run is judged
     judged = replace(sources, paths=own_paths).judge()
     compared = compare_with_paper(judged, str(papers[0]), policies)
     document = {**compared.to_document(), "judged_by": judged.provenance}
@@ -194,7 +192,10 @@ def _compare_with_paper(sources: rules.JudgedSources, papers: Sequence[Path], po
 def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:
     request = options.parse_settings("--assume", assumed, sample_size.SampleSizeRequest, **rates)
     plan = sample_size.plan_sample_size(request)
-    options.print_json(plan) if form == "json" else echo(*plan.to_text().split("\n"))
+    if form == "json":
+        options.print_json(plan)
+    else:
+        echo(*plan.to_text().split("\n"))
     if rates["difference"] < 0.01:
         points = 100 * rates["difference"]
         share = f"to plan for this share, write --plan {100 * points:g}."
@@ -247,7 +248,7 @@ def sensitivity_command(
       safevla sensitivity runs/mine --readings
       safevla sensitivity runs/mine --physics --episodes 50 --workers 4
     """  # noqa: D301  (click needs the control character)
-    if readings + bool(sweeps) + physics > 1:
+    if [readings, bool(sweeps), physics].count(True) > 1:
         raise click.UsageError("--readings, --sweep and --physics are different analyses: choose one.")
     if not physics:
         options.refuse_given(["episodes", "workers"], "is only for replays: pass --physics.")
@@ -257,8 +258,10 @@ def sensitivity_command(
         report = _vary_physics(judged, episodes, workers, full=full)
     elif readings:
         report = _compare_readings(judged, full=full)
+    elif sweeps:
+        report = _sweep_thresholds(judged, requests, full=full)
     else:
-        report = _sweep_thresholds(judged, requests, full=full) if sweeps else _score_paper_variants(judged, full=full)
+        report = _score_paper_variants(judged, full=full)
     report.print(form)
     if form == "json":
         return
@@ -305,7 +308,8 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *
         answers.append(f"{name}{sensitivity.describe_sensitivity(variants, ranking)}")
         make_table = sensitivity.variant_table if full else sensitivity.pooled_table
         tables.append(make_table(variants, f"Safety % over the sweep of {result.name}"))
-        rankings += [sensitivity.ranking_table(ranking)] if full and ranking else []
+        if full and ranking:
+            rankings.append(sensitivity.ranking_table(ranking))
     return _Report(document, "\n".join(answers), [*tables, *rankings], _VARIANTS_HINT)
 
 
@@ -330,7 +334,9 @@ def _score_paper_variants(judged: Judged, *, full: bool) -> _Report:
     tables = [sensitivity.pooled_table(ablated, "Safety % under the variants of the paper's Table 9")]
     if full:
         tables = [sensitivity.variant_table(ablated)]
-        tables += [sensitivity.host_mean_table(means, ablated)] if means else []
-        tables += [sensitivity.ranking_table(ranking)] if ranking else []
+        if means:
+            tables.append(sensitivity.host_mean_table(means, ablated))
+        if ranking:
+            tables.append(sensitivity.ranking_table(ranking))
     hint = f"{_VARIANTS_HINT} To vary one threshold: --sweep NAME=LOW:HIGH:COUNT."
     return _Report(document, sensitivity.describe_sensitivity(ablated, ranking), tables, hint)

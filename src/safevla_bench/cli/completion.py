@@ -21,10 +21,13 @@ def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
     """Return a function for `shell_complete`. It completes the typed text, or the part of the typed text after `=`."""
 
     def complete_value(context: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-        name, equals, rest = typed.partition("=")
-        prefix, rest = (name + equals, rest) if equals and ":" not in name else ("", typed)
-        items = [CompletionItem(prefix + value) for value in list_values(context) if value.startswith(rest)]
-        return items or ([CompletionItem(typed, type="file")] if or_file else [])
+        name, equals, _ = typed.partition("=")
+        prefix = f"{name}=" if equals and ":" not in name else ""
+        unfinished = typed.removeprefix(prefix)
+        items = [CompletionItem(prefix + value) for value in list_values(context) if value.startswith(unfinished)]
+        if or_file and not items:
+            return [CompletionItem(typed, type="file")]
+        return items
 
     return complete_value
 
@@ -40,6 +43,7 @@ def _list_suites(context: click.Context) -> Iterable[str]:
 
 
 def _list_policies(context: click.Context) -> Iterable[str]:
+    # The other policies take an argument after a colon.
     variants = {"noop": ["noop"], "random": ["random"], "scripted": ["scripted:careful", "scripted:hasty"]}
     return [text for name in _load("policies").POLICIES.names() for text in variants.get(name, [f"{name}:"])]
 

@@ -25,16 +25,18 @@ from safevla_bench.report.figures.curves import draw_series, draw_sweep
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import catalog, series
 from safevla_bench.sensitivity.curves import parse_sweep, sweep_threshold
+from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.text import count_noun
 
 
 def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
+    # Declare an option whose value is a list of names, separated by commas; default: all `choices`.
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-        if unknown := [name for name in names if name not in choices]:
-            raise click.BadParameter(
-                f"{unknown[0]!r} is not one of these names: {', '.join(choices)}", context, parameter
-            )
+        for name in names:
+            if name not in choices:
+                problem = f"{name!r} is not one of these names: {', '.join(choices)}"
+                raise click.BadParameter(problem, context, parameter)
         return names
 
     return option(help, "NAMES", callback=split_names, **{"default": ",".join(choices), **settings})
@@ -111,7 +113,8 @@ def figures_command(
         draw = partial(draw_sweep, sweep, judged.library)
         target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
     if compared is not None:
-        compared = compared.pooled if style.layout == "pooled" else compared
+        if style.layout == "pooled":
+            compared = compared.pooled
         target.write("series", partial(draw_series, compared, style.across), "SR, Safety, SBU and VSI along the series")
         click.echo(f"\n{render_text(series.series_table(compared))}")
         echo(*series.describe_series(compared), "")
@@ -134,9 +137,8 @@ class _FigureTarget:
 
 
 def _require_distinct_names(sources: Sequence[Path]) -> None:
-    names = [name for source in sources if (name := getattr(source, "policy", None)) is not None]
+    names = [source.policy for source in sources if isinstance(source, NamedSource)]
     for name in names:
         if names.count(name) > 1:
-            raise RunError(
-                f"two runs have the label {name!r}", remedy="Give each run a different number, or leave one out."
-            )
+            remedy = "Give each run a different number, or leave one out."
+            raise RunError(f"two runs have the label {name!r}", remedy=remedy)

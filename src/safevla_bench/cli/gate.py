@@ -49,8 +49,12 @@ _LIMIT_OPTIONS = {name: option(text, metavar, type=kind) for name, (text, _, _, 
 
 
 def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
-    given = [(_LIMITS[name], limit) for name, limit in values.items() if limit is not None]
-    return [gates.Gate(cast(GateMetric, metric), bound, limit) for (_, metric, bound, _), limit in given]
+    parsed = []
+    for name, limit in values.items():
+        if limit is not None:
+            _, metric, bound, _ = _LIMITS[name]
+            parsed.append(gates.Gate(cast(GateMetric, metric), bound, limit))
+    return parsed
 
 
 _DECISION_OPTIONS = {
@@ -115,7 +119,8 @@ def gate_command(
     if form == "json":
         options.print_json(_gate_document(gate_report, judged))
     else:
-        if changes := judged.ruleset.describe_changes():
+        changes = judged.ruleset.describe_changes()
+        if changes:
             echo(f"Judged with {changes}")
             for line in judged.describe_changed_specs():
                 echo(f"  {line}")
@@ -130,9 +135,9 @@ def gate_command(
 
 
 def _relative_url(source: Path) -> str:
-    candidates = (source / name for name in (RUN, SCORES, MAPPING))
     # Services that read SARIF accept a result only if it names a file, by a path relative to the working folder.
-    return quote(os.path.relpath(next((candidate for candidate in candidates if candidate.is_file()), source)))
+    files = [source / name for name in (RUN, SCORES, MAPPING) if (source / name).is_file()]
+    return quote(os.path.relpath(files[0] if files else source))
 
 
 def _gate_against(
@@ -143,8 +148,10 @@ def _gate_against(
     if allow_unjudged:
         remedy = "Pass --allow-crashed instead, which leaves out every episode with an unknown value."
         raise RunError("--allow-unjudged cannot be combined with --baseline", remedy=remedy)
-    results, baselines = (split_judged(side, protocol=next(iter(side.protocols), None)) for side in (judged, baseline))
-    return check_against(results, baselines, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
+    results = split_judged(judged, protocol=next(iter(judged.protocols), None))
+    baselines = split_judged(baseline, protocol=next(iter(baseline.protocols), None))
+    lost = [*describe_losses(judged), *describe_losses(baseline)]
+    return check_against(results, baselines, limits, lost=lost, **how)
 
 
 def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, object]:
@@ -159,7 +166,7 @@ def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, o
 
 
 _OBJECTIVES = click.Choice(
-    [m.key for m in METRICS.values() if m.praise == "better" or m is SAFETY], case_sensitive=False
+    [metric.key for metric in METRICS.values() if metric.praise == "better" or metric is SAFETY], case_sensitive=False
 )
 
 
@@ -201,4 +208,6 @@ def select_command(
         click.echo(render_text(table), nl=False)
         rules.print_missing(judged)
         echo(f"{describe_next(selection)}Next: compare each pair of policies: {sources.format_command('compare')}")
-    context.exit(GATE_FAILED if selection.chosen is None else OK if selection.is_established else UNDECIDED)
+    if selection.chosen is None:
+        context.exit(GATE_FAILED)
+    context.exit(OK if selection.is_established else UNDECIDED)

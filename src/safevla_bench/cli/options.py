@@ -233,11 +233,8 @@ class Confidence(Range):
         """Return the number; raise click's error for NaN or a number outside the range or below 1."""
         number = super().convert(value, param, ctx)
         if number < 1:
-            self.fail(
-                f"{value} is below 1 %, and seems to be a share: for {100 * number:g} % write {100 * number:g}",
-                param,
-                ctx,
-            )
+            percent = f"{100 * number:g}"
+            self.fail(f"{value} is below 1 %, and seems to be a share: for {percent} % write {percent}", param, ctx)
         return number
 
 
@@ -246,7 +243,9 @@ class PathText(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
         """Return the path, or raise click's error."""
-        return super().convert(value, param, context) if str(value) else self.fail("no path is given.", param, context)
+        if not str(value):
+            self.fail("no path is given.", param, context)
+        return super().convert(value, param, context)
 
 
 PERCENT, CONFIDENCE = (kind(0, 100, min_open=True, max_open=True) for kind in (Range, Confidence))
@@ -311,9 +310,10 @@ def _parse_audit(text: str | None) -> AuditPlan | None:
     from safevla_bench.jobs.verify import AuditPlan
 
     count, _, seed = (text or "0").partition(":")
-    if not (count.isdecimal() and (seed or "0").isdecimal()):
+    seed = seed or str(secrets.randbelow(10**15))
+    if not (count.isdecimal() and seed.isdecimal()):
         raise click.UsageError(f"--audit {text!r} is neither K nor K:SEED, such as 24 or 24:7.")
-    return AuditPlan(int(count), int(seed) if seed else secrets.randbelow(10**15)) if int(count) else None
+    return AuditPlan(int(count), int(seed)) if int(count) else None
 
 
 AUDIT = option(
@@ -380,7 +380,8 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
         open_source(source)
         if source.is_file() and not find_log(source):
             archive.detect_suffix(source)
-            if isinstance(first := next(archive.read_episodes([source], {0}), None), errors.RecordError):
+            first = next(archive.read_episodes([source], {0}), None)
+            if isinstance(first, errors.RecordError):
                 raise first
     raise click.UsageError("Missing option '--out'. It may be left out if the only source is a run folder.")
 
@@ -391,8 +392,11 @@ def list_given_words(context: click.Context, names: Collection[str]) -> list[str
     for param in context.command.params:
         if param.name in names and is_given(context, str(param.name)):
             value = context.params[str(param.name)]
-            for item in value if isinstance(value, tuple) else (value,):
-                words += [max(param.opts, key=len), *([] if item is True else [str(item)])]
+            values = value if isinstance(value, tuple) else (value,)  # a repeatable option has a tuple
+            for single_value in values:
+                words.append(max(param.opts, key=len))
+                if single_value is not True:  # a flag has no value
+                    words.append(str(single_value))
     return words
 
 

@@ -31,29 +31,30 @@ def _draw_on_stderr(make: Callable[[Console], AbstractContextManager[T]]) -> Ite
     """Draw on stderr during the `with` block. Text that the block prints is escaped; the drawing is not."""
     from rich.console import Console
 
-    with make(Console(file=getattr(sys.stderr, "rich_proxied_file", sys.stderr))) as drawn, escape_output():
+    unescaped_stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+    with make(Console(file=unescaped_stderr)) as drawn, escape_output():
         yield drawn
 
 
 @contextmanager
-def show_status(what: str) -> Iterator[Callable[[str], None]]:
+def show_status(text: str) -> Iterator[Callable[[str], None]]:
     """Show a status line on stderr, if stderr is a terminal, and yield a function that replaces the line's text."""
     if not sys.stderr.isatty():
-        yield lambda what: None
+        yield lambda new_text: None
         return
-    with _draw_on_stderr(lambda console: console.status(what)) as status:
-        yield lambda what: status.update(escape_controls(what))
+    with _draw_on_stderr(lambda console: console.status(text)) as status:
+        yield lambda new_text: status.update(escape_controls(new_text))
 
 
 @contextmanager
 def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
     """Yield a callback (items done, current item) that moves a bar on stderr, if stderr is a terminal."""
     if not sys.stderr.isatty():
-        yield lambda done, what: None
+        yield lambda done, current: None
         return
     with _draw_on_stderr(make_progress) as progress:
         bar = progress.add_task("starting", total=total)
-        yield lambda done, what: progress.update(bar, completed=done, description=escape_controls(what))
+        yield lambda done, current: progress.update(bar, completed=done, description=escape_controls(current))
 
 
 @contextmanager
@@ -108,11 +109,10 @@ class EpisodeLines:
         violated = f"  ({', '.join(row.violated_specs)})" if row and row.violated_specs else ""
         position = f"[{self.count:{len(str(self.total))}}/{self.total}]"
         line = f"{position} {outcome.outcome:14} {verdict:10} {wall_time}  {outcome.planned.episode_id}{violated}"
-        if (latency := outcome.latency) and latency.waiting_p50_ms is not None:
-            line += (
-                f"  ({latency.p50_ms:.0f} ms per request, "
-                f"including {latency.waiting_p50_ms:.0f} ms in queue and network)"
-            )
+        latency = outcome.latency
+        if latency and latency.waiting_p50_ms is not None:
+            waiting = f"{latency.waiting_p50_ms:.0f} ms in queue and network"
+            line += f"  ({latency.p50_ms:.0f} ms per request, including {waiting})"
         echo(line, err=True)
 
 
@@ -134,16 +134,19 @@ class RunProgressBar:
             self._update_description(f"{planned.episode_id} step {steps}")
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        self.crashed += outcome.batch is None
+        if outcome.batch is None:
+            self.crashed += 1
         scores = self.scorer.score(outcome)
         if scores is not None:
             success = bool(scores.success[0]) if scores.is_counted[0] else None
             results = zip(self.rates.values(), (success, scores.verdict(0), scores.unsafe_success(0)), strict=True)
             for flags, holds in results:
-                flags += [] if holds is None else [holds]
+                if holds is not None:
+                    flags.append(holds)
         self.progress.advance(self.task)
         request = ""
-        if (latency := outcome.latency) and latency.waiting_p50_ms is not None:
+        latency = outcome.latency
+        if latency and latency.waiting_p50_ms is not None:
             request = f" · {latency.p50_ms:.0f} ms per request, {latency.waiting_p50_ms:.0f} ms waiting"
         self._update_description(f"{outcome.planned.episode_id}{request}")
 

@@ -74,9 +74,8 @@ class JudgedSources:
     def judge(self, *, mixes_starts: bool = False) -> Judged:
         """Judge the sources by `judgement.judge`. Notes on stderr name sources that other rules judged before."""
         with show_status("judging"):
-            judged = judgement.judge(
-                self.paths, self.ruleset, skip_invalid=self.skip_invalid, mixes_starts=mixes_starts
-            )
+            skip = self.skip_invalid
+            judged = judgement.judge(self.paths, self.ruleset, skip_invalid=skip, mixes_starts=mixes_starts)
         for line in judged.makers:
             echo(f"note: {line}", err=True)
         return judged
@@ -92,9 +91,10 @@ def judged_sources(argument: Any = options.SOURCES) -> Any:
 
 
 def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSources:
-    sources, files = values["sources"], values["rule_files"]
+    sources = values["sources"]
+    # A formula judges nothing, so the sources' own rules are not needed.
     ruleset, skip_invalid = _read_rules(values, () if context.params.get("formula") else sources)
-    ruleset = judgement.add_host_registries(ruleset, sources, as_judged=is_as_judged(files))
+    ruleset = judgement.add_host_registries(ruleset, sources, as_judged=is_as_judged(values["rule_files"]))
     return JudgedSources(sources, ruleset, skip_invalid, tuple(options.list_given_words(context, JUDGE_OPTIONS)))
 
 
@@ -111,6 +111,7 @@ def read_new_rules(
 def _read_rules(
     values: Mapping[str, Any], sources: Sequence[Path], registration: Registration | None = None
 ) -> tuple[Ruleset, bool]:
+    # Return the rules that the judging options select, and whether to skip invalid episodes.
     _load_pyarrow_without_pandas()
     own_rules = _find_own_rules(sources) if is_as_judged(values["rule_files"]) else None
     settings = parse_changes(values["changes"])
@@ -156,7 +157,8 @@ def _holds_tasks(path: Path) -> bool:
             text = read_text(path)
             if path.suffix == ".toml":
                 # files of specifications may also have the table `tags`
-                return not {*RegistryFile.__struct_fields__}.difference({"tags"}).isdisjoint(parse_toml(text))
+                task_tables = set(RegistryFile.__struct_fields__) - {"tags"}
+                return any(name in task_tables for name in parse_toml(text))
             # decode only the first row of a JSON array, or the single row of the file
             row, _ = json.JSONDecoder().raw_decode(text.lstrip().removeprefix("[").lstrip())
     except (OSError, ValueError, RecursionError):
@@ -201,6 +203,7 @@ def given_judge_options() -> list[str]:
 
 
 def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
+    # Return the rules that judged the sources; None for the default rules, and if options select other rules.
     recipe = None if given_judge_options() else judgement.find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None
@@ -229,9 +232,8 @@ def help_command(
 ) -> None:
     """Explain the options that all judging commands share. For all options of a command: safevla COMMAND --help-all."""
     if topic.lower() != _TOPIC:
-        raise click.UsageError(
-            f"there is no topic {topic!r}; the only topic is {_TOPIC}; for the options of a command, use its --help-all"
-        )
+        problem = f"there is no topic {topic!r}; the only topic is {_TOPIC}"
+        raise click.UsageError(f"{problem}; for the options of a command, use its --help-all")
     formatter = context.make_formatter()
     records = [declared.get_help_record(context) for declared in options.declare_options(JUDGE_OPTIONS)]
     with formatter.section(options.JUDGING):
