@@ -104,25 +104,29 @@ def _print_calibrations(
     if form == "json":
         options.print_json(calibration.calibration_rows(calibrations))
     else:
-        click.echo("\n".join(escape_controls(line) for item in calibrations for line in _describe_calibration(item)))
+        lines = [line for calibrated in calibrations for line in _describe_calibration(calibrated)]
+        click.echo("\n".join(map(escape_controls, lines)))
     if out is not None:
         write_atomically(out, calibration.format_limits(calibrations))
         echo(f"Next: safevla score {quote_paths(*runs)} --rules {quote_paths(out)} --out results", err=True)
 
 
-def _describe_calibration(item: calibration.Calibration) -> list[str]:
-    spec, extremes, fmt = item.spec, item.extremes, format_significant
+def _describe_calibration(result: calibration.Calibration) -> list[str]:
+    # `extremes` has the largest value of the signal in each successful episode, in ascending order.
+    spec, extremes, fmt = result.spec, result.extremes, format_significant
     quantiles = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
-    texts = [f"{share} % {fmt(value)}" for share, value in quantiles.items()] + [f"largest {fmt(float(extremes[-1]))}"]
-    floor_text = [] if item.floor is None else [f"largest value of the policy noop {fmt(item.floor)}"]
-    interval_text = " to ".join(fmt(end) if math.isfinite(end) else "unknown" for end in item.interval)
+    texts = [f"{share} % {fmt(value)}" for share, value in quantiles.items()]
+    texts.append(f"largest {fmt(float(extremes[-1]))}")
+    if result.floor is not None:
+        texts.append(f"largest value of the policy noop {fmt(result.floor)}")
+    interval_text = " to ".join(fmt(end) if math.isfinite(end) else "unknown" for end in result.interval)
     return [
         f"{spec.spec_id}  [{spec.unit}]",
-        f"  {count_noun(len(extremes), 'success', 'es')} of {item.policy} on {count_noun(item.tasks, 'task')}; "
-        f"{item.violated} exceed the library's threshold {fmt(spec.threshold)}",
-        "  " + "   ".join(texts + floor_text),
-        f"  quantile {item.quantile:g}: {fmt(item.value)}, 95 % interval on these tasks {interval_text}",
-        f"  {item.obstacle or f'limit {fmt(item.limit)} {spec.unit}'}",
+        f"  {count_noun(len(extremes), 'success', 'es')} of {result.policy} on {count_noun(result.tasks, 'task')}; "
+        f"{result.violated} exceed the library's threshold {fmt(spec.threshold)}",
+        "  " + "   ".join(texts),
+        f"  quantile {result.quantile:g}: {fmt(result.value)}, 95 % interval on these tasks {interval_text}",
+        f"  {result.obstacle or f'limit {fmt(result.limit)} {spec.unit}'}",
         "",
     ]
 
@@ -179,28 +183,29 @@ def tasks_command(
 
 
 def _print_suites(rows: Sequence[tasks.TaskListing], suffix: str) -> None:
+    # `suffix` has the options that the suggested command needs.
     suites: dict[str, list[tasks.TaskListing]] = {}
     for row in rows:
         suites.setdefault(row["benchmark"], []).append(row)
     echo(f"{len(rows)} tasks of {len(suites)} suites have tags, which decide which specifications apply.", "")
-    means = [sum(len(row["active_specs"]) for row in of_suite) / len(of_suite) for of_suite in suites.values()]
-    suite_rows = zip(suites, map(len, suites.values()), means, strict=True)
-    head = ("suite", "tasks", "scored specifications per task")
-    options.print_columns(head, [(name, str(count), format_fixed(mean, 1)) for name, count, mean in suite_rows])
-    echo(
-        "",
-        f"Next: list a suite's tasks, with reasons for exemptions: safevla tasks --suite {next(iter(suites))}{suffix}",
-    )
+    table_rows = []
+    for name, suite_tasks in suites.items():
+        mean = sum(len(task["active_specs"]) for task in suite_tasks) / len(suite_tasks)
+        table_rows.append((name, str(len(suite_tasks)), format_fixed(mean, 1)))
+    options.print_columns(("suite", "tasks", "scored specifications per task"), table_rows)
+    command = f"safevla tasks --suite {next(iter(suites))}{suffix}"
+    echo("", f"Next: list a suite's tasks, with reasons for exemptions: {command}")
 
 
 def _print_trials(path: Path, sources: Sequence[Path]) -> None:
     default, has_only_limits = loader.load_library(), loader.has_only_limits(path)
     chosen = loader.extend_library(default, path) if has_only_limits else loader.load_library(path)
-    own_specs = [spec for spec in chosen if spec.spec_id not in {default_spec.spec_id for default_spec in default}]
+    default_ids = {spec.spec_id for spec in default}
+    own_specs = [spec for spec in chosen if spec.spec_id not in default_ids]
     registry = tasks_loader.load_registry(read_installed_registries())
     for spec in own_specs:
         trial, exempt = loader.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
-        idle = trial.idle if trial.broken else ()
+        idle = trial.idle if trial.broken else ()  # comparisons without effect
         severe = "" if spec.severe is None else f", severe {_format_with_unit(spec, spec.severe)}"
         lines = [
             f"{spec.spec_id}  ({spec.tier}, {spec.axis})",
@@ -216,15 +221,15 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
         click.echo("\n".join(map(escape_controls, lines)))
     places = list_places(spec.formula for spec in own_specs)
     bodies = collect_bodies(episode_index.Scan(sources)) if sources else {}
-    for line in describe_places(places, bodies) if sources else ():
-        echo(f"  bodies   {line}")
-    unmatched = {place for place in places if sources and any(describe_unmatched([place], bodies))}
+    unmatched = set()
+    if sources:
+        for line in describe_places(places, bodies):
+            echo(f"  bodies   {line}")
+        unmatched = {place for place in places if any(describe_unmatched([place], bodies))}
     idle_specs = [spec.spec_id for spec in own_specs if unmatched & {*list_places([spec.formula])}]
     if idle_specs:
-        echo(
-            f"No body in the sources matches {', '.join(sorted(unmatched))}. "
-            f"Specifications that cannot be used: {', '.join(idle_specs)}."
-        )
+        problem = f"No body in the sources matches {', '.join(sorted(unmatched))}."
+        echo(f"{problem} Specifications that cannot be used: {', '.join(idle_specs)}.")
         if len(idle_specs) == len(own_specs):
             return
     # A file that also contains built-in specifications is a complete library. The option --library reads it.
@@ -256,11 +261,12 @@ def _summarize_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _print_explanation(explanation: Mapping[str, object]) -> None:
-    width, word_by_value = max(map(len, explanation)), {None: "none", True: "yes", False: "no"}
+    # Print one line per value. Only the first value of a list has the name on its line.
+    width = max(map(len, explanation))
     for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]
-        texts = [word_by_value[item] if item is None or isinstance(item, bool) else str(item) for item in values]
-        for label, text in zip_longest([name], texts or ["none"], fillvalue=""):
+        texts = ["none" if entry is None else _format_value(entry) for entry in values] or ["none"]
+        for label, text in zip_longest([name], texts, fillvalue=""):
             echo(f"{label:<{width}}  {text}")
 
 
@@ -269,15 +275,11 @@ def _propose_tags(paths: Sequence[Path]) -> None:
 
     files = [file for path in paths for file in list_bddl_files(path)]
     proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
-    click.echo(
-        proposal.format_toml(proposals, tasks_loader.load_registry(), host="libero", capabilities="libero"), nl=False
-    )
-    questions = sum(len(proposed.audit) for proposed in proposals)
-    click.echo(
-        f"{count_noun(len(proposals), 'task')}, {count_noun(questions, 'question')}. "
-        "Next: answer the questions in the file, then pass the file to --rules.",
-        err=True,
-    )
+    text = proposal.format_toml(proposals, tasks_loader.load_registry(), host="libero", capabilities="libero")
+    click.echo(text, nl=False)
+    question_count = sum(len(proposed.audit) for proposed in proposals)
+    counts = f"{count_noun(len(proposals), 'task')}, {count_noun(question_count, 'question')}"
+    click.echo(f"{counts}. Next: answer the questions in the file, then pass the file to --rules.", err=True)
 
 
 # Protocols, dialects, and entries of the paper
@@ -303,22 +305,23 @@ def protocols_command(
     if len(names) > 2:
         raise click.UsageError("Name one protocol or dialect, or two to compare.")
     known = dialects.dialect_names()
-    if 0 < sum(name in known for name in names) < len(names):
+    if any(name in known for name in names) and not all(name in known for name in names):
         raise click.UsageError("Compare two dialects or two protocols.")
     if not names:
         _list_names(form)
         return
     rows = _dialect_rows(names) if names[0] in known else _protocol_rows(names)
-    shown = [row for row in rows if len(names) == 1 or row["values"][0] != row["values"][1]]
+    if len(names) == 2:  # show only differences
+        rows = [row for row in rows if row["values"][0] != row["values"][1]]
     if form == "json":
-        options.print_json(shown)
+        options.print_json(rows)
         return
     width = max(map(len, names))
-    for row in shown:
+    for row in rows:
         echo(f"{row['field']}: {row['about']}" if row["about"] else row["field"])
         for name, value, source in zip(names, row["values"], row["sources"], strict=True):
             echo(f"  {name:<{width}}  {_format_value(value)}" + (f"  [{source}]" if source else ""))
-    if not shown:
+    if not rows:
         echo("All values are the same.")
 
 
@@ -341,7 +344,7 @@ def _flatten_dialect(name: str) -> Iterator[tuple[str, object]]:
     yield from {"asked_over": file.transport, "hosts": _format_hosts(file)}.items()
     for key, value in dialects.dialect_values(dialects.load_dialect(name)).items():
         if isinstance(value, Mapping):
-            yield from ((f"{key} {inner}", item) for inner, item in value.items())
+            yield from ((f"{key} {inner_key}", inner_value) for inner_key, inner_value in value.items())
         elif key != "name":
             yield key, value
 
@@ -370,12 +373,16 @@ def _print_entry(entry: entries.PaperEntry) -> None:
         for row, benchmark, count in _list_published(entry)
     }
     for name, value in {**msgspec.to_builtins(entry), "published": printed}.items():
-        items = [f"{key}: {item}" for key, item in value.items()] if isinstance(value, Mapping) else value
-        for line in items if isinstance(items, list | tuple) else [_format_value(items)]:
+        if isinstance(value, Mapping):
+            lines: Sequence[str] = [f"{key}: {inner_value}" for key, inner_value in value.items()]
+        else:
+            lines = value if isinstance(value, list | tuple) else [_format_value(value)]
+        for line in lines:
             echo(f"{name:<14}  {line}")
 
 
 def _list_published(entry: entries.PaperEntry) -> Iterator[tuple[PublishedCell | PublishedMean, str, str]]:
+    # Yield the printed rates, their suites, and the number of episodes as text ("" = unknown).
     if entry.listed == "paper":
         for cell in load_published(PAPER).cells:
             if cell.policy == entry.policy and cell.benchmark in entry.suites:
@@ -411,5 +418,6 @@ def _format_value(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "—", True: "yes", False: "no"}[value]
     if isinstance(value, tuple | list):
-        return (" x " if all(isinstance(item, int) for item in value) else " + ").join(map(str, value))
+        separator = " x " if all(isinstance(entry, int) for entry in value) else " + "
+        return separator.join(map(str, value))
     return str(value)

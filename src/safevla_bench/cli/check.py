@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, completion, echo, echo_message, options, progress, rules
+from safevla_bench.cli.options import flag, option
 from safevla_bench.cli.run_options import parse_arguments
 from safevla_bench.jobs import doctor, verify
 from safevla_bench.jobs.doctor.server import examine_server
@@ -27,7 +28,7 @@ _MARGIN = " " * 11  # indentation of a finding's lines after the first
 def verify_command(
     context: click.Context,
     run: Path = options.argument("RUN", type=options.FILE),
-    replay: int = options.option("Replay K episodes in the simulator.", "K", type=options.NATURAL, default=0),
+    replay: int = option("Replay K episodes in the simulator.", "K", type=options.NATURAL, default=0),
     audit: verify.AuditPlan | None = options.AUDIT,
     library: str | None = rules.library_option("The library that judged the run, if it is a file."),
     rule_files: tuple[Path, ...] = rules.rules_option(
@@ -82,10 +83,8 @@ def verify_command(
 
 
 def _suggest_next_step(run: Path, verification: Verification, *, is_as_judged: bool, has_replays: bool) -> str:
-    rescore_command, verify_command = (
-        judgement.format_rescore_command(run),
-        f"safevla verify {options.quote_paths(run)}",
-    )
+    rescore_command = judgement.format_rescore_command(run)
+    verify_command = f"safevla verify {options.quote_paths(run)}"
     if verification.can_be_rescored:
         return f"restore what differs, or write the scores again: {rescore_command}"
     if not verification.agrees:
@@ -115,12 +114,12 @@ def _count_verdicts(verification: Verification) -> str:
 @options.command("doctor")
 def doctor_command(
     context: click.Context,
-    host: str | None = options.option(
+    host: str | None = option(
         "Check this simulator; a missing part is an error.", "NAME", shell_complete=completion.HOSTS
     ),
     out: Path | None = options.out_option("Check the disk of this folder, for a planned run.", "DIR"),
-    quick: bool = options.flag("Do not render a frame or roll out an episode in the simulator."),
-    server: str | None = options.option(
+    quick: bool = flag("Do not render a frame or roll out an episode in the simulator."),
+    server: str | None = option(
         f"Check a policy server instead of this machine; KIND is {', '.join(KINDS)}.",
         "KIND:URL",
         shell_complete=completion.SERVERS,
@@ -179,23 +178,15 @@ _LOCAL_ADDRESSES, _COPY_COUNT = ("127.0.0.1", "::1", "localhost"), options.Whole
 
 @options.command("serve")
 def serve_command(
-    policy: str = options.option(
+    policy: str = option(
         "The policy, such as python:module:factory.", "[NAME=]POLICY", required=True, shell_complete=completion.POLICIES
     ),
     arguments: tuple[str, ...] = options.policy_arguments_option("An argument for the policy."),
-    port: int = options.option("The port; 0 = any free port.", default=8000, type=options.PORT),
-    bind: str = options.option(
-        "Address to listen on; 0.0.0.0 also serves other machines.", "ADDRESS", default="127.0.0.1"
-    ),
-    seed: int = options.option(
-        "Seed of the policy's randomness, the same in every episode.", default=0, show_default=True
-    ),
-    copies: int = options.option(
-        "Number of copies of the policy; each serves one episode.", "N", default=1, type=_COPY_COUNT
-    ),
-    key_file: str | None = options.option(
-        f"File with the key that clients send; default: the key in {endpoint.KEY}.", "FILE"
-    ),
+    port: int = option("The port; 0 = any free port.", default=8000, type=options.PORT),
+    bind: str = option("Address to listen on; 0.0.0.0 also serves other machines.", "ADDRESS", default="127.0.0.1"),
+    seed: int = option("Seed of the policy's randomness, the same in every episode.", default=0, show_default=True),
+    copies: int = option("Number of copies of the policy; each serves one episode.", "N", default=1, type=_COPY_COUNT),
+    key_file: str | None = option(f"File with the key that clients send; default: the key in {endpoint.KEY}.", "FILE"),
 ) -> None:
     """Serve a policy over openpi's protocol until Ctrl-C, to run it in a separate environment or to test a client.
 

@@ -164,8 +164,7 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     changes = perturbation.compare_changes(results, confidence)
     notes = list(dict.fromkeys(comparison_warnings(results, 0, paired=True)))
     simulator_note = describe_simulators(dict(_list_simulators(results)))
-    if simulator_note:
-        notes.append(simulator_note)
+    notes += [simulator_note] if simulator_note else []
     table = change_table(changes, (*notes, sources.ruleset.provenance().to_sentence()))
     document = {**msgspec.to_builtins(changes), **_describe_origin(results, sources)}
     return _Report(document, describe_changes(changes), [table])
@@ -308,8 +307,7 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *
         answers.append(f"{name}{sensitivity.describe_sensitivity(variants, ranking)}")
         make_table = sensitivity.variant_table if full else sensitivity.pooled_table
         tables.append(make_table(variants, f"Safety % over the sweep of {result.name}"))
-        if full and ranking:
-            rankings.append(sensitivity.ranking_table(ranking))
+        rankings += [sensitivity.ranking_table(ranking)] if full and ranking else []
     return _Report(document, "\n".join(answers), [*tables, *rankings], _VARIANTS_HINT)
 
 
@@ -334,9 +332,7 @@ def _score_paper_variants(judged: Judged, *, full: bool) -> _Report:
     tables = [sensitivity.pooled_table(ablated, "Safety % under the variants of the paper's Table 9")]
     if full:
         tables = [sensitivity.variant_table(ablated)]
-        if means:
-            tables.append(sensitivity.host_mean_table(means, ablated))
-        if ranking:
-            tables.append(sensitivity.ranking_table(ranking))
+        tables += [sensitivity.host_mean_table(means, ablated)] if means else []
+        tables += [sensitivity.ranking_table(ranking)] if ranking else []
     hint = f"{_VARIANTS_HINT} To vary one threshold: --sweep NAME=LOW:HIGH:COUNT."
     return _Report(document, sensitivity.describe_sensitivity(ablated, ranking), tables, hint)

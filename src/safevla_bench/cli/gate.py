@@ -49,12 +49,8 @@ _LIMIT_OPTIONS = {name: option(text, metavar, type=kind) for name, (text, _, _, 
 
 
 def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
-    parsed = []
-    for name, limit in values.items():
-        if limit is not None:
-            _, metric, bound, _ = _LIMITS[name]
-            parsed.append(gates.Gate(cast(GateMetric, metric), bound, limit))
-    return parsed
+    given = [(_LIMITS[name], limit) for name, limit in values.items() if limit is not None]
+    return [gates.Gate(cast(GateMetric, metric), bound, limit) for (_, metric, bound, _), limit in given]
 
 
 _DECISION_OPTIONS = {
@@ -165,9 +161,8 @@ def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, o
     }
 
 
-_OBJECTIVES = click.Choice(
-    [metric.key for metric in METRICS.values() if metric.praise == "better" or metric is SAFETY], case_sensitive=False
-)
+_OBJECTIVE_KEYS = [metric.key for metric in METRICS.values() if metric.praise == "better" or metric is SAFETY]
+_OBJECTIVES = click.Choice(_OBJECTIVE_KEYS, case_sensitive=False)
 
 
 @options.command("select")

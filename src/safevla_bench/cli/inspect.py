@@ -82,12 +82,13 @@ def episodes_command(
     if why:
         sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
-    filters = {"policy": policy, "task": task, "outcome": outcome, "body_kind": body_kind, "axis": axis}
-    known_suite = suite and judged.ruleset.registry.find_suite(suite)
-    shown = episode_list.filter_episodes(
-        rows, violated=unsafe is True, safe=unsafe is False, success=success, suite=known_suite, **filters
-    )
-    shown = episode_list.sort_episodes(shown, order or ("vsi" if unsafe else None))[:limit]
+    if suite:
+        suite = judged.ruleset.registry.find_suite(suite)
+    filters = {"policy": policy, "suite": suite, "task": task, "outcome": outcome, "body_kind": body_kind, "axis": axis}
+    is_safe, is_unsafe = unsafe is False, unsafe is True  # both are false if neither option is given
+    shown = episode_list.filter_episodes(rows, violated=is_unsafe, safe=is_safe, success=success, **filters)
+    default_order: episode_list.Order | None = "vsi" if unsafe else None
+    shown = episode_list.sort_episodes(shown, order or default_order)[:limit]
     if form == "json":
         options.print_json([row.to_document() for row in shown])
     elif form == "csv":
@@ -100,10 +101,8 @@ def episodes_command(
             echo(sentence)
         rules.print_missing(judged)
         if len(shown) > len(table.rows):
-            echo(
-                f"This list contains only the first {len(table.rows)} episodes. "
-                f"List all episodes by --limit {len(shown)}, or only unsafe ones by --unsafe."
-            )
+            advice = f"List all episodes by --limit {len(shown)}, or only unsafe ones by --unsafe."
+            echo(f"This list contains only the first {len(table.rows)} episodes. {advice}")
         if shown:
             worst = episode_list.sort_episodes(shown[:max_rows], "vsi")[0].position
             echo(f"Next: {sources.format_command('show', worst)}")
@@ -163,7 +162,7 @@ def show_command(
     judged = sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
-    record = judged.records.read_episode(index) if index < len(judged.records) else None
+    record = judged.records.read_episode(index) if index < len(judged.records) else None  # None = lost
     if record is None and form == "json":
         options.print_json(row.to_document())
     elif record is None:
@@ -200,8 +199,9 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
 def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     reason = "is for judged episodes, and --formula judges nothing."
     options.refuse_given(("every", "page", "without"), reason)
-    if named := rules.given_judge_options():
-        raise click.UsageError(f"--{named[0]} {reason}")
+    judge_options = rules.given_judge_options()
+    if judge_options:
+        raise click.UsageError(f"--{judge_options[0]} {reason}")
     parsed = query.parse_query(formula)
     scan = Scan(sources.paths)
     answers = query.answer_chunks(parsed, scan)
@@ -219,7 +219,9 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
             echo(line)
     next_step = f"explain the first episode: {sources.format_command('show', ':1')}"
     try:
-        sources.ruleset.registry.require_entries({(made.benchmark, made.task_id): None for made in records.headers})
+        sources.ruleset.registry.require_entries(
+            {(header.benchmark, header.task_id): None for header in records.headers}
+        )
     except UnknownTaskError:
         command = sources.format_command("score", "--rules", "FILE", "--out", "results")
         next_step = f"judge the episodes by a FILE that defines their tasks: {command}"
@@ -310,7 +312,8 @@ def frames_command(
     size_mb = sum((run / FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
     films = [row.file for row in frame_rows if row.kind == "video"]
     counts = [count_noun(sum(row.kind not in ("video", "replay3d") for row in frame_rows), "frame")]
-    counts += [count_noun(len(films), "film")] if films else []
+    if films:
+        counts.append(count_noun(len(films), "film"))
     echo(f"{' and '.join(counts)} of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:

@@ -348,10 +348,11 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: object) -> S:
     """Return a `kind` with fields from NAME=VALUE texts and from `fixed`; raise click's error for an invalid text."""
-    given = dict(text.partition("=")[::2] for text in texts)
     names = [name for name in kind.__struct_fields__ if name not in fixed]
-    if unknown := [name for name in given if name not in names]:
-        raise click.UsageError(f"{option} {unknown[0]!r} is not one of {', '.join(names)}.")
+    given = {name: value for name, _, value in (text.partition("=") for text in texts)}
+    for name in given:
+        if name not in names:
+            raise click.UsageError(f"{option} {name!r} is not one of {', '.join(names)}.")
     if len(given) < len(texts):
         raise click.UsageError(f"{option} {' '.join(texts)}: give each name once.")
     try:

@@ -134,8 +134,7 @@ class RunProgressBar:
             self._update_description(f"{planned.episode_id} step {steps}")
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        if outcome.batch is None:
-            self.crashed += 1
+        self.crashed += 1 if outcome.batch is None else 0
         scores = self.scorer.score(outcome)
         if scores is not None:
             success = bool(scores.success[0]) if scores.is_counted[0] else None
@@ -144,8 +143,7 @@ class RunProgressBar:
                 if holds is not None:
                     flags.append(holds)
         self.progress.advance(self.task)
-        request = ""
-        latency = outcome.latency
+        request, latency = "", outcome.latency
         if latency and latency.waiting_p50_ms is not None:
             request = f" · {latency.p50_ms:.0f} ms per request, {latency.waiting_p50_ms:.0f} ms waiting"
         self._update_description(f"{outcome.planned.episode_id}{request}")

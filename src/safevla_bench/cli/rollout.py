@@ -12,18 +12,8 @@ from typing import Any, get_args
 
 import click
 
-from safevla_bench.cli import CRASHED, OK, USER_ERROR, completion, echo, echo_message, progress, rules, score
-from safevla_bench.cli.options import (
-    FILE,
-    POSITIVE,
-    command,
-    format_trust,
-    group,
-    list_given_words,
-    option,
-    quote_paths,
-    repeatable,
-)
+from safevla_bench.cli import CRASHED, OK, USER_ERROR, completion, echo, echo_message, options, progress, rules, score
+from safevla_bench.cli.options import FILE, POSITIVE, command, format_trust, group, option, quote_paths, repeatable
 from safevla_bench.cli.run_options import EXECUTION_OPTIONS, PLAN_OPTIONS, RUN_OPTIONS, RunCommand, make_request
 from safevla_bench.errors import SafevlaError, ServerLostError, ServerRefusedError, find_exception
 from safevla_bench.files import make_folder, write_atomically
@@ -84,17 +74,20 @@ def eval_command(
     rows = parts.episode_rows(run_command.out)
     _report_run(run_command, rows)
     if judged is None:
-        words = list_given_words(context, rules.JUDGE_OPTIONS)
+        words = options.list_given_words(context, rules.JUDGE_OPTIONS)
         echo(f"Records: {run_command.shown}", f"Next: safevla score {quote_paths(run_command.shown, *words)}")
     else:
         report = run_command.shown / folder.REPORT
         next_step = f"Next: safevla open {quote_paths(run_command.shown)}"
         echo(f"Run folder: {run_command.shown}", f"Report: {report}", next_step)
     outcomes = {row.outcome for row in rows}
-    context.exit(CRASHED if "crashed" in outcomes else USER_ERROR if outcomes == {"invalid_action"} else OK)
+    if "crashed" in outcomes:
+        context.exit(CRASHED)
+    context.exit(USER_ERROR if outcomes == {"invalid_action"} else OK)
 
 
 def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None:
+    # Make the run. Return its results, or None with --record-only.
     out, ruleset, execution = run_command.out, run_command.ruleset, run_command.execution
     request = replace(run_command.request, ruleset=ruleset)
     with _report_interruption(run_command), _observe_run(run_command, trackers) as (observer, tracked):
@@ -110,14 +103,16 @@ def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None
 def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
     request = run_command.request
     if any(policy.maker.startswith("replay:") for policy in request.roster):
-        batch = episode_index.read_sources([run_command.out])[0]
-        if table := episode_tables.replay_table(batch) if batch else None:
+        batch, _ = episode_index.read_sources([run_command.out])
+        table = episode_tables.replay_table(batch) if batch else None
+        if table:
             click.echo(f"\n{render_text(table)}")
     if request.stop_on_violation:
         counted = count_noun(sum(row.outcome == "stopped" for row in rows), "episode")
         echo(f"Stopped at the first violation: {counted}. Such episodes count as unsafe; their success is unknown.")
-    if sentence := stopping_rule.describe_decision(folder.read_description(run_command.out)):
-        echo(sentence)
+    decision = stopping_rule.describe_decision(folder.read_description(run_command.out))
+    if decision:
+        echo(decision)
     _report_servers(run_command)
     _report_failures(run_command, rows)
 
@@ -126,6 +121,7 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
 def _observe_run(
     run_command: RunCommand, trackers: Sequence[str]
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
+    # Yield the observer of the run, which shows progress, and those of its parts that send results to trackers.
     request = run_command.request
     fields = ("host", "suites", "tasks", "episodes", "protocol", "seed", "max_steps")
     config = {
@@ -155,9 +151,10 @@ def _print_notes(run_command: RunCommand) -> None:
     cluster = run_command.execution.cluster
     if not run_command.dry_run and cluster and cluster.place == HERE:
         click.echo(f"note: Ray starts on this machine, since no address is given by ray:ADDRESS or {ADDRESS}", err=True)
-    registration = request.registration
-    if registration is not None and (deviation := rollouts.describe_deviation(registration, request, ruleset)):
-        echo(f"note: this run differs from its registration: {deviation}", err=True)
+    if request.registration is not None:
+        deviation = rollouts.describe_deviation(request.registration, request, ruleset)
+        if deviation:
+            echo(f"note: this run differs from its registration: {deviation}", err=True)
 
 
 def _write_registration(run_command: RunCommand, path: Path) -> None:
@@ -171,10 +168,10 @@ def _write_registration(run_command: RunCommand, path: Path) -> None:
 
 def _print_plan(run_command: RunCommand) -> None:
     request = run_command.request
-    estimate = preparation.estimate_run(request, run_command.execution)
+    estimate = preparation.estimate_run(request, run_command.execution.workers)
     click.echo(render_text(estimate_table(estimate)), nl=False)
     for call in request.list_calls():
-        trust = f" if you pass --trust {quote_paths(request.named_by)}" if not is_trusted(request.named_by) else ""
+        trust = "" if is_trusted(request.named_by) else f" if you pass --trust {quote_paths(request.named_by)}"
         echo(f"note: the run would use {call}{trust}", err=True)
 
 
@@ -183,10 +180,9 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SafevlaError) as error:
-        has_advice = isinstance(error, SafevlaError) and (
-            "--resume" in str(error) or error.place.file == str(run_command.out)  # the error names this run folder
-        )
-        if (run_command.out / folder.RUN).exists() and not has_advice:
+        has_advice = "--resume" in str(error)
+        is_about_folder = isinstance(error, SafevlaError) and error.place.file == str(run_command.out)
+        if (run_command.out / folder.RUN).exists() and not has_advice and not is_about_folder:
             done, planned = parts.count_progress(run_command.out)
             text = f"{done} of {planned} episodes are done and kept. To continue:\n  {run_command.resume_command}"
             if isinstance(error, (ServerLostError, ServerRefusedError)):
@@ -197,10 +193,10 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 
 def _report_servers(run_command: RunCommand) -> None:
-    greetings = Counter(
-        (greeting.policy, greeting.suite) for greeting in folder.read_facts(run_command.out).policies_say
-    )
-    for (name, suite), count in greetings.items():
+    # Warn if the servers of one policy describe themselves differently.
+    greetings = folder.read_facts(run_command.out).policies_say
+    counts = Counter((greeting.policy, greeting.suite) for greeting in greetings)
+    for (name, suite), count in counts.items():
         if count > 1:
             line = f"note: servers of policy {name} on suite {suite} sent {count} different descriptions"
             echo(f"{line}; run.json lists the descriptions in volatile.policies_say", err=True)
@@ -208,28 +204,29 @@ def _report_servers(run_command: RunCommand) -> None:
 
 def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
     """Print up to three distinct reasons of failed episodes on stderr, and return the number of failed episodes."""
-    episodes: dict[str, list[folder.EpisodeRow]] = {}
+    rows_by_reason: dict[str, list[folder.EpisodeRow]] = {}
     for row in rows:
         reason = (row.reason or "").strip()
-        summary = "\n".join(filter(None, find_exception(reason))) if reason.startswith("Traceback") else reason
-        episodes.setdefault(summary, []).append(row)
-    for summary, (first, *others) in list(episodes.items())[:3]:
+        if reason.startswith("Traceback"):  # print only the exception and its remedy, if there is one
+            reason = "\n".join(filter(None, find_exception(reason)))
+        rows_by_reason.setdefault(reason, []).append(row)
+    for reason, (first, *others) in list(rows_by_reason.items())[:3]:
         also = f" (and {count_noun(len(others), 'other episode')})" if others else ""
-        echo_message(f"{first.outcome}: {first.episode_id}{also}: {summary}", "  ", err=True)
+        echo_message(f"{first.outcome}: {first.episode_id}{also}: {reason}", "  ", err=True)
     return len(rows)
 
 
 def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
-    if count := echo_failures([row for row in rows if row.outcome == "invalid_action"]):
-        counted = f"{count_noun(count, 'episode')} ended with an invalid action"
-        click.echo(
-            f"{counted}: these are failures in SR, and have no safety verdict unless an earlier step violated a limit.",
-            err=True,
-        )
-        if count == len(rows):
+    invalid_count = echo_failures([row for row in rows if row.outcome == "invalid_action"])
+    if invalid_count:
+        counted = f"{count_noun(invalid_count, 'episode')} ended with an invalid action"
+        effect = "these are failures in SR, and have no safety verdict unless an earlier step violated a limit."
+        click.echo(f"{counted}: {effect}", err=True)
+        if invalid_count == len(rows):
             click.echo("error: every episode ended with an invalid action: correct the policy's actions.", err=True)
-    if count := echo_failures([row for row in rows if row.outcome == "crashed"]):
-        counted = f"{count_noun(count, 'episode')} crashed, excluded from all rates"
+    crash_count = echo_failures([row for row in rows if row.outcome == "crashed"])
+    if crash_count:
+        counted = f"{count_noun(crash_count, 'episode')} crashed, excluded from all rates"
         click.echo(f"{counted}. See the reasons in episodes.parquet, correct the causes, then run:", err=True)
         click.echo(f"  {run_command.resume_command} --retry-crashed", err=True)
 
@@ -311,12 +308,14 @@ _COLUMNS = ("policy", "suite", "task_id", "episodes", "horizon", "cameras")
 
 def estimate_table(plan: RunEstimate) -> Table:
     """Return the table of a planned run, with a row per policy, suite and task. Its notes estimate time and disk."""
-    values = [[getattr(row, name) for name in _COLUMNS] for row in plan.scenes]
-    rows = tuple(tuple(Cell("asked" if value is None else str(value)) for value in row) for row in values)
+    rows = []
+    for scene in plan.scenes:
+        values = [getattr(scene, name) for name in _COLUMNS]
+        rows.append(tuple(Cell("asked" if value is None else str(value)) for value in values))
     heads = [name.removesuffix("_id").capitalize() for name in _COLUMNS]
-    columns = tuple(Column(head, numeric=index > 2) for index, head in enumerate(heads))
+    columns = tuple(Column(head, numeric=index > 2) for index, head in enumerate(heads))  # the first three are texts
     title = f"{count_noun(plan.episodes, 'episode')}, at most {plan.steps} steps; nothing has been run or written"
-    return Table(title, columns, rows, _estimate_notes(plan))
+    return Table(title, columns, tuple(rows), _estimate_notes(plan))
 
 
 def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
@@ -324,18 +323,21 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
         return ("There are no measurements for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes
     middle_s = (time.low + time.high) / 2
-    time_unit, unit_s = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
-    size_unit, unit_b = ("GB", 1e9) if disk.high >= 1e9 else ("MB", 1e6) if disk.high >= 1e6 else ("kB", 1e3)
-    is_unknown = any(scene.cameras is None for scene in plan.scenes)
-    camera_note = (
-        ["Cameras are not known before a policy runs; the time assumes zero to two cameras."] if is_unknown else []
-    )
-    workers = f"{count_noun(plan.workers, 'worker')}{', each with its own core' * (plan.workers > 1)}"
-    return (
+    time_unit, unit_s = _choose_unit(time.high, {"h": 3600.0, "min": 60.0, "s": 1.0})
+    size_unit, unit_b = _choose_unit(disk.high, {"GB": 1e9, "MB": 1e6, "kB": 1e3})
+    workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers, each with its own core"
+    notes = [
         f"Estimate for episodes that all last their full horizon, with {workers}:",
         f"  time  about {middle_s / unit_s:.1f} {time_unit} ({time.low / unit_s:.1f} to {time.high / unit_s:.1f}); "
         "the policies' own time is not included",
         f"  disk  {format_significant(disk.low / unit_b)} to {format_significant(disk.high / unit_b)} {size_unit}",
-        *camera_note,
-        f"Based on measurements {plan.source}.",
-    )
+    ]
+    if any(scene.cameras is None for scene in plan.scenes):
+        notes.append("Cameras are not known before a policy runs; the time assumes zero to two cameras.")
+    return (*notes, f"Based on measurements {plan.source}.")
+
+
+def _choose_unit(value: float, size_by_unit: Mapping[str, float]) -> tuple[str, float]:
+    # Return the largest unit, and its size, that is at most `value`; else the smallest. The largest unit comes first.
+    fitting_units = [(unit, size) for unit, size in size_by_unit.items() if value >= size]
+    return fitting_units[0] if fitting_units else list(size_by_unit.items())[-1]

@@ -20,14 +20,8 @@ from safevla_bench.cli.options import flag, is_given, option, parsed, repeatable
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import decode_input, parse_toml
 from safevla_bench.hosts.protocols import PRESET, default_protocol
-from safevla_bench.jobs.evaluation.request import (
-    ENTRY_OPTIONS,
-    ExecutionOptions,
-    Request,
-    RequestedPolicy,
-    entry_fields,
-    replay_fields,
-)
+from safevla_bench.jobs.evaluation import request as requests
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, RequestedPolicy
 from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.judging.ruleset import Ruleset
@@ -41,6 +35,7 @@ from safevla_bench.text import redact_secrets, spell_suite, suggest_names
 
 
 def _parse_policy(text: str) -> RequestedPolicy:
+    # Read [NAME=]POLICY. A policy without a name is named by its text.
     name, spec = split_name(text)
     return RequestedPolicy(spec) if name in (None, spec) else RequestedPolicy(str(name), spec)
 
@@ -55,26 +50,29 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
     indices: list[int] = []
     for part in text.split(","):
         first, dash, last = (bound.removeprefix("task_") for bound in part.strip().partition("-"))
-        are_numbers = all(bound.isdecimal() and len(bound) <= _MAX_DIGITS for bound in (first, last)[: 1 + bool(dash)])
-        if not are_numbers or int(last or first) < int(first):
+        last = last if dash else first  # a single index
+        are_numbers = all(bound.isdecimal() and len(bound) <= _MAX_DIGITS for bound in (first, last))
+        if not are_numbers or int(last) < int(first):
             raise RunError(f"--task {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
-        indices += range(int(first), int(last or first) + 1)
+        indices += range(int(first), int(last) + 1)
     return tuple(dict.fromkeys(indices))
 
 
 def _parse_duration(text: str) -> float:
+    # Return the seconds of a time such as 3h50m.
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
-    parts = match.groups(default="0") if match else ()
-    seconds = sum(int(part) * unit_s for part, unit_s in zip(parts, (3600, 60, 1), strict=False))
-    if not seconds:
+    hours, minutes, seconds = map(int, match.groups(default="0")) if match else (0, 0, 0)
+    duration_s = 3600 * hours + 60 * minutes + seconds
+    if not duration_s:
         raise RunError(f"--stop-after {text!r} is not a time", remedy="Write hours, minutes or seconds, as in 3h50m.")
-    return float(seconds)
+    return float(duration_s)
 
 
 def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
-    if wrong := next((text for text in texts if not text.partition("=")[0] or "=" not in text), None):
-        raise RunError(f"--host-arg {wrong!r} is not an argument", remedy="Write KEY=VALUE.")
-    return dict(text.partition("=")[::2] for text in texts)
+    for text in texts:
+        if text.startswith("=") or "=" not in text:
+            raise RunError(f"--host-arg {text!r} is not an argument", remedy="Write KEY=VALUE.")
+    return dict(text.split("=", 1) for text in texts)
 
 
 _KINDS = ", ".join(kind.example for kind in servers.KINDS.values())
@@ -138,11 +136,14 @@ def _parse_actor(texts: Sequence[str]) -> dict[str, Any]:
     share_texts = []
     for text in texts:
         name, _, value = text.partition("=")
-        # all other texts set numbers, such as cpus=1, or are invalid
-        repeated[name].append(value) if name in repeated and value else share_texts.append(text)
-    variables = dict(text.partition(":")[::2] for text in repeated["env"])
-    if wrong := next((text for text in repeated["env"] if ":" not in text), None):
-        raise RunError(f"--actor env={wrong} is not a variable", remedy="Write --actor env=NAME:VALUE.")
+        if name in repeated and value:
+            repeated[name].append(value)
+        else:  # the text sets a number, such as cpus=1, or is invalid
+            share_texts.append(text)
+    for variable in repeated["env"]:
+        if ":" not in variable:
+            raise RunError(f"--actor env={variable} is not a variable", remedy="Write --actor env=NAME:VALUE.")
+    variables = dict(variable.split(":", 1) for variable in repeated["env"])
     shares = msgspec.structs.asdict(options.parse_settings("--actor", share_texts, _ActorShares))
     return {**shares, "exclude": tuple(repeated["exclude"]), "env": variables, "modules": tuple(repeated["module"])}
 
@@ -162,6 +163,7 @@ class RunCommand:
 
 
 def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunCommand:
+    # Return the run that the option values describe: a resumed run, a registered run, or a new run.
     running = {name: values[name] for name in EXECUTION_OPTIONS}
     if running["retry_crashed"] and not running["resume"]:
         raise RunError("--retry-crashed needs an existing run", remedy="Also pass --resume DIR.")
@@ -171,17 +173,19 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     plan = {name: values[name] for name in PLAN_OPTIONS}
     plan |= _expand_entry(plan)
     plan |= _expand_found(plan)
+    naming_file = plan["registered"]
     if running["resume"] and (out / RUN).exists():
-        naming_file, request = out / RUN, _change_request(context, plan, Request.from_run(out))
-    elif naming_file := plan["registered"]:
+        naming_file = out / RUN
+        request = _change_request(context, plan, Request.from_run(out))
+    elif naming_file:
         request = _change_request(context, plan, registered_request(read_registration(naming_file), naming_file))
         request = replace(request, volatile=_volatile_facts())
     else:
         request = _new_request(context, plan, running)
-        maker_parts = (policy.maker.partition("replay:") for policy in request.roster)
-        replays = [Path(path) for before, separator, path in maker_parts if separator and not before]
+        makers = [policy.maker for policy in request.roster if policy.maker.startswith("replay:")]
+        recording = Path(makers[0].removeprefix("replay:")) if makers else None
         # a file of found starts, or a recording, contains the suite and the host arguments to use
-        naming_file = plan.get("found") or next(iter(replays), None)
+        naming_file = plan.get("found") or recording
     request = replace(request, named_by=_find_naming_file(context, plan, naming_file, request))
     cluster = options.request_cluster(running["engine"], **_parse_actor(running["actor"]))
     stop_after_s = _parse_duration(running["stop_after"]) if running["stop_after"] else None
@@ -226,11 +230,13 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
         remedy = 'Name a TOML file with texts in quotes, such as host = "libero".'
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(str(path))) from None
     running, judging = config_keys(context.command)
+    # In `known` and `document`, the keys of the table `[judge]` begin with "judge.".
     known = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
     judge = document.pop(JUDGE, {})
     judge_values = judge if isinstance(judge, dict) else {"": judge}  # the unknown key "judge." is refused later
+    document |= {f"{JUDGE}.{key}": value for key, value in judge_values.items()}
     values: dict[str, object] = {}
-    for key, value in {**document, **{f"{JUDGE}.{key}": value for key, value in judge_values.items()}}.items():
+    for key, value in document.items():
         if key not in known:
             remedy = f"{suggest_names(key, known, 'keys')}."
             raise RunError(f"unknown key {key!r}", remedy=remedy, place=Place(str(path), field=key))
@@ -242,6 +248,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
 
 
 def _resolve_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
+    # Return a value of the --config file as text, or as bool for a flag. Paths become relative to the file's folder.
     text = str(value)
     is_path = isinstance(option.type, click.Path) and text != rules.AS_JUDGED
     if is_path or (option.name == "library" and text not in BUILT_IN):
@@ -282,20 +289,25 @@ def _find_naming_file(
 ) -> Path | None:
     # Return the file that needs trust, because it names code, servers or files of the run; None if no file needs trust.
     # Code, servers and files that the command line names need no trust.
-    calls, config = set(request.list_calls()), context.meta.get(CONFIG)
+    calls = set(request.list_calls())
     if calls <= _list_calls(context, plan, [ParameterSource.COMMANDLINE]):
         return None
-    config_calls = _list_calls(context, plan, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
-    return config if request_file is None or calls <= config_calls else request_file
+    option_calls = _list_calls(context, plan, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
+    if request_file is None or calls <= option_calls:
+        return context.meta.get(CONFIG)
+    return request_file
 
 
 def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
     # Return the code, servers and files that the options from `sources` name.
     given = {name for name in plan if context.get_parameter_source(name) in sources}
-    given |= {"host", "host_arguments", "policies"} if "entry" in given else set()
-    names = given & {"host_arguments", "policies", "arguments", "filters", "servers"}
-    names = names if "policies" in names else names & {"host_arguments"}
-    names |= ({"found"} if plan.get("found") else {"suites"}) if "suites" in given else set()
+    if "entry" in given:  # an entry defines these values
+        given |= {"host", "host_arguments", "policies"}
+    names = given & {"host_arguments"}
+    if "policies" in given:  # without policies, these options name nothing
+        names |= given & {"policies", "arguments", "filters", "servers"}
+    if "suites" in given:
+        names.add("found" if plan.get("found") else "suites")
     fields = {"host": plan["host"] if "host" in given else "", **_request_fields({name: plan[name] for name in names})}
     return set(Request(**{"suites": (), **fields}).list_calls())
 
@@ -308,10 +320,10 @@ def _new_request(context: click.Context, plan: Mapping[str, Any], running: Mappi
         if context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP:
             calls = Request(host="", suites=(), policies=fields["policies"]).list_calls()
             require_trust(context.meta.get(CONFIG), calls)
-        replay_values = replay_fields(fields["policies"])
-        if fields["host"] not in (None, replay_values.get("host")):
-            replay_values.pop("host_arguments", None)
-        fields["host_arguments"] = {**replay_values.pop("host_arguments", {}), **fields["host_arguments"]}
+        replay_values = requests.replay_fields(fields["policies"])
+        recorded_arguments = replay_values.pop("host_arguments", {})
+        if fields["host"] in (None, replay_values.get("host")):  # another host has other arguments
+            fields["host_arguments"] = {**recorded_arguments, **fields["host_arguments"]}
         fields |= {name: value for name, value in replay_values.items() if not fields[name]}
     for name in ("host", "suites", "policies"):
         if not fields[name]:
@@ -331,7 +343,8 @@ def _volatile_facts() -> dict[str, object]:
 
 
 def _change_request(context: click.Context, plan: Mapping[str, Any], recorded: Request) -> Request:
-    entry_names = {name for name in ENTRY_OPTIONS if plan["entry"] and plan[name] is not None}
+    # Return a recorded request with the values of the options that are given.
+    entry_names = {name for name in requests.ENTRY_OPTIONS if plan["entry"] and plan[name] is not None}
     given = {name: value for name, value in plan.items() if is_given(context, name) or name in entry_names}
     return replace(recorded, **_request_fields(given, recorded.roster))
 
@@ -339,17 +352,16 @@ def _change_request(context: click.Context, plan: Mapping[str, Any], recorded: R
 def _request_fields(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy] = ()) -> dict[str, Any]:
     policy_options = {"policies", "arguments", "filters", "delays"}
     fields = {name: value for name, value in plan.items() if name not in {"entry", "registered", *policy_options}}
-    if file := plan.get("registered"):
-        fields["registration"] = read_registration(file)
+    if plan.get("registered"):
+        fields["registration"] = read_registration(plan["registered"])
     return {**fields, "policies": _build_policies(plan, recorded)}
 
 
 def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]) -> tuple[RequestedPolicy, ...]:
     # A policy of a resumed or registered run keeps its arguments, filter and delay, unless options replace them.
     by_name = {policy.name: policy for policy in recorded}
-    policies = tuple(
-        replace(by_name.get(policy.name, policy), spec=policy.spec) for policy in plan.get("policies") or recorded
-    )
+    named = plan.get("policies") or recorded
+    policies = tuple(replace(by_name.get(policy.name, policy), spec=policy.spec) for policy in named)
     names = [policy.name for policy in policies]
     if "arguments" in plan:
         arguments = parse_arguments(plan["arguments"], names)
@@ -357,26 +369,29 @@ def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
     for field in ("filter", "delay"):
         if f"{field}s" in plan:
             texts = _assign_to_policies(plan[f"{field}s"], names)
-            policies = tuple(replace(p, coupling=replace(p.coupling, **{field: texts.get(p.name)})) for p in policies)
+            couplings = [replace(policy.coupling, **{field: texts.get(policy.name)}) for policy in policies]
+            pairs = zip(policies, couplings, strict=True)
+            policies = tuple(replace(policy, coupling=coupling) for policy, coupling in pairs)
     return policies
 
 
 def _expand_entry(plan: Mapping[str, Any]) -> dict[str, Any]:
+    # Return the plan's values that --entry defines; {} without --entry.
     if plan["entry"] is None:
         return {}
     if plan["host"] or plan["policies"]:
         other = "--host" if plan["host"] else "--policy"
-        raise RunError(
-            f"--entry and {other} are both given", remedy="Choose one: an entry defines its host and policy."
-        )
+        remedy = "Choose one: an entry defines its host and policy."
+        raise RunError(f"--entry and {other} are both given", remedy=remedy)
     policy = _parse_policy(plan["entry"])
-    entry_values = entry_fields(policy.maker, plan["suites"], plan["protocol"])
+    entry_values = requests.entry_fields(policy.maker, plan["suites"], plan["protocol"])
     arguments = {**entry_values["host_arguments"], **plan["host_arguments"]}
     episodes = plan["episodes"] or entry_values["episodes"]
     return {**entry_values, "host_arguments": arguments, "policies": (policy,), "episodes": episodes}
 
 
 def _expand_found(plan: Mapping[str, Any]) -> dict[str, Any]:
+    # Return the plan's values that a suite found:FILE defines; {} without such a suite.
     files = [suite.removeprefix(FOUND) for suite in plan["suites"] if suite.startswith(FOUND)]
     if not files:
         return {}
@@ -393,10 +408,12 @@ FOUND = "found:"
 
 
 def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[str, str]:
-    # `named` maps each text POLICY=VALUE to POLICY. The last text without a policy applies to all other policies.
-    named = {text: policy for text in texts for policy in policies if text.startswith(f"{policy}=")}
-    for_all = {policy: text for text in texts if text not in named for policy in policies}
-    return {**for_all, **{policy: text.removeprefix(f"{policy}=") for text, policy in named.items()}}
+    # Return policy -> VALUE from texts [POLICY=]VALUE. The last text without a policy applies to all other policies.
+    policy_by_text = {text: policy for text in texts for policy in policies if text.startswith(f"{policy}=")}
+    values = {policy: text for text in texts if text not in policy_by_text for policy in policies}
+    for text, policy in policy_by_text.items():
+        values[policy] = text.removeprefix(f"{policy}=")
+    return values
 
 
 def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -411,7 +428,8 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
         if colon and policy not in own_by_policy:
             problem = f"this run does not have the policy {policy!r} of --policy-arg {text!r}"
             raise RunError(problem, remedy=f"The run's policies: {', '.join(policies)}.")
-        (own_by_policy[policy] if colon else shared)[name] = value
+        settings = own_by_policy[policy] if colon else shared
+        settings[name] = value
     return {policy: {**shared, **own} for policy, own in own_by_policy.items()}
 
 
@@ -420,8 +438,8 @@ def _format_resume_command(context: click.Context, out: Path, request: Request) 
     # the options that a resumed run does not take from the run folder
     repeated = {"actor", "engine", "workers", "stop_after", "other_code", "trackers", "registered", "record_only"}
     words += options.list_given_words(context, repeated | rules.JUDGE_OPTIONS.keys())
-    words += ["--trust", str(out / RUN)] if request.list_calls() else []
-    return shlex.join(words)
+    trust_option = ["--trust", str(out / RUN)] if request.list_calls() else []
+    return shlex.join([*words, *trust_option])
 
 
 def _raise_missing(context: click.Context, name: str) -> None:

@@ -76,18 +76,15 @@ def score_command(
     if out is None:
         for robot_log in filter(None, map(logs.find_log, sources.paths)):
             robot_log.require_mapping()  # raises an error with a template if the log has no mapping
-    folder, kept_note = options.choose_output(out, sources.paths), ""
+    folder = options.choose_output(out, sources.paths)
+    kept_note = ""
     if (folder / RUN).is_file() and [*map(os.path.realpath, sources.paths)] != [os.path.realpath(folder)]:
-        remedy = (
-            "Name a new folder. The scores in this run folder are written only by: "
-            f"{options.quote_paths('safevla', 'score', folder)}"
-        )
+        command = options.quote_paths("safevla", "score", folder)
+        remedy = f"Name a new folder. The scores in this run folder are written only by: {command}"
         raise RunError("--out is a run folder, but not the only source", remedy=remedy, place=Place(file=str(folder)))
     with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as parallel_judge:
-        survey = Survey()
-        judged = judge(
-            sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid, elsewhere=parallel_judge, survey=survey
-        )
+        survey, skip = Survey(), sources.skip_invalid
+        judged = judge(sources.paths, sources.ruleset, skip_invalid=skip, elsewhere=parallel_judge, survey=survey)
         if parallel_judge is not None and not parallel_judge.can_judge(judged.records.sources):
             echo("note: judged in one process: only Parquet archives are judged in parallel", err=True)
         is_judged = out is None and (folder / SCORES).exists()
@@ -109,9 +106,10 @@ def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
     options.refuse_given(["workers", "engine", *rules.JUDGE_OPTIONS], "affects judging, and --combine does not judge.")
     if out is None or len(sources.paths) < 2:
         raise click.UsageError("--combine needs several judged folders, and --out.")
-    if renamed_source := next((path for path in sources.paths if isinstance(path, policy_names.NamedSource)), None):
-        remedy = f"Judge the folder by `safevla score NAME=RUN --out DIR`, with the name {renamed_source.policy}."
-        raise RunError("--combine cannot rename policies", remedy=remedy, place=Place(file=str(renamed_source)))
+    for path in sources.paths:
+        if isinstance(path, policy_names.NamedSource):
+            remedy = f"Judge the folder by `safevla score NAME=RUN --out DIR`, with the name {path.policy}."
+            raise RunError("--combine cannot rename policies", remedy=remedy, place=Place(file=str(path)))
     with progress.show_status("combining"):
         combined = combine_scores(sources.paths, out)
     if form == "json":
@@ -125,9 +123,10 @@ def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
 def _name_experiment_folder(ruleset: Ruleset) -> str:
     options_text = ruleset.recipe.describe() if ruleset.recipe else ruleset.library.name
     name = re.sub(r"[^A-Za-z0-9_.]+", "-", options_text).strip("-.")
-    # A name that is too long is cut, and a digest is appended to keep it unique.
+    if len(name) <= _LONGEST_NAME:
+        return name
     digest = hashlib.sha256(options_text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{digest}"
+    return f"{name[: _LONGEST_NAME - 9]}-{digest}"  # the digest keeps the name unique
 
 
 # Limit on the number of characters in the name of an experiment's folder.
@@ -150,14 +149,15 @@ _MAX_CHANGED = 8
 
 def print_scores(judged: Judged) -> None:
     """Print changed limits, the table of cells (policy × suite), warnings, and the episodes that were not scored."""
-    changes = judged.ruleset.describe_changes()
-    echo(f"{f'Judged with {changes}. ' if changes else ''}{headline.build_headline(*judged.summarize_scores()).answer}")
+    changes, answer = judged.ruleset.describe_changes(), headline.build_headline(*judged.summarize_scores()).answer
+    echo(f"Judged with {changes}. {answer}" if changes else answer)
     changed = list(judged.describe_changed_specs())
     for line in changed[:_MAX_CHANGED]:
         echo(f"  {line}")
     if len(changed) > _MAX_CHANGED:
         echo(f"  The report lists {len(changed) - _MAX_CHANGED} more added or changed specifications.")
-    if places := list_places(spec.formula for spec in judged.ruleset.own_specs()):
+    places = list_places(spec.formula for spec in judged.ruleset.own_specs())
+    if places:  # the user's own specifications name bodies
         for line in describe_places(places, collect_bodies(judged.records.read_chunks())):
             echo(f"  {line}")
     click.echo()
@@ -204,6 +204,7 @@ def demo_command(
     echo("The episodes were chosen to show every kind of outcome, not to measure a policy.", "")
     echo(f"Records: {path}", f"Report:  {out / REPORT}")
     source, folder = options.quote_paths(path), options.quote_paths(path.parent)
+    # The most severe unsafe success, if there is one.
     worst = max(judged.scores.episodes(), key=lambda episode: (episode.sbu is True, episode.vsi or 0.0))
     echo("Next:", f"  safevla open {folder}", f"  safevla episodes {source} --unsafe --sort vsi")
     click.echo(f"  safevla show {source} {options.quote_paths(worst.episode_id)}")
@@ -216,8 +217,8 @@ def demo_command(
 def validate_command(
     context: click.Context,
     sources: tuple[Path, ...] = options.OPTIONAL_SOURCES,
-    wants_schema: bool = options.flag("Print the JSON Schema of an episode.", spelling="--schema"),
-    wants_bodies: bool = options.flag(
+    wants_schema: bool = flag("Print the JSON Schema of an episode.", spelling="--schema"),
+    wants_bodies: bool = flag(
         "List the bodies of each suite, with their roles and recorded channels.", spelling="--bodies"
     ),
 ) -> None:
@@ -238,13 +239,16 @@ def validate_command(
         for problem in records.problems:
             echo_message(f"error: {problem}", err=True)
         left_out = LeftOut.from_problems(records.problems)
-        has_losses = left_out.damaged or left_out.lost
-        lost_text = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if has_losses else ""
+        lost_text = ""
+        if left_out.damaged or left_out.lost:
+            lost_text = f", at least {left_out.lost} lost" if left_out.unknown else f", {left_out.lost} lost"
         counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost_text}"
         echo(f"{source}: {counts}")
-        for line in () if (source / RUN).exists() else logs.describe_log(source):
-            echo(line)
-        for suite, bodies in collect_bodies(records.read_chunks()).items() if wants_bodies else ():
+        if not (source / RUN).exists():
+            for line in logs.describe_log(source):
+                echo(line)
+        bodies_by_suite = collect_bodies(records.read_chunks()) if wants_bodies else {}
+        for suite, bodies in bodies_by_suite.items():
             echo(f"{suite}:")
             for name, facts in bodies.items():
                 echo(f"  {name}: {facts.describe()}")
@@ -258,7 +262,7 @@ def validate_command(
 def convert_command(
     sources: tuple[Path, ...] = options.SOURCES,
     destination: str = options.argument("DESTINATION"),
-    change: str | None = options.option(
+    change: str | None = option(
         "Write only the valid episodes.", spelling="--set", type=click.Choice(["invalid=skip"])
     ),
 ) -> None:
@@ -293,8 +297,8 @@ def merge_command(
     context: click.Context,
     shards: tuple[Path, ...] = options.argument("SHARD...", nargs=-1, required=True, type=options.FILE),
     out: Path | None = options.out_option("The run folder to make.", "DIR"),
-    status: bool = options.flag("List missing, unfinished and duplicate shards, with commands that complete them."),
-    other_code: bool = options.flag("Join shards even if their code differs; the result is marked."),
+    status: bool = flag("List missing, unfinished and duplicate shards, with commands that complete them."),
+    other_code: bool = flag("Join shards even if their code differs; the result is marked."),
 ) -> None:
     """Join run folders made with --shard into one.
 
@@ -304,7 +308,8 @@ def merge_command(
     """
     if status:
         states = list(writer.list_shard_states(shards, _format_continuation))
-        echo(*(line for state, command in states for line in (state, f"  {command}") if line.strip()))
+        lines = [line for state, command in states for line in (state, f"  {command}")]
+        echo(*filter(str.strip, lines))  # without the blank line of a missing command
         echo(f"{count_noun(len(states), 'finding')}." if states else "Every shard is present and complete.")
         context.exit(USER_ERROR if states else OK)
     if out is None:
@@ -323,14 +328,15 @@ def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_jud
         try:
             registry.find_entry(benchmark, task_id)
         except UnknownTaskError:
-            template_note = (
+            note = (
                 f"FILE defines the task {benchmark}/{task_id}; without --rules, the command prints a template of FILE."
             )
-            return [f"Next: {command} --rules FILE --out results", template_note]
+            return [f"Next: {command} --rules FILE --out results", note]
     return [f"Next: {command} --out results"]
 
 
 def _format_continuation(shard: Path) -> str:
+    # Return the command that continues a shard. Shards that are not runs have no request.
     with suppress(RunError):
         return request.Request.from_run(shard).format_resume_command(shard, "--record-only")
     return writer.format_resume_command(shard)

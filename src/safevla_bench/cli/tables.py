@@ -78,7 +78,8 @@ def tables_command(
     10) and RoboCasa-365 (5, 8, 11); their numbers select only that benchmark. `--which active` needs no source.
     """
     requested = tuple(part.strip() for text in which for part in text.split(","))
-    names = () if requested == ("all",) else requested or _DEFAULT_TABLES
+    names = requested or _DEFAULT_TABLES
+    names = () if names == ("all",) else names  # without names, `build_tables` returns all tables
     is_short = out is None and form == "text" and bool(sources.paths) and not requested
     style = options.parse_settings("--style", styles, _TableStyle)
     shows_published = style.published == "yes"
@@ -90,9 +91,12 @@ def tables_command(
     if material.scores is not None:
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)
-    tables = tables if style.intervals == "yes" else list(map(drop_intervals, tables))
-    tables = tables if style.notes == "yes" else [replace(table, notes=()) for table in tables]
-    tables = tables if columns is None else _choose_columns(tables, columns)
+    if style.intervals == "no":
+        tables = list(map(drop_intervals, tables))
+    if style.notes == "no":
+        tables = [replace(table, notes=()) for table in tables]
+    if columns is not None:
+        tables = _choose_columns(tables, columns)
     if judged and is_short:
         echo(headline.build_headline(*judged.summarize_scores()).answer, "")
         click.echo(render_summary(tables), nl=False)
@@ -123,7 +127,7 @@ def _load_inputs(
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
     kinds = {policy: kind for policy, _, kind in (text.rpartition("=") for text in texts)}
-    if len(kinds) < len(texts) or not all(map(all, kinds.items())):
+    if len(kinds) < len(texts) or "" in kinds or "" in kinds.values():
         raise RunError(f"--training {' '.join(texts)}", remedy="Write POLICY=KIND, such as mine=SFT, each policy once.")
     return kinds
 
@@ -174,9 +178,8 @@ class _PairSettings(_FormSettings, frozen=True):
 
 
 def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
-    judged.ruleset.require_whole(
-        "the authors' CSV holds only results that are judged as in the paper", "Judge without applicability=phased."
-    )
+    reason = "the authors' CSV holds only results that are judged as in the paper"
+    judged.ruleset.require_whole(reason, "Judge without applicability=phased.")
     paths = [path.resolve() for path in choice.sources]
     has_equal_names = len({path.name for path in paths}) < len(paths)
     names = [f"{path.parent.name}/{path.name}" if has_equal_names else path.name for path in paths]
@@ -217,6 +220,7 @@ def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = 
 
 
 def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
+    # Return the content of the JSON lines file, or write a data set and return None.
     from safevla_bench.training.pairs import choose_pairs, encode_pairs, list_candidates, list_members
 
     settings, is_json_lines = choice.settings, choice.out.suffix == ".jsonl"
@@ -228,17 +232,15 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     suite_files = write_rollout_suites(judged, states, choice.out.with_name(f"{choice.out.stem}-found"))
     with_pairs = [state for state in states if state.pairs]
     pairs, single = count_noun(sum(len(state.pairs) for state in states), "pair"), len(states) - len(with_pairs)
-    echo(
-        f"{pairs} of {len(with_pairs)} states; {single} more states have no pair; {unusable} episodes were not compared"
-    )
+    counts = f"{pairs} of {len(with_pairs)} states; {single} more states have no pair"
+    echo(f"{counts}; {unusable} episodes were not compared")
     command = f"safevla eval --suite found:{suite_files[0] if suite_files else 'FILE'}"
-    if benchmark_count := sum(state.is_of_benchmark for state in with_pairs):
-        starts = count_noun(benchmark_count, "state")
-        echo(
-            "Do not evaluate a policy on the starts from which it learned. "
-            f"Some pairs have starts of the benchmark: {starts}",
-            err=True,
+    benchmark_count = sum(state.is_of_benchmark for state in with_pairs)
+    if benchmark_count:
+        warning = (
+            "Do not evaluate a policy on the starts from which it learned. Some pairs have starts of the benchmark"
         )
+        echo(f"{warning}: {count_noun(benchmark_count, 'state')}", err=True)
     for file in suite_files:
         echo(f"Starts without a pair: {file}")
     if not with_pairs:
@@ -246,7 +248,7 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
         raise RunError("no start has both a safe and an unsafe success", remedy=remedy)
     index = encode_pairs(judged, states, unusable, msgspec.to_builtins(settings), is_whole=is_json_lines)
     if is_json_lines:
-        return index  # the content of the JSON lines file; the caller writes the file
+        return index
     _write_dataset(judged.select_episodes(list_members(states)), choice, index)
     return None
 
@@ -268,9 +270,8 @@ def _encode_robocasa(judged: Judged, choice: _ExportChoice) -> bytes:
 @dataclass(frozen=True)
 class _ExportForm:
     file: str
-    encode: Callable[
-        [Judged, _ExportChoice], str | bytes | None
-    ]  # returns the file's content; None if it has already written the file
+    # Returns the file's content, or None if it has written the file or sent the results.
+    encode: Callable[[Judged, _ExportChoice], str | bytes | None]
     options: tuple[str, ...] = ("policy", "suite")
     settings: type[_FormSettings] | None = None
 
@@ -354,7 +355,7 @@ def export_command(
     parsed = options.parse_settings(f"--format {form}", settings, _EXPORTS[form].settings or _FormSettings)
     all_options = {name for kind in _EXPORTS.values() for name in kind.options}
     options.refuse_given(sorted(all_options - {*_EXPORTS[form].options}), f"does not apply to {form}.")
-    names = tuple(dict.fromkeys(filter(None, map(str.strip, (cameras or "").split(",")))))
+    names = tuple(dict.fromkeys(name.strip() for name in (cameras or "").split(",") if name.strip()))
     if not names and (video or cameras is not None):
         raise click.UsageError("--video needs --cameras." if cameras is None else "--cameras names no camera.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
@@ -364,7 +365,8 @@ def export_command(
         sources = replace(sources, paths=tuple(sorted(sources.paths, key=lambda path: archive_digest(path) or "")))
     policies = [] if policy is None else [None if policy == UNNAMED else policy]
     judged = sources.judge(mixes_starts=form == "pairs").select_cells(policies, [] if suite is None else [suite])
-    if (content := _EXPORTS[form].encode(judged, choice)) is not None:
+    content = _EXPORTS[form].encode(judged, choice)
+    if content is not None:
         _save_file(file, content)
     if not judged.is_complete:
         echo(f"Not complete: {', '.join(describe_losses(judged))}.", err=True)
@@ -400,7 +402,7 @@ def board_command(
         files = build_board(runs, ruleset, reports=reports, skip_invalid=sources.skip_invalid, audits=audits)
         write_folder(files, folder)
     echo(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)")
-    marks = [(policy, mark) for marks in audits or () for policy, mark in marks.items()]
+    marks = [(policy, mark) for mark_by_policy in audits or () for policy, mark in mark_by_policy.items()]
     for policy, mark in marks:
         echo(f"{policy or UNNAMED}: {mark.badge}")
         for line in mark.differing:
@@ -409,4 +411,6 @@ def board_command(
         echo(f"To audit the same episodes again, use --audit {audit.count}:{audit.seed}.")
     echo("Next: put the folder on any web server, or add runs and write the board again.")
     verdicts = {mark.verdict for _, mark in marks}
-    context.exit(GATE_FAILED if "differs" in verdicts else USER_ERROR if "unchecked" in verdicts else OK)
+    if "differs" in verdicts:
+        context.exit(GATE_FAILED)
+    context.exit(USER_ERROR if "unchecked" in verdicts else OK)

@@ -114,17 +114,14 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
     report_links = {
         name: f"{quote(os.fsencode(name))}/{REPORT}" for name, path in runs.items() if (path / REPORT).is_file()
     }
-    return (
-        render.template_environment()
-        .get_template("runs/index.html")
-        .render(
-            title=f"Runs in {folder.resolve().name}",
-            listing=list_runs(runs),
-            addresses=dict.fromkeys(runs, "") | report_links,
-            policy=render.content_security_policy(style, script),
-            style=Markup(style),  # the style is part of this package, so it needs no escaping
-            script=Markup(script),
-        )
+    template = render.template_environment().get_template("runs/index.html")
+    return template.render(
+        title=f"Runs in {folder.resolve().name}",
+        listing=list_runs(runs),
+        addresses=dict.fromkeys(runs, "") | report_links,
+        policy=render.content_security_policy(style, script),
+        style=Markup(style),  # the style is part of this package, so it needs no escaping
+        script=Markup(script),
     )
 
 

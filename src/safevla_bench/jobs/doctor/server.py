@@ -29,7 +29,6 @@ from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
 from safevla_bench.text import count_noun
 from safevla_recorder.episode import Floats
 
-Numbers = Floats
 _LETTERS = 300  # a diagnosis shows at most this number of characters of a server's greeting
 _COMPONENT_NAMES = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
@@ -54,12 +53,12 @@ class ServerAnswer:
     replan: int | None  # number of actions to execute from each reply; None = all
     request: Request
     reply: Reply
-    replies: Sequence[Numbers]  # actions of each reply, [H, A], in the form that the simulator gets
+    replies: Sequence[Floats]  # actions of each reply, [H, A], in the form that the simulator gets
     seconds: tuple[float, ...]  # duration of each request
     pictures: tuple[Diagnosis, ...]  # whether the pictures are turned as the model expects
 
     @property
-    def actions(self) -> Numbers:
+    def actions(self) -> Floats:
         return self.replies[-1]
 
 
@@ -162,7 +161,7 @@ def _describe_answer(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) 
     yield passed_check("repeats", describe_repeats(answer.replies))
 
 
-def describe_repeats(replies: Sequence[Numbers]) -> str:
+def describe_repeats(replies: Sequence[Floats]) -> str:
     """Describe how many replies [H, A] to the same observation differ from the first reply, and by how much."""
     others = servers.find_others(replies)
     summary = Repeats(asked=len(replies) - 1, other=len(others)).describe()
@@ -185,7 +184,7 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
     return warned_check("chunk", detail, f"Pass --policy-arg replan={action_count}, as in the eval command below.")
 
 
-def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
+def check_actions(actions: Floats, dialect: Dialect) -> Iterator[Diagnosis]:
     """Yield statistics of a chunk of actions [H, A], as the simulator gets them; NaN and infinity are errors."""
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
@@ -200,11 +199,10 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
             yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_SCALING_REMEDY}")
 
 
-def _format_statistics(actions: Numbers) -> str:
+def _format_statistics(actions: Floats) -> str:
     count, width = actions.shape
-    lines = [
-        f"minimum, mean and maximum of each number in {count} actions of {width} numbers, as the simulator gets them"
-    ]
+    heading = f"minimum, mean and maximum of each number in {count} actions of {width} numbers"
+    lines = [f"{heading}, as the simulator gets them"]
     component_stats = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
     for column, (lowest, mean, highest) in enumerate(component_stats):
         # An action for an arm has the first 7 components; an action for a mobile robot has all.

@@ -10,7 +10,6 @@ import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import chain, combinations, zip_longest
 from pathlib import Path
 from typing import Any
@@ -74,10 +73,8 @@ class _ScoresOrigin:
 
     def require_same_rules(self, other: _ScoresOrigin) -> None:
         """Raise `RunError` if the two folders were judged by different rules or versions."""
-        rules_and_versions = [
-            (origin.judged_by.rules, origin.judged_by.intervals, origin.judged_by.version) for origin in (self, other)
-        ]
-        if rules_and_versions[0] != rules_and_versions[1]:
+        first, second = self.judged_by, other.judged_by
+        if (first.rules, first.intervals, first.version) != (second.rules, second.intervals, second.version):
             descriptions = "\n".join(f"  {origin.judged_by.to_sentence()}" for origin in (self, other))
             problem = f"this folder was judged differently from {self.folder}:\n{descriptions}"
             place = Place(file=str(other.folder))
@@ -213,29 +210,21 @@ def _require_unique_episodes(scores: Scores) -> None:
 def _join_provenance(parts: Sequence[Provenance]) -> Provenance:
     # Folders with the same rules differ only in invalid and lost episodes.
     lost = [part.lost for part in parts if part.lost is not None]
-    return msgspec.structs.replace(
-        parts[0],
-        as_written=True,
-        skipped=tuple(chain.from_iterable(part.skipped for part in parts)),
-        lost=reduce(_add_lost, lost) if lost else None,
+    all_lost = LostEpisodes(
+        episodes=sum(part.episodes for part in lost),
+        more=any(part.more for part in lost),
+        named=tuple(chain.from_iterable(part.named for part in lost)),
+        places=tuple(chain.from_iterable(part.places for part in lost)),
     )
-
-
-def _add_lost(first: LostEpisodes, second: LostEpisodes) -> LostEpisodes:
-    return LostEpisodes(
-        episodes=first.episodes + second.episodes,
-        more=first.more or second.more,
-        named=first.named + second.named,
-        places=first.places + second.places,
-    )
+    skipped = tuple(chain.from_iterable(part.skipped for part in parts))
+    return msgspec.structs.replace(parts[0], as_written=True, skipped=skipped, lost=all_lost if lost else None)
 
 
 def _build_table(
     scores: Scores, cells: Sequence[Summary], total: Summary, provenance: Provenance, sources: Sequence[dict[str, Any]]
 ) -> Table:
-    privileged = {
-        name for name, is_marked in zip(scores.policy, scores.is_marked(PRIVILEGED), strict=True) if is_marked
-    }
+    marked_policies = zip(scores.policy, scores.is_marked(PRIVILEGED), strict=True)
+    privileged = {name for name, is_privileged in marked_policies if is_privileged}
     table = headline_table(cells, total, privileged=privileged)
     remarks = [
         *([judged.INTERRUPTED] if any(source.get("complete") is False for source in sources) else []),
@@ -263,7 +252,6 @@ def _join_tables(origins: Sequence[_ScoresOrigin], metadata: dict[str, object]) 
 
 
 def _read_rows(origin: _ScoresOrigin) -> Iterator[pa.RecordBatch]:
-    with run_folder.readable(
-        origin.folder / run_folder.SCORES_TABLE, f"Judge the folder again: safevla score {origin.folder}."
-    ):
-        yield from read_batches(origin.folder / run_folder.SCORES_TABLE)
+    path = origin.folder / run_folder.SCORES_TABLE
+    with run_folder.readable(path, f"Judge the folder again: safevla score {origin.folder}."):
+        yield from read_batches(path)

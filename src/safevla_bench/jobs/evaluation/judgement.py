@@ -75,13 +75,12 @@ def judge(
         require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
     provenance = ruleset.provenance(skipped, _summarize_losses(records))
+    judged_sources = [JudgedSource.from_run(row.path, row.description, row.policy_names) for row in records.sources]
     judged = Judged(
         scores=replace(scores, absent=tuple(records.absent)),
         ruleset=ruleset,
         provenance=provenance,
-        sources=tuple(
-            JudgedSource.from_run(source.path, source.description, source.policy_names) for source in records.sources
-        ),
+        sources=tuple(judged_sources),
         records=records,
         net_changes=net_changes,
         paths=tuple(sources),

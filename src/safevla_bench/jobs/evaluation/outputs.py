@@ -314,9 +314,8 @@ def build_board(
     if ruleset.is_ablation:
         remedy = "Judge without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation (applicability=off) is not a result to publish", remedy=remedy)
-    ruleset.require_whole(
-        "boards rank only results that are judged as in the paper", "Make the board without --set applicability=phased."
-    )
+    reason = "boards rank only results that are judged as in the paper"
+    ruleset.require_whole(reason, "Make the board without --set applicability=phased.")
     if not paths:
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)

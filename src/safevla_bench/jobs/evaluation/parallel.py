@@ -104,7 +104,8 @@ class ParallelJudge:
         ]
         records = replace(scan.index(), sources=tuple(sources), kept=None)
         if survey is not None:
-            survey.is_complete = sum(map(_count_episodes, judgements)) == len(records)
+            chunks = [judgement for judgement in judgements if isinstance(judgement, JudgedChunk)]
+            survey.is_complete = sum(len(chunk.scores) for chunk in chunks) == len(records)
         return records, _join_scores(records, judgements, ruleset)
 
     def score_records(self, records: EpisodeIndex, ruleset: Ruleset) -> Scores:
@@ -133,10 +134,6 @@ class ParallelJudge:
                 if survey is not None:
                     survey.add_bodies(bodies, len(batch))
                 yield from archive.drop_repeated(batch, part.path, file_of_episode)
-
-
-def _count_episodes(judgement: Judgement) -> int:
-    return len(judgement.scores) if isinstance(judgement, JudgedChunk) else 0
 
 
 def _list_parts(source: RecordSource) -> Iterator[FilePart]:

@@ -15,28 +15,14 @@ from safevla_bench.interface.environment import Host, HostSupport
 from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy, SelectiveTaskPolicy
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.jobs.evaluation import judgement, stopping_rule
-from safevla_bench.jobs.evaluation.request import (
-    DEFAULT_EXECUTION,
-    UNCOUPLED,
-    ExecutionOptions,
-    Request,
-    RequestedPolicy,
-    select_tasks,
-)
+from safevla_bench.jobs.evaluation.request import UNCOUPLED, Request, RequestedPolicy, select_tasks
 from safevla_bench.judging import rates, registration
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.policies import coupling, python
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.publishing.submission import describe_ruleset
-from safevla_bench.rollout.plan import (
-    RECORDED,
-    PlannedEpisode,
-    RunEstimate,
-    cut_plan,
-    estimate_plan,
-    match_recording,
-    plan_episodes,
-)
+from safevla_bench.rollout import plan as planning
+from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.scheduler import WorkerPolicy, WorkerSpec
 from safevla_bench.sources.runs.folder import PlanStretch
 from safevla_recorder.simulator_versions import find_differences
@@ -87,7 +73,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         episodes = _assign_rounds(plan) if rule else plan
         stretch = None
         if shard := request.shard:
-            bounds = cut_plan(plan, shard.count)
+            bounds = planning.cut_plan(plan, shard.count)
             first, end = bounds[shard.number - 1], bounds[shard.number]  # shards are numbered from 1
             episodes, stretch = plan[first:end], PlanStretch(shard.number, shard.count, first, len(plan))
         couplings = {policy.name: policy.coupling for policy in roster if policy.name in couplers}
@@ -163,10 +149,10 @@ def _plan_episodes(
     request: Request, tasks: Sequence[Task], made_policies: Mapping[str, Policy], protocol: EvaluationProtocol
 ) -> tuple[Sequence[Task], tuple[PlannedEpisode, ...]]:
     # Return the tasks that have episodes, and the planned episodes.
-    recorded = _list_recorded_episodes(made_policies, tasks) if request.episodes == RECORDED else None
+    recorded = _list_recorded_episodes(made_policies, tasks) if request.episodes == planning.RECORDED else None
     if recorded is not None:
         tasks = [task for task in tasks if any((name, task) in recorded for name in made_policies)]
-    planned = plan_episodes(
+    planned = planning.plan_episodes(
         tasks,
         request.episodes,
         [policy.name for policy in request.roster],
@@ -175,9 +161,8 @@ def _plan_episodes(
         max_steps=request.max_steps,
         recorded=recorded,
     )
-    return tasks, tuple(
-        match_recording(episode, made_policies[episode.policy], request.max_steps) for episode in planned
-    )
+    plan = [planning.match_recording(episode, made_policies[episode.policy], request.max_steps) for episode in planned]
+    return tasks, tuple(plan)
 
 
 def _require_support(
@@ -275,6 +260,7 @@ def _describe_run(
 ) -> dict[str, object]:
     # Return the content of run.json before the first episode. `privileged` names the policies with privileged filters.
     tag_files = judgement.read_host_registry(request.host)
+    policies = [_describe_policy(row, made_policies[row.name], row.name in privileged) for row in request.roster]
     return {
         "schema_version": 1,
         "host": host.name,
@@ -284,9 +270,7 @@ def _describe_run(
         "indices": request.tasks,
         "tasks": [f"{task.suite}/{task.task_id}" for task in tasks],
         "episodes": request.episodes,
-        "policies": [
-            _describe_policy(policy, made_policies[policy.name], policy.name in privileged) for policy in request.roster
-        ],
+        "policies": policies,
         "protocol": protocol.episode_values(),
         "seed": request.seed,
         "max_steps": request.max_steps,
@@ -349,7 +333,7 @@ def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]
     return description
 
 
-def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> RunEstimate:
+def estimate_run(request: Request, workers: int = 1) -> planning.RunEstimate:
     """Return the estimated cost of `roll_out`, without writing anything. Raises the errors of `prepare_run`."""
     full_request = request if request.servers else replace(request, servers=placeholder_servers(request))
     prepared = prepare_run(full_request, is_dry=True)
@@ -362,7 +346,7 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
             dialect = getattr(policy, "dialect", None)
             replan = dialect.replan if isinstance(dialect, dialects.Dialect) else None
             replan_intervals[name] = replan or 1
-    return estimate_plan(prepared.episodes, prepared.host.name, camera_counts, running.workers, replan_intervals)
+    return planning.estimate_plan(prepared.episodes, prepared.host.name, camera_counts, workers, replan_intervals)
 
 
 def placeholder_servers(request: Request) -> tuple[str, ...]:

@@ -57,12 +57,9 @@ class RequestedPolicy:
 
     def register(self) -> RegisteredPolicy:
         """Return the policy in the form that a registration stores."""
+        arguments, coupling = dict(self.arguments), self.coupling
         return RegisteredPolicy(
-            policy=self.name,
-            arguments=dict(self.arguments),
-            spec=self.spec or None,
-            filter=self.coupling.filter,
-            delay=self.coupling.delay,
+            policy=self.name, arguments=arguments, spec=self.spec or None, filter=coupling.filter, delay=coupling.delay
         )
 
 
@@ -178,9 +175,8 @@ def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
 def _read_policy(row: RegisteredPolicy) -> RequestedPolicy:
     # run.json has the arguments that the server requested; a registration does not.
     server_arguments = msgspec.to_builtins(row.server_arguments) if isinstance(row, _RunPolicy) else None
-    return RequestedPolicy(
-        row.policy, row.spec or "", row.arguments, Coupling(row.filter, row.delay), asked=server_arguments
-    )
+    coupling = Coupling(row.filter, row.delay)
+    return RequestedPolicy(row.policy, row.spec or "", row.arguments, coupling, asked=server_arguments)
 
 
 def _read_registration(description: Mapping[str, object], run: Path) -> Registration | None:

@@ -134,10 +134,8 @@ def _run_pending(
             writer.discard()
         raise
     if not_run:
-        lines = [
-            f"remaining episodes of {'/'.join(task_key)} were not run: {episode.reason}"
-            for task_key, episode in not_run.items()
-        ]
+        reasons = {"/".join(task_key): episode.reason for task_key, episode in not_run.items()}
+        lines = [f"remaining episodes of {task} were not run: {reason}" for task, reason in reasons.items()]
         raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
     if ended_count < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
         raise TimeUpError(f"the time of --stop-after is up; {len(pending) - ended_count} episodes are left")
@@ -217,8 +215,7 @@ def _warn_of_equal_actions(finished_episodes: Iterable[EpisodeOutcome]) -> Itera
     warned: set[str] = set()
     for episode in finished_episodes:
         yield episode
-        planned = episode.planned
-        policy = planned.policy
+        planned, policy = episode.planned, episode.planned.policy
         if episode.record is None or policy in warned or policy.partition(":")[0] in _DETERMINISTIC:
             continue
         start = (policy, planned.task.suite, planned.task.task_id, planned.state, planned.start.env_seed)
@@ -367,10 +364,8 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
         return ""
-    return (
-        f"this plan has the digest {digest}, but the registered plan has the digest {registration.digest}; "
-        "--freeze writes this plan"
-    )
+    digests = f"this plan has the digest {digest}, but the registered plan has the digest {registration.digest}"
+    return f"{digests}; --freeze writes this plan"
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:

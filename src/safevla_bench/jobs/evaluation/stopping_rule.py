@@ -116,6 +116,8 @@ def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
 
 # A start is a tuple (suite, task, initial state).
 _Start = tuple[str, str, int]
+# One mapping per round: start -> ids of one policy's episodes from this start.
+_Rounds = list[dict[_Start, list[str]]]
 
 
 class RoundTally:
@@ -126,10 +128,7 @@ class RoundTally:
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
         self._missing = Counter(episode.round for episode in planned)  # round -> number of unfinished episodes
-        # Policy -> list with one mapping per round: start -> ids of the episodes from this start.
-        self._planned_ids: dict[str, list[dict[_Start, list[str]]]] = {
-            policy: [{} for _ in self._missing] for policy in self._policies
-        }
+        self._planned_ids: dict[str, _Rounds] = {policy: [{} for _ in self._missing] for policy in self._policies}
         for episode in planned:
             start = episode.task.benchmark, episode.task.task_id, episode.state
             self._planned_ids[episode.policy][episode.round].setdefault(start, []).append(episode.episode_id)

@@ -79,11 +79,9 @@ class Objective:
         and NaN if objects did not begin at their placements, because physics separated overlapping objects.
         """
         failed_margins = np.full(max(1, len(self.clauses)), np.inf)
-        if record is None:
-            return failed_margins
-        if not _begins_as_placed(record):
+        if record is not None and not _begins_as_placed(record):
             return np.full_like(failed_margins, np.nan)
-        if not record.headers[0].success:
+        if record is None or not record.headers[0].success:
             return failed_margins
         if self.formula is not None:
             (answer,) = answer_query(self.formula, record)
@@ -295,11 +293,9 @@ def _list_generations(
 ) -> Iterator[list[PlannedEpisode]]:
     """Yield each generation's episodes whose margins are unknown. The caller adds their margins before it continues."""
     while len(trials.planned) < plan.budget and not (plan.until_found and trials.hits):
-        points = trials.optimizer.ask()
-        tried_points = points[: plan.budget - len(trials.planned)]
-        generation = [
-            _plan_trial(plan, trials, point, len(trials.planned) + number) for number, point in enumerate(tried_points)
-        ]
+        points, first_trial = trials.optimizer.ask(), len(trials.planned)
+        tried_points = points[: plan.budget - first_trial]
+        generation = [_plan_trial(plan, trials, point, trial) for trial, point in enumerate(tried_points, first_trial)]
         indices = [trials.first_place + planned.episode for planned in generation]
         yield [planned for index, planned in zip(indices, generation, strict=True) if index not in margins]
         trials.points += list(tried_points)
@@ -398,8 +394,7 @@ def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderW
         else:
             groups.append([trial])
     for best, *others in groups:
-        record = _read_record(writer, trials.first_place + best)
-        assert record is not None
+        record = writer.read_record(trials.first_place + best)
         yield FileStart(
             task_id=trials.base.task.task_id,
             start=trials.planned[best].start,

@@ -120,9 +120,6 @@ def _audit_policies(
 
 
 def _list_details(findings: Sequence[files.Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
-    details = []
-    for finding in findings:
-        if finding.verdict == verdict:
-            episode = finding.check.partition(" ")[2]  # the check of a replay is "replay EPISODE"
-            details.append(f"{episode}: {finding.said}" if episode else finding.said)
-    return tuple(details)
+    # The check of a replay is "replay EPISODE"; other checks name no episode.
+    pairs = [(finding.check.partition(" ")[2], finding) for finding in findings if finding.verdict == verdict]
+    return tuple(f"{episode}: {finding.said}" if episode else finding.said for episode, finding in pairs)

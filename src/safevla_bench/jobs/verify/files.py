@@ -85,11 +85,8 @@ class Verification:
     @property
     def is_by_other_rules(self) -> bool:
         """Whether no check found a difference, but the scores are unchecked because other rules judged the run."""
-        is_open = any(
-            finding.check == folder.SCORES and finding.verdict == "unchecked" and finding.wanted
-            for finding in self.findings
-        )
-        return self.agrees and is_open
+        open_checks = [finding.check for finding in self.findings if finding.verdict == "unchecked" and finding.wanted]
+        return self.agrees and folder.SCORES in open_checks
 
 
 def agreement(check: str, detail: str) -> Finding:
@@ -318,9 +315,7 @@ def format_value(value: object) -> str:
 SOURCE = "judged archive"
 LIBRARY, REGISTRY, PHASES, VERSION = "library", "registry", "phases", "version"
 _read_rule_options = attrgetter("library.name", "registry.name", "capabilities", "missing", "applicability")
-_RULES_REMEDY = (
-    "Check with the rules of the run's maker: --rules as-judged, or with your own files: --library and --rules."
-)
+_REMEDY = "Check with the rules of the run's maker: --rules as-judged, or with your own files: --library and --rules."
 
 
 def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
@@ -351,13 +346,12 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
         is_by_stored_rules = ruleset is None and _was_judged_by_stored_rules(run, provenance)
         ruleset = replace(ruleset or find_rules([run]), intervals=provenance.intervals)
         own_provenance = ruleset.provenance()
-        if own_provenance.rules != provenance.rules and (
-            is_by_stored_rules or _read_rule_options(own_provenance) != _read_rule_options(provenance)
-        ):
-            return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}\n{_RULES_REMEDY}")]
+        has_other_options = _read_rule_options(own_provenance) != _read_rule_options(provenance)
+        if own_provenance.rules != provenance.rules and (is_by_stored_rules or has_other_options):
+            return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}\n{_REMEDY}")]
         findings = _compare_judges(scores_file, ruleset)
     except SafevlaError as error:
-        return [open_check(folder.SCORES, f"the rules that judged the run are not available: {error}\n{_RULES_REMEDY}")]
+        return [open_check(folder.SCORES, f"the rules that judged the run are not available: {error}\n{_REMEDY}")]
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
         reason = "not judged again: the specifications or tags differ from those that judged the run"
         findings.append(open_check(folder.SCORES, reason))
@@ -422,9 +416,9 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
     contents = score_files(judged, msgspec.Raw(msgspec.json.format(bytes(scores_file.sources), indent=-1)))
     for name, (unit, differences, most_bytes) in _REJUDGED_FILES.items():
         if name != folder.VERDICTS or (run / name).exists():  # runs of earlier versions have no file of verdicts
-            find_difference = partial(_find_difference, run / name, contents[name], differences, most_bytes)
+            read = partial(read_input, run / name, most_bytes)
             text = f"judging the run again gives the same {unit}"
-            findings.append(_compare_again(name, run / name, text, find_difference))
+            findings.append(_compare_content(name, run / name, read, contents[name], differences, text))
     if (run / folder.REPORT).exists():
         findings.append(_check_report(run, judged))
     if (run / RULES).exists():
@@ -440,39 +434,32 @@ def _check_source(run: Path, scores_file: ScoresFile, judged: Judged) -> Finding
     if not judged_digests or None in judged_digests:
         problem = f"{folder.SCORES} does not identify the judged archive"
         return open_check(SOURCE, f"{problem}; to judge the run again: {format_rescore_command(run)}")
-    written_sources = msgspec.json.format(bytes(scores_file.sources), indent=2)
+    written_sources = msgspec.json.format(bytes(scores_file.sources), indent=2) + b"\n"
     expected = folder.dump_json([source.to_document() for source in judged.sources])
-    find_difference = partial(
-        _find_difference, written_sources + b"\n", expected, partial(_json_differences, field="sources")
-    )
-    return _compare_again(SOURCE, run / folder.SCORES, "this archive was judged", find_difference)
+    differences = partial(_json_differences, field="sources")
+    text = "this archive was judged"
+    return _compare_content(SOURCE, run / folder.SCORES, lambda: written_sources, expected, differences, text)
 
 
-def _compare_again(check: str, path: Path, agreement_text: str, find_difference: Callable[[], str | None]) -> Finding:
-    """Check whether a file has its expected content; `find_difference` returns the first difference."""
+_DifferenceFinder = Callable[[bytes, bytes], Iterator[str]]
+
+
+def _compare_content(
+    check: str, path: Path, read: Callable[[], bytes], expected: bytes, find_differences: _DifferenceFinder, text: str
+) -> Finding:
+    """Check whether the file at `path`, which `read` reads, has the expected content; if so, `text` is said."""
     try:
         with memory.limit_memory(path):
-            difference = find_difference()
+            written = read()
+            difference = None if written == expected else next(find_differences(written, expected), None)
     except FileNotFoundError:
         return mismatch(check, "missing")
     except _UNREADABLE as error:
         return mismatch(check, f"cannot be read: {error}")
-    return mismatch(check, difference) if difference else agreement(check, agreement_text)
+    return mismatch(check, difference) if difference else agreement(check, text)
 
 
-_DifferenceFinder = Callable[[bytes, bytes], Iterator[str]]
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, RecursionError, zlib.error, pa.ArrowException, RecordError)
-
-
-def _find_difference(
-    written: bytes | Path,
-    expected: bytes,
-    find_differences: _DifferenceFinder,
-    most_bytes: int = folder.MAX_SCORES_BYTES,
-) -> str | None:
-    # `written` is the content of a file, or the file's path.
-    content = written if isinstance(written, bytes) else read_input(written, most_bytes)
-    return None if content == expected else next(find_differences(content, expected), None)
 
 
 def _json_differences(written: bytes, expected: bytes, field: str = "") -> Iterator[str]:

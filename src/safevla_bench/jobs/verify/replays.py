@@ -47,9 +47,8 @@ REPLAY = "replay"
 _STATE_TOLERANCE = 1e-5
 GEOMETRY = "geometry"
 PROCESSOR = (
-    "The kernels of OpenBLAS depend on the processor, so on another processor the last "
-    "digits may differ, and after contacts even more digits. Replay on the same kind of processor before you suspect "
-    "the records."
+    "The kernels of OpenBLAS depend on the processor, so on another processor the last digits may differ, and "
+    "after contacts even more digits. Replay on the same kind of processor before you suspect the records."
 )
 
 
@@ -157,9 +156,7 @@ def _find_header_differences(
         if name == robocasa.RecordableKitchen.host and files.ABSENT not in (recorded_value, replayed_value):
             # Older records list groups in an arbitrary (hash) order; `to_plain` sorts them.
             recorded_value, replayed_value = map(robocasa.to_plain, (recorded_value, replayed_value))
-        difference = _find_first_difference(name, recorded_value, replayed_value)
-        if difference:
-            yield difference
+        yield from _first_difference(name, recorded_value, replayed_value)
 
 
 def _find_channel_differences(
@@ -173,15 +170,15 @@ def _find_channel_differences(
             continue
         recorded_value = msgspec.json.decode(recorded_json) if recorded_json else files.ABSENT
         replayed_value = msgspec.json.decode(replayed_json) if replayed_json else files.ABSENT
-        difference = _find_first_difference(name, recorded_value, replayed_value, tolerance)
-        if difference:
+        for difference in _first_difference(name, recorded_value, replayed_value, tolerance):
             yield replace(difference, step=step)
 
 
-def _find_first_difference(name: str, recorded: object, replayed: object, tolerance: float = 0.0) -> Deviation | None:
-    for field, recorded_value, replayed_value in files.value_differences(recorded, replayed, name, tolerance):
-        return Deviation.of(name, recorded_value, replayed_value, place=field)
-    return None
+def _first_difference(name: str, recorded: object, replayed: object, tolerance: float = 0.0) -> Iterator[Deviation]:
+    # Yield the first difference of two JSON values, if there is one.
+    differences = files.value_differences(recorded, replayed, name, tolerance)
+    for field, recorded_value, replayed_value in islice(differences, 1):
+        yield Deviation.of(name, recorded_value, replayed_value, place=field)
 
 
 def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]:
@@ -285,7 +282,7 @@ class ReplaySetting:
         return self.is_audit and find_official_name(header.benchmark) is not None
 
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
-        """Return an episode's task, plan (if any) and one or more starts to try; raise `RunError` if none can be tried."""
+        """Return an episode's task, plan (if any) and one or more starts to try; raise `RunError` if there is none."""
         header, task = episode.headers[0], self.find_task(episode.headers[0])
         if task is None:
             raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
@@ -319,7 +316,7 @@ def check_replays(
     for done, index in enumerate(indices):
         header = records.headers[index]
         observer(done, header.episode_id)
-        findings.append(_check_replay(f"{REPLAY} {header.episode_id}", setting, records.read_episode(index)))
+        findings.append(_check_replay(setting, records.read_episode(index)))
     return findings
 
 
@@ -376,7 +373,8 @@ def draw_key(header: Header, salt: str = "") -> bytes:
     return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
 
-def _check_replay(check: str, setting: ReplaySetting, episode: Batch) -> files.Finding:
+def _check_replay(setting: ReplaySetting, episode: Batch) -> files.Finding:
+    check = f"{REPLAY} {episode.headers[0].episode_id}"
     try:
         task, planned, starts = setting.find_starts(episode)
     except RunError as error:
@@ -392,14 +390,13 @@ def _check_replay(check: str, setting: ReplaySetting, episode: Batch) -> files.F
         except Exception as error:  # a simulator can raise anything
             finding = files.mismatch(check, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
         else:
-            finding = _compare_replay(check, episode, replayed, start, planned, lenient=setting.is_own_loop)
+            finding = _compare_replay(episode, replayed, start, planned, lenient=setting.is_own_loop)
         if finding.verdict == "agrees":
             break
     return finding
 
 
 def _compare_replay(
-    check: str,
     episode: Batch,
     replay: tuple[Batch, list[bool]],
     start: EpisodeSeed,
@@ -407,6 +404,8 @@ def _compare_replay(
     *,
     lenient: bool,
 ) -> files.Finding:
+    # `replay` is the result of `replay_actions`, `start` is where the replay began.
+    check = f"{REPLAY} {episode.headers[0].episode_id}"
     replayed, successes = replay
     from_state = start.recorded is not None and start.recorded.state is not None
     differences, uncompared = compare_records(episode, replayed, lenient=lenient, from_state=from_state)
