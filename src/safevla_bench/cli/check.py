@@ -169,7 +169,7 @@ def doctor_command(
         elif server:
             echo("", f"{summary} Next: run the eval command above")
         else:
-            echo("", f"{summary} Next: {'safevla demo' if tally else 'safevla eval --help'}")
+            echo("", f"{summary} Next: safevla demo" if tally else f"{summary} Next: safevla eval --help")
     context.exit(USER_ERROR if counts["error"] else OK)
 
 

@@ -122,7 +122,7 @@ class _Report:
             click.echo(render_html(self.tables, self.answer), nl=False)
             return
         if form != "csv":
-            echo(f"{'% ' if form == 'tex' else ''}{self.answer}", "")
+            echo(f"% {self.answer}" if form == "tex" else self.answer, "")
         click.echo(render_tables(self.tables, form), nl=False)
 
 

@@ -25,9 +25,8 @@ def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
         prefix = f"{name}=" if equals and ":" not in name else ""
         unfinished = typed.removeprefix(prefix)
         items = [CompletionItem(prefix + value) for value in list_values(context) if value.startswith(unfinished)]
-        if or_file and not items:
-            return [CompletionItem(typed, type="file")]
-        return items
+        file_items = [CompletionItem(typed, type="file")] if or_file else []
+        return items or file_items
 
     return complete_value
 

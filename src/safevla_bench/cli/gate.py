@@ -126,7 +126,7 @@ def gate_command(
         origin.append(provenance.to_sentence(digests=False))
         click.echo(render_text(gating.gate_table(gate_report, origin)), nl=False)
         if junit is not None:
-            echo(f"{'SARIF' if junit.suffix.lower() == SARIF else 'JUnit XML'}: {junit}")
+            echo(f"SARIF: {junit}" if junit.suffix.lower() == SARIF else f"JUnit XML: {junit}")
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
 
 

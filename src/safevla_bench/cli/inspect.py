@@ -219,9 +219,8 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
             echo(line)
     next_step = f"explain the first episode: {sources.format_command('show', ':1')}"
     try:
-        sources.ruleset.registry.require_entries(
-            {(header.benchmark, header.task_id): None for header in records.headers}
-        )
+        tasks = dict.fromkeys((header.benchmark, header.task_id) for header in records.headers)
+        sources.ruleset.registry.require_entries(tasks)
     except UnknownTaskError:
         command = sources.format_command("score", "--rules", "FILE", "--out", "results")
         next_step = f"judge the episodes by a FILE that defines their tasks: {command}"

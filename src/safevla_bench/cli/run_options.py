@@ -175,8 +175,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     plan |= _expand_found(plan)
     naming_file = plan["registered"]
     if running["resume"] and (out / RUN).exists():
-        naming_file = out / RUN
-        request = _change_request(context, plan, Request.from_run(out))
+        naming_file, request = out / RUN, _change_request(context, plan, Request.from_run(out))
     elif naming_file:
         request = _change_request(context, plan, registered_request(read_registration(naming_file), naming_file))
         request = replace(request, volatile=_volatile_facts())

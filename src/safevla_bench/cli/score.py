@@ -329,9 +329,9 @@ def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_jud
             registry.find_entry(benchmark, task_id)
         except UnknownTaskError:
             note = (
-                f"FILE defines the task {benchmark}/{task_id}; without --rules, the command prints a template of FILE."
+                f"FILE defines the task {benchmark}/{task_id}; without --rules, the command prints a template of FILE"
             )
-            return [f"Next: {command} --rules FILE --out results", note]
+            return [f"Next: {command} --rules FILE --out results", f"{note}."]
     return [f"Next: {command} --out results"]
 
 

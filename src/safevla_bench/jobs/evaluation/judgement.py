@@ -122,8 +122,8 @@ RULES = "judged_with.json"
 
 def format_rescore_command(run: Path) -> str:
     """Return the command that writes a run's scores again, by the rules that judged the run."""
-    is_by_default = not (run / RULES).exists()
-    return f"safevla score {shlex.quote(str(run))}{'' if is_by_default else ' --rules as-judged'}"
+    command = f"safevla score {shlex.quote(str(run))}"
+    return f"{command} --rules as-judged" if (run / RULES).exists() else command
 
 
 HOST_REGISTRY = "host_registry"  # field of run.json: name and text of each file of task tags from the run's host

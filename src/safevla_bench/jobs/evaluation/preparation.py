@@ -181,7 +181,8 @@ def _require_support(
             need = f"policy {name!r} needs privileged state (the poses of bodies)"
             raise PolicyError(f"{need}, but this host has none: {host.name}", remedy=remedy)
     for planned in plan:
-        if isinstance(policy := made_policies[planned.policy], SelectiveTaskPolicy):
+        policy = made_policies[planned.policy]
+        if isinstance(policy, SelectiveTaskPolicy):
             policy.require_task(planned.task)
         if planned.task.arms:
             _require_support_of_arms(planned, policy, couplers.get(planned.policy))
@@ -320,7 +321,8 @@ def _describe_rules(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object
 def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]:
     # Return facts for run.json on how the policy was made. `is_object` means that the caller passed an object.
     description: dict[str, object] = {}
-    if isinstance(dialect := getattr(policy, "dialect", None), dialects.Dialect):
+    dialect = getattr(policy, "dialect", None)
+    if isinstance(dialect, dialects.Dialect):
         description["dialect"] = dialects.dialect_values(dialect)
     if isinstance(policy, entries.EntryPolicy):
         entry = policy.entry

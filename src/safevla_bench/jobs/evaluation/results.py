@@ -135,10 +135,10 @@ class Evaluation(Sequence[JudgedEpisode]):
         """
         if isinstance(key, str):
             return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
-        indices = range(len(self))  # resolves negative indices, and raises `IndexError`
+        # The range resolves negative indices, and raises `IndexError`.
         if isinstance(key, slice):
-            return tuple(JudgedEpisode(self, index) for index in indices[key])
-        return JudgedEpisode(self, indices[key])
+            return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
+        return JudgedEpisode(self, range(len(self))[key])
 
     def table(self, name: str = "") -> PrintableTable:
         """Return the table of rates or, if `name` is given, the table of `safevla tables` with this name or number.

@@ -134,8 +134,7 @@ def _run_pending(
             writer.discard()
         raise
     if not_run:
-        reasons = {"/".join(task_key): episode.reason for task_key, episode in not_run.items()}
-        lines = [f"remaining episodes of {task} were not run: {reason}" for task, reason in reasons.items()]
+        lines = [f"remaining episodes of {'/'.join(key)} were not run: {end.reason}" for key, end in not_run.items()]
         raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
     if ended_count < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
         raise TimeUpError(f"the time of --stop-after is up; {len(pending) - ended_count} episodes are left")

@@ -226,7 +226,8 @@ class RoundTally:
         for starts_of_policies in zip(*(self._planned_ids[policy][: self._rounds] for policy in policies), strict=True):
             for start in set.intersection(*map(set, starts_of_policies)):
                 ids = [episode_id for starts in starts_of_policies for episode_id in starts[start]]
-                count += any(episode_id not in self._values for episode_id in ids)
+                if not all(episode_id in self._values for episode_id in ids):
+                    count += 1
         return count
 
     def _bound_means(self, policy: str) -> list[list[dict[_Start, float]]]:
