@@ -146,8 +146,7 @@ def _gate_against(
         raise RunError("--allow-unjudged cannot be combined with --baseline", remedy=remedy)
     results = split_judged(judged, protocol=next(iter(judged.protocols), None))
     baselines = split_judged(baseline, protocol=next(iter(baseline.protocols), None))
-    lost = [*describe_losses(judged), *describe_losses(baseline)]
-    return check_against(results, baselines, limits, lost=lost, **how)
+    return check_against(results, baselines, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
 
 
 def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, object]:

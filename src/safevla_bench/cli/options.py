@@ -313,7 +313,7 @@ def _parse_audit(text: str | None) -> AuditPlan | None:
     seed = seed or str(secrets.randbelow(10**15))
     if not (count.isdecimal() and seed.isdecimal()):
         raise click.UsageError(f"--audit {text!r} is neither K nor K:SEED, such as 24 or 24:7.")
-    return AuditPlan(int(count), int(seed)) if int(count) else None
+    return AuditPlan(int(count), int(seed)) if int(count) else None  # without episodes, there is no audit
 
 
 AUDIT = option(

@@ -328,10 +328,9 @@ def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_jud
         try:
             registry.find_entry(benchmark, task_id)
         except UnknownTaskError:
-            note = (
-                f"FILE defines the task {benchmark}/{task_id}; without --rules, the command prints a template of FILE"
-            )
-            return [f"Next: {command} --rules FILE --out results", f"{note}."]
+            note = "without --rules, the command prints a template of FILE."
+            next_step = f"Next: {command} --rules FILE --out results"
+            return [next_step, f"FILE defines the task {benchmark}/{task_id}; {note}"]
     return [f"Next: {command} --out results"]
 
 

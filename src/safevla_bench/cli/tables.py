@@ -234,7 +234,7 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     pairs, single = count_noun(sum(len(state.pairs) for state in states), "pair"), len(states) - len(with_pairs)
     counts = f"{pairs} of {len(with_pairs)} states; {single} more states have no pair"
     echo(f"{counts}; {unusable} episodes were not compared")
-    command = f"safevla eval --suite found:{suite_files[0] if suite_files else 'FILE'}"
+    command = f"safevla eval --suite found:{suite_files[0]}" if suite_files else "safevla eval --suite found:FILE"
     benchmark_count = sum(state.is_of_benchmark for state in with_pairs)
     if benchmark_count:
         warning = (

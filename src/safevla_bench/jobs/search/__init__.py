@@ -411,7 +411,7 @@ def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderW
 def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
     gaps = np.abs(trials.points[trial] - trials.points[other_trial])
     has_same_choices = trials.cube.choose(trials.points[trial]) == trials.cube.choose(trials.points[other_trial])
-    if not has_same_choices or not gaps.size:  # if no coordinate can vary, starts are never near each other
+    if not has_same_choices or gaps.size == 0:  # if no coordinate can vary, starts are never near each other
         return False
     return bool(gaps[: trials.cube.places].max(initial=0.0) <= NEAR)  # compares only placements
 
@@ -425,7 +425,7 @@ def _distance_to_own_starts_m(space: SearchSpace, placed: Sequence[tuple[str, fl
 
 
 def _format_percent(share: float) -> str:
-    # Return a share in percent, with two significant digits and without the sign.
+    # Return a share in percent, with two significant digits and without the percent sign.
     return format_compact(float(f"{100 * share:.2g}"))
 
 
