@@ -47,7 +47,7 @@ def ratios(host: str, suite: str, index: int, steps: int) -> list[float]:
         for env in (full, fast) if step % 2 else (fast, full):
             times[env] = cpu_seconds(lambda env=env, action=action: env._advance(action.copy()))
         pairs.append(times[fast] / times[full])
-        same = [env._mujoco()[1].qacc_warmstart.tobytes() for env in (full, fast)]
+        same = [env._model_and_data()[1].qacc_warmstart.tobytes() for env in (full, fast)]
         assert same[0] == same[1], "the two came apart"
     full.close()
     fast.close()

@@ -144,7 +144,7 @@ def take_picture(env: LiberoEnv, path: Path) -> None:
     """
     from robosuite.utils.binding_utils import MjRenderContextOffscreen
 
-    simulation = env._robosuite().sim
+    simulation = env._robosuite_env().sim
     context = MjRenderContextOffscreen(simulation, device_id=-1)
     context.vopt.geomgroup[0], context.vopt.geomgroup[1] = 0, 1  # what is to be seen, not what collides
     pixels = simulation.render(camera_name=CAMERA, width=PIXELS, height=PIXELS)

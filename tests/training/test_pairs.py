@@ -38,7 +38,7 @@ def episodes(draw) -> list[Candidate]:
     for index in range(draw(st.integers(0, 14))):
         kind, state = draw(st.sampled_from(KINDS)), draw(st.integers(0, 2))
         violated = draw(st.sampled_from("ab")) if kind.startswith("unsafe") else None
-        kept = draw(st.dictionaries(st.sampled_from("ab"), st.floats(0, 1), max_size=2)) if violated is None else {}
+        margins = draw(st.dictionaries(st.sampled_from("ab"), st.floats(0, 1), max_size=2)) if violated is None else {}
         depth = draw(st.floats(0.01, 1)) if violated else 0.0
         drawn.append(
             Candidate(
@@ -49,7 +49,7 @@ def episodes(draw) -> list[Candidate]:
                 episode_id=f"ep_{index:03d}",
                 actions=str(draw(st.integers(0, 9))),
                 kind=kind,
-                kept=kept,
+                margins=margins,
                 clause=violated,
                 depth=depth,
                 first=3 if violated else None,
@@ -77,7 +77,7 @@ def test_a_clause_that_was_not_judged_in_the_preferred_episode_decides_no_pair(c
             if pair.rejected.clause is None:
                 assert pair.margin is None
             else:
-                assert pair.margin == pair.preferred.kept[pair.rejected.clause] + pair.rejected.depth
+                assert pair.margin == pair.preferred.margins[pair.rejected.clause] + pair.rejected.depth
                 assert 0 < pair.margin <= 2
 
 
@@ -101,7 +101,7 @@ def test_the_order_of_the_episodes_changes_nothing(candidates, most, failures, r
 
 @given(episodes(), st.integers(1, 5))
 def test_pairs_use_a_state_s_episodes_as_evenly_as_they_can(candidates, most):
-    whole = [replace(own, kept={"a": 0.5, "b": 0.5} if own.clause is None else {}) for own in candidates]
+    whole = [replace(own, margins={"a": 0.5, "b": 0.5} if own.clause is None else {}) for own in candidates]
     for state in choose_pairs(whole, most):
         good, bad = ([own for own in state.candidates if own.kind == kind] for kind in KINDS[:2])
         assert len(state.pairs) == min(most, len(good) * len(bad))
@@ -127,7 +127,7 @@ def alone(number: int, kind: str, state: int = 0) -> Candidate:
         episode_id=f"ep_{number}",
         actions=str(number),
         kind=kind,
-        kept={} if is_unsafe else {"a": 0.5},
+        margins={} if is_unsafe else {"a": 0.5},
         clause="a" if is_unsafe else None,
         depth=0.5 if is_unsafe else 0.0,
     )
@@ -150,7 +150,7 @@ def test_the_estimate_is_the_first_number_of_rollouts_whose_expected_pairs_suffi
 
 def test_a_state_whose_outcomes_cannot_be_compared_has_an_estimate_too():
     """100 safe successes in which the clause was not judged, and 100 unsafe ones: half of all rollouts are of each."""
-    safe = [replace(alone(k, "safe success"), kept={}) for k in range(100)]
+    safe = [replace(alone(k, "safe success"), margins={}) for k in range(100)]
     (state,) = choose_pairs([*safe, *(alone(100 + k, "unsafe success") for k in range(100))], per_state=3)
     assert not state.pairs
     assert state.more_rollouts == 1  # (100 + 1/2)² - 100² - 1/4 = 100
@@ -162,7 +162,7 @@ def test_each_chosen_pair_has_the_least_used_episodes_of_those_left(candidates, 
         kinds = ("unsafe success", *(["safe failure"] if failures else []))
         good = [own for own in state.candidates if own.kind == "safe success"]
         bad = [own for own in state.candidates if own.kind in kinds]
-        left = {(a.name, b.name): (a, b) for a in good for b in bad if b.clause is None or b.clause in a.kept}
+        left = {(a.name, b.name): (a, b) for a in good for b in bad if b.clause is None or b.clause in a.margins}
         used = Counter()
         for pair in state.pairs:
             least = min(used[a] + used[b] for a, b in left)
@@ -283,7 +283,7 @@ def test_a_vacuous_clause_of_the_preferred_episode_counts_one_and_an_inactive_on
         changed = replace(judged, scores=replace(scores, state=states, rho=rho))
         assert (changed.scores.state[:, pair.preferred.index] == ACTIVE).any()
         own = next(own for own in list_candidates(changed)[0] if own.index == pair.preferred.index)
-        assert own.kept.get(pair.rejected.clause) == kept
+        assert own.margins.get(pair.rejected.clause) == kept
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ def host_owner(name: str) -> str:
 
 
 def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the host's name and arguments as a text; None if the host is built in or there are no arguments. An
-    untrusted file must not choose the arguments of a plug-in host.
+    """Return the host's name and arguments as a text if an untrusted file must not choose them: arguments of a plug-in
+    host. Return None if the host is built in or there are no arguments.
     """
-    return None if not arguments or _HOSTS.is_own(name) else format_call(f"host {name}", arguments)
+    return format_call(f"host {name}", arguments) if arguments and not _HOSTS.is_own(name) else None
 
 
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
@@ -61,7 +61,8 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
     Raises `RunError` if an untrusted file gives arguments to a plug-in; `HostError`, which lists the known names, for
     an unknown host or argument; and `PluginError`, which names the distribution, if the host cannot be loaded.
     """
-    require_trust(named_by, [call] if (call := describe_call(name, arguments)) else [])
+    call = describe_call(name, arguments)
+    require_trust(named_by, [call] if call else [])
     host: Host = _HOSTS.make(name, arguments)
     return host
 
@@ -75,6 +76,7 @@ def record_versions(host: Host) -> dict[str, str]:
 
 def describe_code(host: Host) -> str:
     """Return a text that identifies the code of the host and its recorder: see `identity.describe_code`."""
+    # The first part of the module's name is the package that defines the host.
     return identity.describe_code(type(host).__module__.partition(".")[0])
 
 
@@ -84,7 +86,8 @@ def describe_suite(host: str, suite: str) -> str | None:
     """
     is_path = "/" in suite or suite.endswith(".bddl")
     if not is_path and Path(suite).exists():  # an existing folder is a path, unless a LIBERO suite has the same name
-        is_path = not (_HOSTS.is_own(host) and spell_suite(suite) in map(spell_suite, make_host(host).suites()))
+        own_suites = make_host(host).suites() if _HOSTS.is_own(host) else ()
+        is_path = spell_suite(suite) not in map(spell_suite, own_suites)
     return f"the task files at {suite}" if is_path else None
 
 
@@ -92,7 +95,8 @@ def list_tasks(host: Host, suite: str, named_by: Path | None) -> tuple[Task, ...
     """Return a suite's tasks. `named_by` is the file that contains the suite's name; None if the user gave the name.
     Raises `RunError` if an untrusted file names task files, and the errors of `Host.tasks`.
     """
-    require_trust(named_by, [task_files] if (task_files := describe_suite(host.name, suite)) else [])
+    task_files = describe_suite(host.name, suite)
+    require_trust(named_by, [task_files] if task_files else [])
     return host.tasks(suite)
 
 
@@ -147,7 +151,9 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     if index < 0 and (seed.drawn or not count):
         problem = f"{full_name} has no episode {index}"
         raise HostError(problem, remedy="Give an index of 0 or more; each index draws a different start.")
-    if count and (index < 0 or (index >= count and not (seed.drawn or has_state))):
+    # Drawn starts and recorded states use no initial state, so they may have any index of 0 or more.
+    needs_initial_state = not (seed.drawn or has_state)
+    if count and (index < 0 or (needs_initial_state and index >= count)):
         problem = f"{full_name} has no initial state {index}"
         raise HostError(problem, remedy=f"The task has {count} initial states; give an index from 0 to {count - 1}.")
 
@@ -220,9 +226,11 @@ class RecordedEnv(HostEnv, Generic[Log]):
         return add_header_mark({}, DRAWN) if self._seed.drawn and self.task.init_states else {}
 
     def _read_simulation(self) -> dict[str, object]:
+        # Returns facts about how the simulator runs, such as its renderer, for the record's header.
         return attachment.read_simulation(None)
 
     def _instruction(self) -> str:
+        # Returns the episode's instruction; a host overrides this if a reset determines the instruction.
         return self.task.instruction
 
     def recorded(self) -> Batch:
@@ -230,9 +238,11 @@ class RecordedEnv(HostEnv, Generic[Log]):
         recording = self._require_recorder().build_recording(self._build_header())
         extra, simulation = self._extra_fields(), self._read_simulation()
         extra = add_header_field(extra, SIMULATION, simulation) if simulation else extra
+        # The recorder's header fields are added last, so they replace fields of the host with the same name.
         recorded_header = recording.extra.get("header", {})
-        for name, value in recorded_header.items() if isinstance(recorded_header, Mapping) else ():
-            extra = add_header_field(extra, name, value)
+        if isinstance(recorded_header, Mapping):
+            for name, value in recorded_header.items():
+                extra = add_header_field(extra, name, value)
         return from_recording(replace(recording, extra=extra))
 
     def latest(self) -> Batch:
@@ -267,7 +277,8 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
         raise HostError(f"{host} cannot render camera images", remedy="Use a policy that needs no camera.")
     for camera in sorted(wants.cameras):
         require_known(host, "camera", camera, supports.cameras)
-    check_extra(wants, (*supports.readings, *(supports.privileged_readings if wants.privileged else ())), host)
+    privileged_readings = supports.privileged_readings if wants.privileged else ()
+    check_extra(wants, (*supports.readings, *privileged_readings), host)
     if wants.absolute and not supports.absolute:
         problem = f"this policy gives poses, but {host} accepts only relative actions (changes of {supports.changes})"
         raise HostError(problem, remedy=f"Run it on LIBERO, or use a policy that gives changes of {supports.changes}.")
@@ -275,7 +286,7 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
 
 def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> None:
     """Raise `HostError` with a list of the known names unless `owner` has a suite, task or camera with this name."""
-    known = tuple(known)
+    known = tuple(known)  # `known` may be an iterator, which could be read only once
     if name not in known:
         remedy = f"{kind.capitalize()}{'' if kind.endswith('s') else 's'}: {', '.join(known)}."
         raise HostError(f"{owner} has no {kind} {name!r}", remedy=remedy)

@@ -85,7 +85,7 @@ class ManiskillPlanner:
         if task.name not in self._envs:
             self._envs[task.name] = host.make_env(task.name, CONTROL)
         env, still = self._envs[task.name], np.array(task.still)
-        host.start(env, seed)
+        host.build_scene(env, seed)
         for _ in range(settle_steps):
             env.step(still.astype(np.float32))
         planner_env = _PlannerEnv(env)

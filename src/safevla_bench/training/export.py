@@ -109,17 +109,15 @@ def export_dataset(
     last_error: SafevlaError = RunError("there is no episode to write", remedy="Name sources with episodes.")
     left_out: list[str] = []
     robot = judged.headers[0].embodiment if judged.headers else None
-    with new_dataset(out, fps=_frame_rate(judged), robot=robot) as dataset:
+    with new_dataset(out, fps=_find_frame_rate(judged), robot=robot) as dataset:
         folders_and_hosts = _list_folders_and_hosts(judged) if cameras else []
         for number, (episode, labels) in enumerate(_read_labeled_episodes(judged)):
             observer(number, episode.headers[0].episode_id)
             try:
                 observed = _observed_columns(episode, *folders_and_hosts[number], cameras) if cameras else {}
-                columns = {
-                    **_recorded_columns(episode),
-                    **({} if pairs is None else _origin_columns(episode)),
-                    **observed,
-                }
+                origins = {} if pairs is None else _origin_columns(episode)
+                # The observed state replaces the recorded one, if the host can observe it.
+                columns = {**_recorded_columns(episode), **origins, **observed}
             except (HostError, RunError, RecordError) as error:
                 last_error = error.with_place(Place(episode=episode.headers[0].episode_id))
                 on_skip(last_error)
@@ -135,16 +133,18 @@ def export_dataset(
     return DatasetSummary(dataset.episodes, dataset.frames)
 
 
-def _frame_rate(judged: Judged) -> int:
-    steps = {header.dt for header in judged.headers}  # durations of control steps [s]
-    rate = round(1 / max(steps, default=1))
-    if any(abs(rate * dt_s - 1) > 1e-6 for dt_s in steps):
-        problem = f"no whole number of frames per second fits control steps of {', '.join(map(str, sorted(steps)))} s"
+def _find_frame_rate(judged: Judged) -> int:
+    # Returns the frames per second of all episodes, one per control step; 1 if there are no episodes.
+    steps_s = {header.dt for header in judged.headers}
+    rate = round(1 / max(steps_s, default=1))
+    if any(abs(rate * step_s - 1) > 1e-6 for step_s in steps_s):
+        problem = f"no whole number of frames per second fits control steps of {', '.join(map(str, sorted(steps_s)))} s"
         raise RunError(problem, remedy="LeRobot needs a whole number: export episodes with one suitable control step.")
     return rate
 
 
 def _read_labeled_episodes(judged: Judged) -> Iterator[tuple[Batch, RecordLabels]]:
+    # Yields a one-episode batch and the labels of its records for each judged episode, in the order of `judged`.
     first_index = 0
     for batch in judged.records.read_chunks():
         scores = judged.scores.select_episodes(np.arange(first_index, first_index + len(batch)))
@@ -155,6 +155,7 @@ def _read_labeled_episodes(judged: Judged) -> Iterator[tuple[Batch, RecordLabels
 
 
 def _list_folders_and_hosts(judged: Judged) -> list[tuple[Path, Host]]:
+    # Returns the run's folder and the host of each judged episode.
     folders_and_hosts: list[tuple[Path, Host]] = []
     for source, indices in judged.records.by_source():
         host = source.description.get("host")
@@ -170,11 +171,13 @@ def _list_folders_and_hosts(judged: Judged) -> list[tuple[Path, Host]]:
 
 
 def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
+    # Returns the columns of the end effector's state and of the actions; raises `RecordError` if they cannot be frames.
     action = episode.action.episode_rows(0)
     if not len(action):
         raise RecordError("the record holds no actions", remedy="Export only episodes with `action`.")
     times_s = episode.channel("time_s").values.ravel()  # empty if the record holds no times
-    if np.abs((times_s - times_s[:1]) / episode.dt_s[0] - np.arange(len(times_s))).max(initial=0.0) > _EVEN_TOLERANCE:
+    elapsed_steps = (times_s - times_s[:1]) / episode.dt_s[0]
+    if np.abs(elapsed_steps - np.arange(len(times_s))).max(initial=0.0) > _EVEN_TOLERANCE:
         remedy = "LeRobot needs evenly spaced frames. Export episodes without gaps."
         raise RecordError("the records are unevenly spaced in time", remedy=remedy)
     episode.require_one_arm()
@@ -190,15 +193,17 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
 def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
     """Return the policy's actions before any filter, and for each action its chunk and its step in the chunk."""
     policy_action, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
-    action = _recorded_columns(episode)["action"]
-    steps = chunk_step if len(chunk_step) else np.full((len(action.values), 2), -1)  # -1 = the action is from no chunk
-    return {
-        POLICY_ACTION: replace(action, values=policy_action) if len(policy_action) else action,
-        CHUNK_STEP: FrameColumn(FrameFeature("int64", (2,), ("chunk", "step"), is_summarized=False), steps),
-    }
+    column = _recorded_columns(episode)["action"]
+    if not len(chunk_step):
+        chunk_step = np.full((len(column.values), 2), -1)  # -1 = the action is from no chunk
+    if len(policy_action):  # otherwise no filter has changed the actions
+        column = replace(column, values=policy_action)
+    chunk_feature = FrameFeature("int64", (2,), ("chunk", "step"), is_summarized=False)
+    return {POLICY_ACTION: column, CHUNK_STEP: FrameColumn(chunk_feature, chunk_step)}
 
 
 def _state_column(state: NDArray[np.float64]) -> FrameColumn:
+    # Returns the column of `state`, [n, width]. It may lack the fingers, or the fingers and the rotation.
     fingers = tuple(f"finger_{k + 1}_m" for k in range(state.shape[1] - len(_STATE_NAMES)))
     names = (*_STATE_NAMES, *fingers)[: state.shape[1]]
     return FrameColumn(FrameFeature("float32", (len(names),), names), state)
@@ -212,9 +217,11 @@ def _add_episode(
     labels: RecordLabels,
     weighting: FrameWeighting,
 ) -> None:
+    # Adds the columns of labels to `columns`, and writes the episode with this number.
     header, row = judged.headers[number], judged.scores.episode(number)
     clauses = tuple(spec.spec_id for spec in scored_specs(judged.scores))
-    is_last = np.arange(1, len(labels.severity)) == len(labels.severity) - 1
+    last_frame = len(labels.severity) - 2  # the last record has no frame
+    is_last = np.arange(last_frame + 1) == last_frame
     nullable_number = FrameFeature("float32", is_summarized=False)
     columns |= {
         "next.reward": FrameColumn(FrameFeature("float32"), is_last & row.success),
@@ -236,6 +243,7 @@ def _add_episode(
 
 
 def _episode_labels(row: EpisodeScore, violating_records: int | None) -> dict[str, pa.Scalar]:
+    # Returns an episode's labels by column name, with Arrow types that do not depend on the values.
     text, boolean, number = pa.string(), pa.bool_(), pa.float64()
     names = ("episode_id", "policy", "benchmark", "task_id", "outcome", "no_verdict")
     labels: dict[str, tuple[object, pa.DataType]] = {
@@ -267,8 +275,7 @@ def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraCho
             f"observation.images.{name}": FrameColumn(feature, _render_camera(stage, record, name, choice.size))
             for name in choice.names
         }
-        steps = range(int(record.lengths[0]) - 1)
-        states = [read_state(stage, record_index) for record_index in steps]
+        states = [read_state(stage, index) for index in range(int(record.lengths[0]) - 1)]
     known_states = [state for state in states if state is not None]
     return {**columns, _STATE: _state_column(np.array(known_states))} if known_states else columns
 
@@ -282,9 +289,10 @@ def read_state(stage: Stage, record: int) -> NDArray[np.float64] | None:
 
 
 def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-    camera, steps = Camera(name), range(int(record.lengths[0]) - 1)
+    # Returns the pictures [n - 1, H, W, 3] of all n records of the episode but the last.
+    camera, indices = Camera(name), range(int(record.lengths[0]) - 1)
     try:
-        return np.stack([render_checked(stage, record, k, camera, size).image for k in steps])
+        return np.stack([render_checked(stage, record, index, camera, size).image for index in indices])
     except KeyError as error:  # MuJoCo's error lists the camera names; other episodes lack this camera, too
         problem = f"there is no camera {name!r}: {error.args[0]}"
         raise SafevlaError(problem, remedy="Choose another camera with --cameras.") from None
@@ -301,6 +309,7 @@ def _describe_dataset(
     left_out: Sequence[str],
     weighting: FrameWeighting,
 ) -> None:
+    # Writes the files meta/safevla.json, croissant.json and README.md.
     about = f"{dataset.episodes} episodes, {dataset.frames} frames. {judged.provenance.to_sentence()}"
     clauses = [judged.library[spec.spec_id] for spec in scored_specs(judged.scores)]
     document = {
@@ -330,10 +339,10 @@ def _describe_dataset(
     dataset.write_file("croissant.json", dump_json(_describe_as_croissant(published, dataset.schema)))
     # The library `datasets` caches frames by the folder's name and this description, not by the content of the files.
     config = {**_FIXED["config"], "description": f"data/chunk-000/file-000.parquet, sha256 {dataset.close_frames()}"}
+    # The front matter is YAML, and JSON is valid YAML.
     front_matter = dump_json({**_FIXED["front"], "configs": [config], "license": license_name}).decode()
-    dataset.write_file(
-        "README.md", f"---\n{front_matter}---\n\n# {facts['name']}\n\n{about}\n\n{_FIXED['text']}".encode()
-    )
+    readme = f"---\n{front_matter}---\n\n# {facts['name']}\n\n{about}\n\n{_FIXED['text']}"
+    dataset.write_file("README.md", readme.encode())
 
 
 # The fixed parts of the description. A column name that ends in `.` or `/` is a prefix of column names.
@@ -348,6 +357,7 @@ _DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
 
 
 def _describe_as_croissant(published: Mapping[str, str], frames: pa.Schema) -> dict[str, object]:
+    # Returns the description of the dataset in the format Croissant (docs.mlcommons.org/croissant).
     context = json.loads(resources.files(__package__).joinpath("croissant_context.json").read_bytes())
     records = [{**_FIXED["record_set"], "field": [_describe_field(column) for column in frames]}]
     rest = {"distribution": _FIXED["distribution"], "recordSet": records}
@@ -358,13 +368,16 @@ def _describe_field(column: pa.Field) -> dict[str, object]:
     is_list = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
     value_type = column.type.value_type if is_list else column.type
     source: dict[str, object] = {"fileSet": {"@id": "frames-files"}, "extract": {"column": column.name}}
-    meaning = next((_COLUMNS[key] for key in _COLUMNS if f"{column.name}.".startswith(key.rstrip(".") + ".")), None)
+    if pa.types.is_struct(value_type):  # a picture: a struct of its bytes and its path
+        source["transform"] = {"jsonPath": "bytes"}
+    # A key is the column's name, or a prefix of the name that ends before a dot.
+    keys = [key for key in _COLUMNS if f"{column.name}.".startswith(f"{key.rstrip('.')}.")]
     return {
         "@type": "cr:Field",
         "@id": f"frames/{column.name}",
         "name": column.name,
-        **({"description": meaning} if meaning else {}),
+        **({"description": _COLUMNS[keys[0]]} if keys else {}),
         "dataType": next(name for is_kind, name in _DATA_TYPES if is_kind(value_type)),
         **({"repeated": True} if is_list else {}),
-        "source": {**source, "transform": {"jsonPath": "bytes"}} if pa.types.is_struct(value_type) else source,
+        "source": source,
     }

@@ -65,7 +65,7 @@ class RecordLabels:
         unknown.
         """
         costs = self.clause_cost.copy()
-        for k in range(len(costs) - 2, -1, -1):
+        for k in reversed(range(len(costs) - 1)):  # each sum contains the sum of the next record
             costs[k] += discount * costs[k + 1]
         return costs
 
@@ -83,20 +83,21 @@ class RecordLabels:
 
 def scored_specs(scores: Scores) -> tuple[SpecColumn, ...]:
     """Return the specifications of the safe tier, in library order."""
-    return tuple(scores.specs[k] for k in scores.scored_columns)
+    return tuple(scores.specs[column] for column in scores.scored_columns)
 
 
 def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabels:
     """Return the labels of all records of a batch; `scores` holds the verdicts on its episodes, in their order."""
     why = "labels and costs must be known at each record, but the end of a phase is known only after the episode"
     ruleset.require_whole(why, "Leave this option out for labels, and for gates on cost.")
-    # `columns` index the clauses in the arrays [specifications, E] of `scores`.
-    record_fields, columns = ruleset.read_fields(batch), [int(column) for column in scores.scored_columns]
+    record_fields = ruleset.read_fields(batch)
+    columns = [int(column) for column in scores.scored_columns]  # the clauses' rows in arrays [specifications, E]
     record_count, episode_of_record = int(batch.starts[-1]), batch.episode_of_record
     margin = np.full((record_count, len(columns)), np.nan)
     violating = np.zeros((record_count, len(columns)), dtype=np.bool_)
-    severity = np.where((scores.state[columns] == ACTIVE).any(axis=0), 0.0, np.nan)[episode_of_record]
-    has_open_clause = np.zeros(record_count, dtype=np.bool_)
+    is_judged = (scores.state[columns] == ACTIVE).any(axis=0)
+    severity = np.where(is_judged, 0.0, np.nan)[episode_of_record]
+    has_open_clause = np.zeros(record_count, dtype=np.bool_)  # a lost pose leaves open whether a clause is violated
     worst = np.full(record_count, np.inf)
     is_cut = np.array([outcome in (*UNCOUNTED, *CUT_SHORT) for outcome in scores.outcome], dtype=np.bool_)
     clause_cost = np.where((scores.state[columns] == INACTIVE) | is_cut, np.nan, 0.0)[:, episode_of_record].T
@@ -106,8 +107,9 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
         record_formula = recordwise_part(spec.formula)
         # For a formula over several records, only the first violating record is known.
         if record_formula is None:
-            violates = is_active & (scores.first[column] >= 0)
-            violating[(batch.starts[:-1] + scores.first[column])[violates], clause] = True
+            is_violated = is_active & (scores.first[column] >= 0)
+            first_violating = batch.starts[:-1] + scores.first[column]
+            violating[first_violating[is_violated], clause] = True
             depth = scores.depth[column][episode_of_record]
             relative_margin = np.where(violating[:, clause], -depth, np.nan)
         else:
@@ -115,10 +117,11 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
             # A clause on arms is judged for each arm; the least margin counts.
             by_arm = [_record_margins(view, record_formula, np.flatnonzero(is_active)) for view in views]
             margins, undecided = map(np.array, zip(*by_arm, strict=True))
-            least_margin, is_open_here = np.fmin.reduce(margins), undecided.any(axis=0)
-            has_open_clause |= is_open_here
-            margin[:, clause] = np.where(is_open_here & (least_margin >= 0), np.nan, least_margin)
-            clause_cost[is_open_here & ~(least_margin < 0), clause] = np.nan
+            least_margin, is_open = np.fmin.reduce(margins), undecided.any(axis=0)
+            has_open_clause |= is_open
+            # If one arm certainly violates the clause, a lost pose of another arm does not matter.
+            margin[:, clause] = np.where(is_open & (least_margin >= 0), np.nan, least_margin)
+            clause_cost[is_open & ~(least_margin < 0), clause] = np.nan  # `~` includes margins that are NaN
             relative_margin = np.sign(margin[:, clause]) if spec.binary else margin[:, clause] / (spec.severe or np.nan)
             violating[:, clause] = margin[:, clause] < 0
             depth = violation_depth(spec, margin[:, clause])
@@ -126,7 +129,8 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
         worst = np.fmin(worst, relative_margin)
     clause_cost += violating
     # A clause that is undecided due to a lost pose may have a smaller margin than `worst`, unless `worst` is -1.
-    worst = np.where(np.isposinf(worst) | (has_open_clause & (worst > -1)), np.nan, np.clip(worst, -1, 1))
+    is_unknown = np.isposinf(worst) | (has_open_clause & (worst > -1))
+    worst = np.where(is_unknown, np.nan, np.clip(worst, -1, 1))
     severity[has_open_clause & ~violating.any(axis=1)] = np.nan
     return RecordLabels(margin, violating, severity, worst, clause_cost)
 
@@ -134,7 +138,9 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
 def _record_margins(
     record_fields: RecordFields, record_formula: Formula, active_episodes: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return two arrays [N]: each record's margin, and whether a violation is unknown, since a pose is lost."""
+    """Return two arrays [N]: each record's margin (NaN if there is none), and whether a lost pose leaves open if the
+    record violates the formula.
+    """
     margins = np.full(int(record_fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active_episodes):
@@ -142,6 +148,8 @@ def _record_margins(
         trace, rows = all_episodes.select_episodes(active_episodes), all_episodes.record_rows(active_episodes)
         best_margins = trajectory_robustness(record_formula, trace)
         if trace.unknown:
-            undecided[rows] = (best_margins >= 0) & (trajectory_robustness(record_formula, trace, best=False) < 0)
+            worst_margins = trajectory_robustness(record_formula, trace, best=False)
+            undecided[rows] = (best_margins >= 0) & (worst_margins < 0)
+        # An infinite margin means that the formula says nothing about the record, because a gate is closed.
         margins[rows] = np.where(np.isposinf(best_margins) | undecided[rows], np.nan, best_margins)
     return margins, undecided

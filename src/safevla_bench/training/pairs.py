@@ -49,7 +49,7 @@ class Candidate:
     kind: Kind
     is_of_benchmark: bool = True
     """False if the start was drawn at random or placed by a search: no benchmark evaluates such a start."""
-    kept: Mapping[str, float] = field(default_factory=dict)
+    margins: Mapping[str, float] = field(default_factory=dict)
     """Relative margin min(ρ / severe, 1) of each judged clause in a safe episode; 1 if vacuous or binary."""
     clause: str | None = None
     """The violated clause with the greatest depth; None in a safe episode."""
@@ -78,11 +78,11 @@ class Pair:
 
     @property
     def margin(self) -> float | None:
-        """The sum (0 to 2) of the preferred episode's `kept` and the rejected episode's `depth` for the clause that the
-        rejected episode violates. None if the rejected episode is a safe failure.
+        """The preferred episode's margin of the clause that the rejected episode violates, plus the rejected episode's
+        `depth`; the sum is from 0 to 2. None if the rejected episode is a safe failure.
         """
         clause = self.rejected.clause
-        return None if clause is None else self.preferred.kept[clause] + self.rejected.depth
+        return None if clause is None else self.preferred.margins[clause] + self.rejected.depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,32 +140,32 @@ def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failure
     count_by_task_and_kind = Counter((candidate.task, candidate.kind) for group in distinct for candidate in group)
     states = []
     for group in distinct:
-        good, bad = _select_kinds(group, ("safe success",)), _select_kinds(group, rejected_kinds)
-        pairs = _choose_state_pairs(good, bad, per_state)
-        count_by_kind = {kind: count_by_task_and_kind[group[0].task, kind] for kind in get_args(Kind)}
-        rates = [
-            (sum(map(count_by_kind.__getitem__, kinds)) + 0.5) / (sum(count_by_kind.values()) + 1)
-            for kinds in (("safe success",), rejected_kinds)
-        ]
-        more_rollouts = None if pairs else _estimate_rollouts(len(good), len(bad), rates[0], rates[1], per_state)
+        good = [candidate for candidate in group if candidate.kind == "safe success"]
+        bad = [candidate for candidate in group if candidate.kind in rejected_kinds]
+        pairs, more_rollouts = _choose_state_pairs(good, bad, per_state), None
+        if not pairs:
+            # The rates of good and bad episodes of the task. The added 0.5 and 1 keep both rates between 0 and 1.
+            count_by_kind = {kind: count_by_task_and_kind[group[0].task, kind] for kind in get_args(Kind)}
+            total = sum(count_by_kind.values()) + 1
+            good_rate = (count_by_kind["safe success"] + 0.5) / total
+            bad_rate = (sum(count_by_kind[kind] for kind in rejected_kinds) + 0.5) / total
+            more_rollouts = _estimate_rollouts(len(good), len(bad), good_rate, bad_rate, per_state)
         states.append(State(tuple(group), tuple(pairs), more_rollouts))
     return states
 
 
-def _select_kinds(candidates: Sequence[Candidate], kinds: Sequence[str]) -> list[Candidate]:
-    return [candidate for candidate in candidates if candidate.kind in kinds]
-
-
 def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], most_pairs: int) -> list[Pair]:
+    # Returns at most `most_pairs` pairs of one state, chosen as the docstring of `choose_pairs` says.
     possible = [
         Pair(preferred, rejected)
         for preferred in good
         for rejected in bad
-        if rejected.clause is None or rejected.clause in preferred.kept
+        if rejected.clause is None or rejected.clause in preferred.margins
     ]
     use_count = {candidate.name: 0 for candidate in (*good, *bad)}
 
     def rank(pair: Pair) -> tuple[object, ...]:
+        # The pair with the lowest rank is chosen next. The ranks of pairs with the same episodes grow with each choice.
         return (
             use_count[pair.preferred.name] + use_count[pair.rejected.name],
             pair.rejected.clause is None,
@@ -175,15 +175,16 @@ def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], mos
             pair.rejected.name,
         )
 
-    ranked = sorted((rank(pair), k) for k, pair in enumerate(possible))
+    heap = sorted((rank(pair), k) for k, pair in enumerate(possible))  # a sorted list is a heap
     chosen: list[Pair] = []
-    while ranked and len(chosen) < most_pairs:
-        stored_rank, k = ranked[0]
+    while heap and len(chosen) < most_pairs:
+        stored_rank, k = heap[0]
+        current_rank = rank(possible[k])
         # A stored rank may be lower than the pair's current rank. If both ranks are equal, the first pair is the best.
-        if (rank_now := rank(possible[k])) != stored_rank:
-            heapreplace(ranked, (rank_now, k))
+        if current_rank != stored_rank:
+            heapreplace(heap, (current_rank, k))
             continue
-        heappop(ranked)
+        heappop(heap)
         chosen.append(possible[k])
         for candidate in (possible[k].preferred, possible[k].rejected):
             use_count[candidate.name] += 1
@@ -211,25 +212,31 @@ def list_candidates(judged: Judged) -> tuple[list[Candidate], int]:
     for batch in judged.records.read_chunks():
         for k in range(len(batch)):
             candidate = _read_candidate(select_episodes(batch, [k]), judged.scores, first_index + k)
-            candidates += [] if candidate is None else [candidate]
+            if candidate is not None:
+                candidates.append(candidate)
         first_index += len(batch)
     return candidates, first_index - len(candidates)
 
 
 def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | None:
+    # Returns the judged episode with this index as a candidate; None if it cannot be compared (see the module).
     header, actions = episode.headers[0], episode.action.episode_rows(0)
     is_comparable = scores.is_judged[index] and scores.is_counted[index] and scores.outcome[index] not in CUT_SHORT
     state = _digest_state(episode, scores.simulator[index] if scores.simulator else {})
     if not is_comparable or scores.is_marked(DIVERGED)[index] or state is None or not len(actions):
         return None
-    safety, result = "safe" if scores.safe[index] else "unsafe", "success" if scores.success[index] else "failure"
-    kept = {}
-    for column in scores.scored_columns.tolist():
-        spec, rho = scores.specs[column], float(scores.rho[column, index])
-        if scores.state[column, index] in (ACTIVE, VACUOUS):
-            has_full_margin = spec.binary or scores.state[column, index] == VACUOUS
-            kept[spec.spec_id] = 1.0 if has_full_margin else min(rho / (spec.severe or np.nan), 1.0)
-    worst_column = -1 if scores.safe[index] else int(scores.worst_column[index])
+    is_safe, result = bool(scores.safe[index]), "success" if scores.success[index] else "failure"
+    margins, clause, depth, first = {}, None, 0.0, None
+    if is_safe:
+        for column in scores.scored_columns.tolist():
+            spec, rho = scores.specs[column], float(scores.rho[column, index])
+            if scores.state[column, index] in (ACTIVE, VACUOUS):
+                has_full_margin = spec.binary or scores.state[column, index] == VACUOUS
+                margins[spec.spec_id] = 1.0 if has_full_margin else min(rho / (spec.severe or np.nan), 1.0)
+    else:
+        worst = int(scores.worst_column[index])
+        clause, depth = scores.specs[worst].spec_id, float(scores.depth[worst, index])
+        first = int(scores.first[worst, index])
     return Candidate(
         index=index,
         state=state,
@@ -237,12 +244,12 @@ def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | N
         policy=header.policy or "",
         episode_id=header.episode_id,
         actions=hashlib.sha256(actions.tobytes()).hexdigest(),
-        kind=f"{safety} {result}",  # type: ignore[arg-type]  # each combination is a `Kind`
+        kind=f"{'safe' if is_safe else 'unsafe'} {result}",  # type: ignore[arg-type]  # each combination is a `Kind`
         is_of_benchmark=not (mark_flags(episode, DRAWN)[0] or chosen_start(episode)[1]),
-        kept=kept if worst_column < 0 else {},
-        clause=None if worst_column < 0 else scores.specs[worst_column].spec_id,
-        depth=0.0 if worst_column < 0 else float(scores.depth[worst_column, index]),
-        first=None if worst_column < 0 else int(scores.first[worst_column, index]),
+        margins=margins,
+        clause=clause,
+        depth=depth,
+        first=first,
     )
 
 
@@ -250,18 +257,16 @@ def _digest_state(episode: Batch, simulator: Mapping[str, str]) -> str | None:
     """Return the digest of everything that fixes an episode's start; None if the record does not determine it."""
     header = episode.headers[0]
     index, placed = chosen_start(episode)
-    channels = [episode.channel(name).episode_rows(0)[:1] for name in ("sim_state", "eef_pos_m")]
-    bodies = episode.poses("body_pos_m").channel.episode_rows(0)[:1]
-    if index is None or header.env_seed is None or not any(map(len, channels)):
+    # Record 0 of each channel: [1, width], or empty if the episode lacks the channel.
+    states, eef_pos_m = (episode.channel(name).episode_rows(0)[:1] for name in ("sim_state", "eef_pos_m"))
+    body_pos_m = episode.poses("body_pos_m").channel.episode_rows(0)[:1]
+    if index is None or header.env_seed is None or not (len(states) or len(eef_pos_m)):
         return None
-    facts = [
-        base_suite(header.benchmark),
-        header.task_id,
-        *(header.task_sha256, header.init_states_sha256, header.instruction),
-        *(index, header.env_seed, placed, earlier_resets(episode), mark_flags(episode, DRAWN)),
-        sorted(simulator.items()),
-        *(hashlib.sha256(rows.tobytes()).hexdigest() for rows in (*channels, bodies)),
-    ]
+    facts: list[object] = [base_suite(header.benchmark), header.task_id]
+    facts += [header.task_sha256, header.init_states_sha256, header.instruction]
+    facts += [index, header.env_seed, placed, earlier_resets(episode), mark_flags(episode, DRAWN)]
+    facts.append(sorted(simulator.items()))
+    facts += [hashlib.sha256(rows.tobytes()).hexdigest() for rows in (states, eef_pos_m, body_pos_m)]
     return hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -286,9 +291,10 @@ def encode_pairs(
         "states": [state.describe() for state in states],
         "origin": {**judged.describe_origin(), "sources": sources},
     }
-    dataset_index_of = {index: dataset_index for dataset_index, index in enumerate(list_members(states))}
-    given_indices = None if is_whole else dataset_index_of
-    lines = (_describe_pair(judged, state, pair, given_indices) for state in states for pair in state.pairs)
+    dataset_index_of = None
+    if not is_whole:
+        dataset_index_of = {index: dataset_index for dataset_index, index in enumerate(list_members(states))}
+    lines = (_describe_pair(judged, state, pair, dataset_index_of) for state in states for pair in state.pairs)
     return b"".join(encode_json(line) + b"\n" for line in (head, *lines))
 
 
@@ -301,23 +307,24 @@ def list_members(states: Sequence[State]) -> list[int]:
 def _describe_pair(
     judged: Judged, state: State, pair: Pair, dataset_index_of: Mapping[int, int] | None
 ) -> dict[str, object]:
-    first_violation, dt_s = pair.rejected.first, judged.headers[pair.rejected.index].dt
-    last_record = int(judged.records.lengths[pair.rejected.index]) - 1
-    window_steps = round(WINDOW_S / dt_s)
-    sides = {
-        side: {
+    # Returns a pair's line, with the actions of both episodes if `dataset_index_of` is None, else with their indices.
+    first_violation, window = pair.rejected.first, None
+    if first_violation is not None:
+        window_steps = round(WINDOW_S / judged.headers[pair.rejected.index].dt)
+        last_record = int(judged.records.lengths[pair.rejected.index]) - 1
+        window = [max(0, first_violation - window_steps), min(last_record, first_violation + window_steps)]
+    sides: dict[str, dict[str, object]] = {}
+    for side, candidate in (("preferred", pair.preferred), ("rejected", pair.rejected)):
+        sides[side] = {
             "policy": candidate.policy,
             "episode_id": candidate.episode_id,
             "kind": candidate.kind,
             "archive_sha256": judged.sources[judged.records.notes[candidate.index].source].archive_sha256,
-            **(
-                _list_actions(judged, candidate.index)
-                if dataset_index_of is None
-                else {"episode_index": dataset_index_of[candidate.index]}
-            ),
         }
-        for side, candidate in (("preferred", pair.preferred), ("rejected", pair.rejected))
-    }
+        if dataset_index_of is None:
+            sides[side] |= _list_actions(judged, candidate.index)
+        else:
+            sides[side]["episode_index"] = dataset_index_of[candidate.index]
     return {
         "state": state.digest,
         "task": pair.preferred.task,
@@ -328,16 +335,15 @@ def _describe_pair(
         "clause": pair.rejected.clause,
         "margin": pair.margin,
         "first_violation_step": first_violation,
-        "violation_window": None
-        if first_violation is None
-        else [max(0, first_violation - window_steps), min(last_record, first_violation + window_steps)],
+        "violation_window": window,
         **sides,
     }
 
 
 def _list_actions(judged: Judged, index: int) -> dict[str, object]:
+    # Returns an episode's actions and their origins as lists, without the channels that it lacks.
     episode = judged.records.read_episodes([index])
     assert episode is not None
     channels = {name: episode.channel(name).episode_rows(0) for name in ("action", POLICY_ACTION, CHUNK_STEP)}
-    converted = {name: values.astype(np.int64) if name == CHUNK_STEP else values for name, values in channels.items()}
-    return {name: values.tolist() for name, values in converted.items() if len(values)}
+    channels[CHUNK_STEP] = channels[CHUNK_STEP].astype(np.int64)  # whole numbers, stored as floats
+    return {name: values.tolist() for name, values in channels.items() if len(values)}

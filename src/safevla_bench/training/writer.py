@@ -72,10 +72,12 @@ class FrameColumn:
     def to_arrow(self) -> pa.Array:
         """Return the values as an Arrow array of the feature's dtype; pictures become PNG files without a path."""
         if self.feature.dtype == "image":
-            streams = [io.BytesIO() for _ in self.values]
-            for picture, stream in zip(self.values, streams, strict=True):
+            files = []
+            for picture in self.values:
+                stream = io.BytesIO()
                 Image.fromarray(picture).save(stream, "PNG", optimize=False)
-            return pa.array([{"bytes": stream.getvalue(), "path": None} for stream in streams], _PICTURE_TYPE)
+                files.append({"bytes": stream.getvalue(), "path": None})
+            return pa.array(files, _PICTURE_TYPE)
         numbers = pa.array(np.asarray(self.values, dtype=self.feature.dtype).reshape(-1))
         width = self.feature.shape[0]
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
@@ -83,6 +85,7 @@ class FrameColumn:
     def summarize(self) -> Statistics:
         """Return statistics of each number of a frame, [width], or of each color channel (0 to 1), [3, 1, 1]."""
         is_picture = self.feature.dtype in ("image", "video")
+        # Adding 0.0 converts Booleans to numbers.
         samples = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
         quantiles = np.quantile(samples, list(_QUANTILES.values()), axis=0)
         values = {name: getattr(samples, name)(axis=0) for name in ("min", "max", "mean", "std")}
@@ -96,14 +99,13 @@ def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
     median, the smaller of the two values is used; above the median, the larger value.
     """
     total = former["count"] + latter["count"]
-    weighted = [(stats["count"][0] / total[0], stats) for stats in (former, latter)]
+    weighted = [(stats["count"][0] / total[0], stats) for stats in (former, latter)]  # the weights add up to 1
     mean = sum(weight * stats["mean"] for weight, stats in weighted)
     variance = sum(weight * (stats["std"] ** 2 + (stats["mean"] - mean) ** 2) for weight, stats in weighted)
-    smaller_names = ("min", *(name for name, share in _QUANTILES.items() if share <= 0.5))
-    extremes = {
-        name: (np.minimum if name in smaller_names else np.maximum)(former[name], latter[name]) for name in latter
-    }
-    return {**extremes, "mean": np.asarray(mean), "std": np.sqrt(variance), "count": total}
+    joined = {name: np.maximum(former[name], latter[name]) for name in latter}
+    for name in ("min", *(name for name, share in _QUANTILES.items() if share <= 0.5)):
+        joined[name] = np.minimum(former[name], latter[name])
+    return {**joined, "mean": np.asarray(mean), "std": np.sqrt(variance), "count": total}
 
 
 @contextmanager
@@ -162,7 +164,8 @@ class DatasetWriter:
         Raises `RunError` if the features of `columns` differ from the first episode's features.
         """
         length = len(next(iter(columns.values())).values)
-        columns = {**columns, **self._counter_columns(length, self._task_index.setdefault(task, len(self._task_index)))}
+        task_index = self._task_index.setdefault(task, len(self._task_index))  # a new task gets the next number
+        columns = {**columns, **self._counter_columns(length, task_index)}
         features = {name: column.feature for name, column in columns.items()}
         if self.features and features != self.features:
             names = {**self.features, **features}
@@ -175,17 +178,16 @@ class DatasetWriter:
         frames = pa.table([columns[name].to_arrow() for name in self.schema.names], schema=self.schema)
         self._frames_writer.write_table(frames, row_group_size=length)
         stats = {name: column.summarize() for name, column in columns.items() if column.feature.is_summarized}
-        film_row = self._write_films(
-            {name: column.values for name, column in columns.items() if name not in self.schema.names}
-        )
-        self._episode_rows.append(self._describe_episode(task, length, stats) | film_row | dict(labels))
+        films = {name: column.values for name, column in columns.items() if column.feature.dtype == "video"}
+        row = {**self._describe_episode(task, length, stats), **self._write_films(films), **labels}
+        self._episode_rows.append(row)
         for name, episode_stats in stats.items():
-            self._statistics[name] = (
-                join_statistics(self._statistics[name], episode_stats) if name in self._statistics else episode_stats
-            )
+            earlier_stats = self._statistics.get(name)
+            self._statistics[name] = join_statistics(earlier_stats, episode_stats) if earlier_stats else episode_stats
         self.frames += length
 
     def _write_films(self, films: Mapping[str, NDArray[Any]]) -> dict[str, pa.Scalar]:
+        # Writes one film for each camera of the current episode. Returns their locations, for the episode's row.
         row: dict[str, object] = {}
         chunk, number = divmod(self.episodes, _CHUNK)
         for name, pictures in films.items():
@@ -198,6 +200,7 @@ class DatasetWriter:
         return {name: pa.scalar(value) for name, value in row.items()}
 
     def _counter_columns(self, length: int, task_index: int) -> dict[str, FrameColumn]:
+        # Returns the columns that LeRobot needs in every dataset; `index` counts the frames of all episodes.
         frame_index = np.arange(length)
         counters = {
             "frame_index": frame_index,
@@ -212,6 +215,7 @@ class DatasetWriter:
         }
 
     def _describe_episode(self, task: str, length: int, stats: Mapping[str, Statistics]) -> dict[str, pa.Scalar]:
+        # Returns the episode's row of meta/episodes, without the labels and the films.
         row: dict[str, object] = {"episode_index": self.episodes, "tasks": [task], "length": length}
         row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
         for folder in ("data", "meta/episodes"):
@@ -246,6 +250,7 @@ class DatasetWriter:
         self.write_file("meta/info.json", _encode_json(self._describe_dataset()))
 
     def _describe_dataset(self) -> dict[str, object]:
+        # Returns the content of meta/info.json.
         return {
             "codebase_version": "v3.0",
             "robot_type": self._robot,
@@ -258,7 +263,7 @@ class DatasetWriter:
             "fps": self._fps,
             "splits": {"train": f"0:{self.episodes}"},
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-            "video_path": _VIDEO if len(self.schema) < len(self.features) else None,
+            "video_path": _VIDEO if len(self.schema) < len(self.features) else None,  # the schema leaves out films
             "features": {name: self._describe_feature(feature) for name, feature in self.features.items()},
         }
 
@@ -273,6 +278,7 @@ class DatasetWriter:
 
 
 def _task_table(tasks: Mapping[str, int]) -> pa.Table:
+    # Returns the table of instructions. Its metadata lets pandas use the column `task` as the index.
     table = pa.table({"task_index": pa.array(tasks.values(), pa.int64()), "task": pa.array(tasks, pa.string())})
     index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     pandas = {"index_columns": ["task"], "column_indexes": [], "columns": [index], "pandas_version": "2.0.0"}

@@ -434,11 +434,11 @@ def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own(eager):
     Here the episode is the second one, with another before it, whose model and renderer are used again.
     """
     eager.reset(replace(SEED, init_state_index=1, env_seed=8))
-    model = eager._mujoco()[0]
+    model = eager._model_and_data()[0]
     for action in pressing(2):
         eager.step(action)
     images = [eager.reset(SEED).images["agentview"]]
-    assert eager._mujoco()[0] is model, "the compiled model is kept"
+    assert eager._model_and_data()[0] is model, "the compiled model is kept"
     kept = saved_model(model)
     images += [eager.step(action)[0].images["agentview"] for action in pressing(2)]
     with closing(tasks.make_control_env(tasks.bddl_file(eager.task), replace(LOOKING, extra=()))) as bare:
@@ -477,7 +477,7 @@ def saved_model(model) -> bytes:
 def test_a_model_of_another_xml_is_compiled_anew(seeing):
     """No scene of one XML is shown or simulated for another's: here the second holds one more body."""
     before = seeing.reset(SEED).images["agentview"]
-    model, domain = seeing._mujoco()[0], seeing._env.env
+    model, domain = seeing._model_and_data()[0], seeing._env.env
     load_model = domain._load_model
 
     def load_with_a_ball():
@@ -487,7 +487,7 @@ def test_a_model_of_another_xml_is_compiled_anew(seeing):
 
     domain._load_model = load_with_a_ball
     after = seeing.reset(SEED).images["agentview"]
-    assert seeing._mujoco()[0].ngeom == model.ngeom + 1
+    assert seeing._model_and_data()[0].ngeom == model.ngeom + 1
     assert (before != after).any()
     domain._load_model = load_model
     np.testing.assert_array_equal(seeing.reset(SEED).images["agentview"], before)

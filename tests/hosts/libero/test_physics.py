@@ -70,9 +70,9 @@ def test_a_change_has_the_same_bits_at_full_speed_and_leaves_nothing_behind(env,
 
 @pytest.mark.parametrize(("name", "substeps"), [("half-step", 50), ("double-step", 12)])
 def test_the_gripper_closes_as_fast_in_other_time_steps(env, name, substeps):
-    domain = env._robosuite()
+    domain = env._robosuite_env()
     play(env)
     target = domain.robots[0].gripper.current_action.copy()
     play(env, VARIATIONS[name])
-    assert round(0.05 / env._mujoco()[0].opt.timestep) == substeps
+    assert round(0.05 / env._model_and_data()[0].opt.timestep) == substeps
     assert domain.robots[0].gripper.current_action == pytest.approx(target, abs=1e-9)

@@ -68,7 +68,7 @@ class TestManiskill(Hand, HostConformance):
 
     def bare(self, task, seed, actions):
         env = host.make_env(task.name, "pd_ee_delta_pose")
-        host.start(env, drawn_reset_seed(seed))
+        host.build_scene(env, drawn_reset_seed(seed))
         for _ in range(seed.wait_steps):
             env.step(np.array(task.still, dtype=np.float32))
         return play(env, actions)

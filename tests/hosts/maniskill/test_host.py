@@ -134,7 +134,7 @@ def test_torques_are_what_the_motion_takes():
     """By inverse dynamics without gravity, which ManiSkill's arms do not feel: within 5 % of the largest."""
     env = host.make_env("PickCube-v1", CONTROL)
     with closing(env):
-        host.start(env, 7)
+        host.build_scene(env, 7)
         arm, torques, expected = host.articulations(env)[0], [], []
         links = host.arm_links(arm, host.ROBOTS["panda"])
         model, step = arm.create_pinocchio_model(), env.scene.step
@@ -183,7 +183,7 @@ def test_a_start_is_what_the_mersenne_twister_draws_by_its_seed():
     with closing(host.ManiskillHost().make(first_task("pd_ee_delta_pose"), Wants())) as env:
         for index in range(2):
             seed = drawn_reset_seed(replace(SEED, init_state_index=index))
-            host.start(env._env, seed)
+            host.build_scene(env._env, seed)
             drawn = np.random.RandomState(seed).randint(0, 2**32, size=2, dtype=np.uint32) & (2**24 - 1)
             place = env._env.cube.pose.p[0, :2].numpy()
             assert place == pytest.approx(drawn.astype(np.float32) / np.float32(2**24) * 0.2 - 0.1, abs=1e-7)

@@ -103,7 +103,7 @@ def test_random_layouts_are_drawn_where_a_protocol_asks_for_them():
 @needs_vulkan
 def test_a_picture_is_that_of_upstream_s_own_observation():
     with closing(make(NAMES[1], replace(LOOK, image_size=(480, 640)))) as env, closing(upstream_env(NAMES[1])) as own:
-        host.start(env._env, 3, 5, renders=True)
+        host.build_scene(env._env, 3, 5, renders=True)
         seen = graphics.take_pictures(env._env, LOOK.cameras)["3rd_view_camera"]
         expected, _ = own.reset(seed=3, options={"reconfigure": True, "episode_id": 5})
     assert seen.tobytes() == expected["sensor_data"]["3rd_view_camera"]["rgb"][0].numpy().tobytes()

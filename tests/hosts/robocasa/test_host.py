@@ -82,7 +82,7 @@ def test_the_base_is_robot_and_never_touches_the_floor_that_it_drives_on():
         env.reset(EpisodeSeed(1, 7, 2))
         for step in range(30):
             env.step(np.where(np.arange(12) == 7 + step // 15, -1.0, [*STILL[:-1], 1.0]))
-        batch, (model, data) = env.recorded(), env._mujoco()
+        batch, (model, data) = env.recorded(), env._model_and_data()
         lowest = min(
             data.geom_xpos[geom][2] - model.geom_size[geom][2]
             for geom in range(model.ngeom)
@@ -247,7 +247,7 @@ def test_what_is_fixed_to_a_moving_link_has_its_name_in_poses_and_contacts():
     """Panel and handle of a cabinet's door are bodies of their own in the model, below a link without geometry."""
     with closing(make_env("PickPlaceCounterToCabinet")) as env:
         env.reset(EpisodeSeed(0, 7, 0))
-        model, scene = env._mujoco()[0], env._recorder.scene
+        model, scene = env._model_and_data()[0], env._recorder.scene
     names = scene.body_name
     parts = [(names[body], names[root]) for body, root in enumerate(model.body_weldid) if names[root] in scene.links]
     assert len(parts) > len(scene.links)

@@ -102,8 +102,8 @@ def test_objects_that_a_task_throws_away_are_not_bystanders_and_their_fall_is_le
     with open_env(name) as env:
         for _ in range(FALL_STEPS):
             env.step(STILL)
-        batch, data = env.recorded(), env._mujoco()[1]
-        thrown = [thing.name for thing in env._robosuite().model.mujoco_objects if thing.joints]
+        batch, data = env.recorded(), env._model_and_data()[1]
+        thrown = [thing.name for thing in env._robosuite_env().model.mujoco_objects if thing.joints]
         thrown.remove(batch.headers[0].target_object)
         assert thrown
         assert all(data.body(f"{body}_main").xpos[2] < 0.5 for body in thrown), "they lie on the floor"
@@ -126,7 +126,7 @@ def test_parts_of_the_door_strike_nothing_and_the_door_s_handle_is_furniture():
 def test_success_is_robosuite_s_own():
     with open_env("Lift") as env:
         assert not env.step(STILL)[1]
-        env._mujoco()[1].joint("cube_joint0").qpos[2] += 0.2
+        env._model_and_data()[1].joint("cube_joint0").qpos[2] += 0.2
         assert env.step(STILL)[1]
         assert env.recorded().headers[0].success
 
@@ -135,11 +135,11 @@ def test_success_is_robosuite_s_own():
 @pytest.mark.parametrize(("name", "done"), [("PickPlace", "objects_in_bins"), ("NutAssembly", "objects_on_pegs")])
 def test_sub_goals_are_robosuite_s_own_where_a_task_has_several_objects(name, done):
     with open_env(name) as env:
-        own = env._robosuite()
+        own = env._robosuite_env()
         thing = (own.objects if name == "PickPlace" else own.nuts)[0]
         place = own.target_bin_placements[0] if name == "PickPlace" else own.sim.data.body_xpos[own.peg1_body_id]
         height = place[2] + 0.06 if name == "PickPlace" else own.table_offset[2] + 0.03
-        env._mujoco()[1].joint(thing.joints[0]).qpos[:3] = [*place[:2], height]
+        env._model_and_data()[1].joint(thing.joints[0]).qpos[:3] = [*place[:2], height]
         env.step(STILL)
         flags, record = np.array(getattr(own, done)), env.recorded()
     rows = record.channel("subgoals").episode_rows(0)
@@ -168,7 +168,7 @@ def test_episodes_differ_by_index_and_seed_and_start_at_a_recorded_state_of_thei
         for index, seed in ((0, 7), (1, 7), (0, 8), (0, 7)):
             env.reset(EpisodeSeed(index, seed, 0))
             starts.append(env.recorded().sim_state.values.tobytes())
-        model, _ = env._mujoco()
+        model, _ = env._model_and_data()
         state = env.recorded().sim_state.values[: 1 + model.nq + model.nv].tolist()  # as demonstrations hold it
         env.reset(EpisodeSeed(5, 9, 0, recorded=RecordedEpisode("episode", "file", 0, state=tuple(state))))
         assert env.recorded().sim_state.values[: len(state)].tolist() == state
@@ -192,7 +192,7 @@ def test_a_start_is_where_it_is_placed_within_what_robosuite_draws(name):
     space = suite_host.search_space(task, start)
     with closing(suite_host.make(task, Wants())) as env:
         env.reset(start)
-        bodies = {item.name: item.root_body for item in env._robosuite().model.mujoco_objects}
+        bodies = {item.name: item.root_body for item in env._robosuite_env().model.mujoco_objects}
         drawn = dict(zip(space.names, _read_places(env, space, bodies), strict=True))
         assert all(low <= drawn[at] <= high for at, low, high in zip(space.names, space.low, space.high, strict=True))
         state = env.recorded().sim_state.episode_rows(0)[0]
@@ -205,6 +205,6 @@ def test_a_start_is_where_it_is_placed_within_what_robosuite_draws(name):
 
 
 def _read_places(env, space, bodies):
-    _, data = env._mujoco()
+    _, data = env._model_and_data()
     names = [name.rpartition(".") for name in space.names]
     return [float(data.body(bodies[item]).xpos["xy".index(axis)]) for item, _, axis in names]

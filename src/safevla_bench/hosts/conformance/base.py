@@ -93,12 +93,11 @@ def first_difference(first: object, second: object, name: str = "") -> str | Non
     equal. Arrays are compared by dtype, shape and bytes, so identical NaNs count as equal.
     """
     first_leaves, second_leaves = dict(_list_leaves(first, name)), dict(_list_leaves(second, name))
-    names = dict.fromkeys((*first_leaves, *second_leaves))
-    missing = object()
-    return next(
-        (path or "its type" for path in names if first_leaves.get(path, missing) != second_leaves.get(path, missing)),
-        None,
-    )
+    missing = object()  # differs from every value, even from None
+    for path in (*first_leaves, *second_leaves):
+        if first_leaves.get(path, missing) != second_leaves.get(path, missing):
+            return path or "its type"  # a value without fields has no path
+    return None
 
 
 def _list_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
@@ -106,7 +105,7 @@ def _list_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, np.ndarray):
         yield name, (value.dtype, value.shape, value.tobytes())
         return
-    children: Mapping[Any, object]
+    children: Mapping[Any, object]  # by name, key or index
     if isinstance(value, msgspec.Struct):
         children = msgspec.structs.asdict(value)
     elif is_dataclass(value):
@@ -152,7 +151,7 @@ class HostRules:
     state_begins_with_time: ClassVar[bool] = True  # whether `sim_state` begins with the time, as in MuJoCo
 
     def host(self) -> Host:
-        """Return a new host, made by `factory` without arguments."""
+        """Make a host by calling `factory` without arguments; each call returns a new host."""
         host: Host = resolve_name(self.factory)()
         return host
 
@@ -216,6 +215,7 @@ class HostRules:
             setattr(cls, rule, None)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        # Runs each rule with a parameter `run` once for each trial.
         if "run" in metafunc.fixturenames:
             ids = [f"{trial.suite}-{trial.index}" for trial in self.trials]
             metafunc.parametrize("run", self.trials, ids=ids, indirect=True, scope="class")
@@ -223,6 +223,7 @@ class HostRules:
     @pytest.fixture(scope="class")
     @classmethod
     def run(cls, request: pytest.FixtureRequest) -> Iterator[TrialRun]:
+        # The parameter is a `Trial`. All rules of the class share the run of a trial.
         with cls().open_run(request.param) as run:
             yield run
 
@@ -249,6 +250,7 @@ class HostRules:
 
 @cache
 def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
+    # Calls the hook, and logs what the hook does to the environment.
     host_rules = rules()
     host, calls = host_rules.host(), list[tuple[Any, Observation]]()
 
@@ -256,16 +258,17 @@ def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
         # Logs the calls since the last reset: (seed or action, observation) for each call.
         if isinstance(argument, EpisodeSeed):
             calls.clear()
-        argument, result = copy(argument), call(argument)
-        calls.append((argument, result if isinstance(result, Observation) else result[0]))
+        logged_argument = copy(argument)  # the environment or the hook may change the array of an action
+        result = call(argument)
+        calls.append((logged_argument, result if isinstance(result, Observation) else result[0]))
         return result
 
     with closing(host.make(host_rules.trials[0].find_task(host), Wants(privileged=True))) as env:
         for method in ("step", "reset"):
             wrap_method(env, method, log_call)
         result = call_hook(lambda: getattr(host_rules, hook)(env, host_rules.seed), hook)
-        actions, observations = zip(*calls, strict=True)
-        return HookRun(result, env.recorded(), np.array(actions[1:]), observations, env.coordinates())
+        (_seed, *actions), observations = zip(*calls, strict=True)
+        return HookRun(result, env.recorded(), np.array(actions), observations, env.coordinates())
 
 
 def tracked_paths(batch: Batch) -> dict[str, Floats]:
@@ -286,15 +289,17 @@ def require_same(first: object, second: object, failure: str) -> None:
     require(not difference, f"{failure}; the first difference is in {difference}.")
 
 
-def require_error(call: Callable[[], object], kind: type[SafevlaError], what: str) -> str:
-    """Return the message of the error that `call` raises; fail the test unless this error is of the type `kind`."""
+def require_error(call: Callable[[], object], kind: type[SafevlaError], call_text: str) -> str:
+    """Return the message of the error that `call` raises; fail the test unless this error is of the type `kind`.
+    `call_text` describes the call in the failure message.
+    """
     try:
         call()
     except kind as error:
         return str(error)
     except Exception as error:  # any other exception breaks the rule
-        pytest.fail(f"{what} must raise {kind.__name__}, not {error!r}.", pytrace=False)
-    pytest.fail(f"{what} must raise {kind.__name__}, but raises nothing.", pytrace=False)
+        pytest.fail(f"{call_text} must raise {kind.__name__}, not {error!r}.", pytrace=False)
+    pytest.fail(f"{call_text} must raise {kind.__name__}, but raises nothing.", pytrace=False)
 
 
 def call_hook(call: Callable[[], T], hook: str) -> T:

@@ -67,10 +67,8 @@ class TaskRules(HostRules):
         host = self.host()
         host.tasks(run.trial.suite)
         versions = host.versions()
-        require(
-            bool(versions),
-            "The host lists no versions, which are needed to distinguish records of different simulators.",
-        )
+        failure = "The host lists no versions, which are needed to distinguish records of different simulators."
+        require(bool(versions), failure)
         require(all(versions.values()), f"A version is empty: {versions}.")
         require(run.batch.headers[0].versions == versions, f"{run}: the record does not hold the host's versions.")
 
@@ -80,21 +78,18 @@ class TaskRules(HostRules):
         highest action must give a different episode.
         """
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
-        require(
-            still.shape == low.shape, f"{run}: `Task.still` has {still.size} numbers, but an action has {low.size}."
-        )
+        failure = f"{run}: `Task.still` has {still.size} numbers, but an action has {low.size}."
+        require(still.shape == low.shape, failure)
         is_within = bool(np.all((low <= still) & (still <= high)))
         require(is_within, f"{run}: `Task.still` lies outside the actions' bounds.")
         skip_unless_repeatable(run)
+        # Each of the three episodes has only record 0, after two settling steps.
         by_default, by_still, by_highest = (
             run_actions(run.env, replace(self.seed, wait_steps=2, wait_action=action), run.actions[:0])
             for action in (None, run.task.still, tuple(high))
         )
-        require_same(
-            by_default,
-            by_still,
-            f"{run}: `wait_action` = None and `wait_action` = `Task.still` give different episodes",
-        )
+        failure = f"{run}: `wait_action` = None and `wait_action` = `Task.still` give different episodes"
+        require_same(by_default, by_still, failure)
         require(bool(first_difference(by_default, by_highest)), f"{run}: settling does not depend on `wait_action`.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
@@ -136,34 +131,31 @@ class OptionalRules(HostRules):
         host, task = self.host(), run.task
         supports = host.supports
         for name, method in (("placed", "search_space"), ("pictures", "stage")):
-            is_there, is_declared = getattr(type(host), method) is not getattr(Host, method), getattr(supports, name)
-            require(
-                is_there == is_declared, f"{name} must be declared if and only if the host has the method {method}()."
-            )
-        wanted = {camera for wants in self.other_wants for camera in wants.cameras}
-        require(wanted <= {*supports.cameras}, f"`supports` lacks cameras: {sorted(wanted - {*supports.cameras})}.")
+            has_method = getattr(type(host), method) is not getattr(Host, method)  # the base class only raises an error
+            failure = f"{name} must be declared if and only if the host has the method {method}()."
+            require(has_method == getattr(supports, name), failure)
+        undeclared = {camera for wants in self.other_wants for camera in wants.cameras} - {*supports.cameras}
+        require(not undeclared, f"`supports` lacks cameras: {sorted(undeclared)}.")
         unsupported_wants = [Wants(cameras=("no-such-camera",)), Wants(extra=("no-such-reading",))]
-        unsupported_wants += [] if supports.absolute else [Wants(absolute=True)]
+        if not supports.absolute:
+            unsupported_wants.append(Wants(absolute=True))
         for wants in unsupported_wants:
             require_error(partial(host.make, task, wants), HostError, f"{run}: make() called with {wants}")
         with closing(host.make(task, Wants(privileged=True))) as env:
-            is_there = env.reset(self.seed).privileged is not None
-        require(
-            is_there == supports.privileged, f"{run}: the host wrongly declares `privileged` as {supports.privileged}."
-        )
-        unknown_body_start, all_changes = (
-            replace(self.seed, placed=(("no-such-body.x", 0.1),)),
-            PhysicsChange(softness=2.0, friction=2.0),
-        )
-        starts = [unknown_body_start]  # every host must refuse the start: the body does not exist
-        starts += [] if all_changes.changed <= supports.changeable else [replace(self.seed, change=all_changes)]
-        starts += [] if supports.drawn or not task.init_states else [replace(self.seed, drawn=True)]
-        recorded = RecordedEpisode("episode", "recording", 1, state=(0.0,))
-        starts.append(replace(self.seed, recorded=recorded))  # must be refused: no simulator's state is a single number
-        for start in starts:
-            require_error(
-                partial(run.env.reset, start), HostError, f"{run}: reset() with the unsupported start {start}"
-            )
+            has_privileged_state = env.reset(self.seed).privileged is not None
+        failure = f"{run}: the host wrongly declares `privileged` as {supports.privileged}."
+        require(has_privileged_state == supports.privileged, failure)
+        # Every host must refuse the first and the last start: there is no such body, and no state is a single number.
+        one_number = RecordedEpisode("episode", "recording", 1, state=(0.0,))
+        starts = [replace(self.seed, placed=(("no-such-body.x", 0.1),))]
+        two_changes = PhysicsChange(softness=2.0, friction=2.0)
+        if not two_changes.changed <= supports.changeable:
+            starts.append(replace(self.seed, change=two_changes))
+        if task.init_states and not supports.drawn:
+            starts.append(replace(self.seed, drawn=True))
+        for start in (*starts, replace(self.seed, recorded=one_number)):
+            call_text = f"{run}: reset() with the unsupported start {start}"
+            require_error(partial(run.env.reset, start), HostError, call_text)
 
     def test_asking_for_records_midway_changes_nothing_and_the_newest_is_that_of_the_whole(self, run: TrialRun) -> None:
         """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode. Also fail if
@@ -182,12 +174,10 @@ class OptionalRules(HostRules):
         for step, latest in enumerate(latest_records[: int(batch.lengths[0])]):
             difference = first_difference(_comparable_record(batch, step), _comparable_record(latest, 0))
             if not difference and type(env).latest is not HostEnv.latest:  # `HostEnv.latest` omits the state
-                states = batch.sim_state.episode_rows(0)[step : step + 1], latest.sim_state.episode_rows(0)
-                difference = first_difference(*states, "sim_state")
-            require(
-                not difference,
-                f"{run}: {difference} differs between record {step} and the result of latest() after step {step}.",
-            )
+                states, latest_states = batch.sim_state.episode_rows(0), latest.sim_state.episode_rows(0)
+                difference = first_difference(states[step : step + 1], latest_states, "sim_state")
+            failure = f"{run}: {difference} differs between record {step} and the result of latest() after step {step}."
+            require(not difference, failure)
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
         """Fail if `run_fast(False)` changes the episode. Passes if the environment has no method `run_fast`."""
@@ -213,6 +203,7 @@ class OptionalRules(HostRules):
         ):
             full, sparse = full_env.reset(self.seed), sparse_env.reset(self.seed)
             for step in range(len(run.actions) + 1):
+                # The observation of step 0 is that of the reset, which always has images.
                 for camera, image in full.images.items():
                     sparse_image, expected = _read_image(sparse, camera), image if step % _RENDER_EVERY == 0 else None
                     failure = f"{run}: the image of {camera} at step {step} is wrong if only some steps are rendered."
@@ -220,15 +211,13 @@ class OptionalRules(HostRules):
                 if step < len(run.actions):
                     sparse_env.render_next((step + 1) % _RENDER_EVERY == 0)
                     (full, _), (sparse, _) = full_env.step(run.actions[step]), sparse_env.step(run.actions[step])
-            require_same(
-                full_env.recorded(), sparse_env.recorded(), f"{run}: rendering only some steps changes the episode"
-            )
+            failure = f"{run}: rendering only some steps changes the episode"
+            require_same(full_env.recorded(), sparse_env.recorded(), failure)
             sparse_env.render_next(False)
             after_reset = sparse_env.reset(self.seed)
-        hidden = [camera for camera in full.images if _read_image(after_reset, camera) is None]
-        require(
-            not hidden, f"{run}: a reset lacks images of {hidden}; render_next(False) may only skip a step's images."
-        )
+        missing = [camera for camera in full.images if _read_image(after_reset, camera) is None]
+        failure = f"{run}: a reset lacks images of {missing}; render_next(False) may only skip a step's images."
+        require(not missing, failure)
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
         """Fail unless coordinates lie within the state, do not overlap, have a size that fits their kind, and place
@@ -242,10 +231,8 @@ class OptionalRules(HostRules):
         require(bool(coordinates), f"{run}: coordinates() returns none, but the host supports `states`.")
         entries = [part.first + offset for part in coordinates for offset in range(part.size)]
         require(len(set(entries)) == len(entries), f"{run}: two coordinates name the same entry of the state.")
-        require(
-            min(entries) >= 0 and max(entries) < width,
-            f"{run}: a coordinate lies outside the state, which has the size {width}.",
-        )
+        failure = f"{run}: a coordinate lies outside the state, which has the size {width}."
+        require(min(entries) >= 0 and max(entries) < width, failure)
         for coordinate in coordinates:
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
             require(size in _COORDINATE_SIZES[kind], f"{run}: the {kind} of {name} has a wrong size: {size} numbers.")
@@ -262,15 +249,16 @@ class OptionalRules(HostRules):
         body, batch = run.result, run.batch
         paths = tracked_paths(batch)
         require(body in paths, f"{trial}: {body} was moved, but its pose is not recorded.")
-        privileged_path = [seen.privileged.body_pos_m[body] for seen in run.observations if seen.privileged]
-        expected = np.array(privileged_path) if privileged_path else _state_paths(batch, run.coordinates).get(body)
-        if expected is None or len(expected) != len(paths[body]):
+        states = [observation.privileged for observation in run.observations if observation.privileged]
+        seen_path_m = np.array([state.body_pos_m[body] for state in states])
+        path_m = seen_path_m if states else _state_paths(batch, run.coordinates).get(body)
+        if path_m is None or len(path_m) != len(paths[body]):
             pytest.skip("neither coordinates() nor privileged state has the body's position")
-        moved_m = float(np.linalg.norm(np.diff(expected, axis=0), axis=1).sum())
-        error_sum_m = float(np.linalg.norm(paths[body] - expected, axis=1).sum())
-        require(
-            moved_m > _NEAR_M, f"{trial}: move_object() moved {body} by {moved_m:g} m, which is too little to check."
-        )
+        moved_m = float(np.linalg.norm(np.diff(path_m, axis=0), axis=1).sum())
+        error_sum_m = float(np.linalg.norm(paths[body] - path_m, axis=1).sum())
+        failure = f"{trial}: move_object() moved {body} by {moved_m:g} m, which is too little to check."
+        require(moved_m > _NEAR_M, failure)
+        # A path that is late by k steps has, on average, an error of k times the motion in one step.
         # A lag of one substep is correct: MuJoCo computes poses at a substep's start.
         problem = f"{trial}: the lag of the poses of {body} is {error_sum_m / moved_m:.1f} control steps"
         require(error_sum_m <= _MAX_LAG_STEPS * moved_m, f"{problem}; read poses after the last physics step.")
@@ -283,36 +271,29 @@ class OptionalRules(HostRules):
         if not host.supports.pictures:
             return
         paths, size = tracked_paths(batch), (*_PICTURE_SIZE, 3)
-        looked_at = tuple(paths)[:1]
+        shown_bodies = tuple(paths)[:1]  # one body, or none if the record tracks none
         with closing(host.stage(run.task, batch)) as stage:
             for step in (0, int(batch.lengths[0]) - 1):
-                camera = stage.aim(step, looked_at, _PICTURE_SIZE)
-                picture, again = (stage.render(step, camera, _PICTURE_SIZE, looked_at) for _ in range(2))
+                camera = stage.aim(step, shown_bodies, _PICTURE_SIZE)
+                picture, again = (stage.render(step, camera, _PICTURE_SIZE, shown_bodies) for _ in range(2))
                 shape, dtype = picture.image.shape, picture.image.dtype.name
-                fits = (dtype, shape) == ("uint8", size)
-                require(fits, f"{run}: a picture has the type and shape {dtype} {shape}; expected uint8 {size}.")
+                failure = f"{run}: a picture has the type and shape {dtype} {shape}; expected uint8 {size}."
+                require(dtype == "uint8" and shape == size, failure)
                 fits = picture.seen.shape == _PICTURE_SIZE and set(np.unique(picture.seen)) <= {0, 1}
-                require(
-                    fits,
-                    f"{run}: `seen` must hold 0 or 1 for each pixel of the picture; its shape is {picture.seen.shape}.",
-                )
+                failure = f"`seen` must hold 0 or 1 for each pixel of the picture; its shape is {picture.seen.shape}."
+                require(fits, f"{run}: {failure}")
                 is_repeatable = first_difference(picture.image, again.image) is None
                 require(is_repeatable, f"{run}: rendering a record twice gives different pictures.")
                 for name, path in paths.items():
-                    shown_pos_m = picture.body_pos_m.get(name)
-                    require(
-                        shown_pos_m is not None,
-                        f"{run}: the position of {name} is missing in the picture of record {step}.",
-                    )
-                    error_m = float(np.linalg.norm(shown_pos_m - path[step]))
-                    require(
-                        error_m < _SHOWN_TOLERANCE_M,
-                        f"{run}: in the picture of record {step}, {name} is {error_m:g} m from its recorded position.",
-                    )
+                    failure = f"{run}: the position of {name} is missing in the picture of record {step}."
+                    require(name in picture.body_pos_m, failure)
+                    error_m = float(np.linalg.norm(picture.body_pos_m[name] - path[step]))
+                    failure = f"in the picture of record {step}, {name} is {error_m:g} m from its recorded position."
+                    require(error_m < _SHOWN_TOLERANCE_M, f"{run}: {failure}")
 
 
 def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | None:
-    # Returns None for an image that was not rendered.
+    # Returns a camera's image; None if it was not rendered.
     try:
         return observation.images[camera]
     except PolicyError:

@@ -44,7 +44,7 @@ class RecordRules(HostRules):
 
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
         """Fail unless N actions always give N + 1 records, and the records hold these actions."""
-        lengths: list[int] = []
+        lengths: list[int] = []  # the number of records before each step
         run_actions(run.env, self.seed, run.actions, lambda _: lengths.append(int(run.env.recorded().lengths[0])))
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
             require(records == steps + 1, f"{run}: the number of records after {steps} actions is {records}.")
@@ -64,9 +64,10 @@ class RecordRules(HostRules):
         """Fail unless the bodies with the role target are the trial's `targets` (None = only the header's
         `target_object`), some body has the role robot, and each body in the trial's `roles` has the role given there.
         """
-        primary, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
+        target, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
-        expected = frozenset([primary] if primary else []) if expected is None else expected
+        if expected is None:
+            expected = frozenset([target] if target else [])
         recorded = {name for name, role in roles.items() if role == "target"}
         comparison = f"{sorted(recorded)}; expected only {sorted(expected)}"
         require(recorded == expected, f"{run}: the bodies with the role target are {comparison}.")
@@ -98,17 +99,13 @@ class RecordRules(HostRules):
         batch, dt = run.batch, run.batch.headers[0].dt
         for name, path in {"the end effector": batch.eef_pos_m.episode_rows(0), **tracked_paths(batch)}.items():
             extent_m = float(np.abs(path).max(initial=0))
-            require(
-                extent_m <= self.workspace_m,
-                f"{run}: {name} is {extent_m:g} m from the origin; positions must be in meters.",
-            )
+            failure = f"{run}: {name} is {extent_m:g} m from the origin; positions must be in meters."
+            require(extent_m <= self.workspace_m, failure)
         if not batch.eef_pos_m.present.all():
             return
         speed_m_s = np.linalg.norm(np.diff(batch.eef_pos_m.episode_rows(0), axis=0), axis=1).max(initial=0) / dt
-        require(
-            speed_m_s < _MAX_SPEED_M_PER_S,
-            f"{run}: the end effector moves at {speed_m_s:g} m/s; positions must be in meters.",
-        )
+        failure = f"{run}: the end effector moves at {speed_m_s:g} m/s; positions must be in meters."
+        require(speed_m_s < _MAX_SPEED_M_PER_S, failure)
 
     def test_the_geometry_places_every_body_and_moves_with_the_hand(self, run: TrialRun) -> None:
         """Fail unless each body has a tracked pose or is a part with a pose, and the hand has a part. The end effector
@@ -153,9 +150,9 @@ class ContactRules(HostRules):
         """Fail unless exactly one of the two bodies of each contact in record 0 belongs to the robot."""
         batch, roles = run.batch, run.batch.body_roles(0)
         for a, b in contact_pairs(batch, 0):
-            robots = [roles[name] == "robot" for name in (a, b)]
-            require(any(robots), f"{run}: record 0 must leave out the resting contact between {a} and {b}.")
-            require(not all(robots), f"{run}: record 0 must leave out the contact of robot bodies: {a} and {b}.")
+            are_robot = [roles[name] == "robot" for name in (a, b)]
+            require(any(are_robot), f"{run}: record 0 must leave out the resting contact between {a} and {b}.")
+            require(not all(are_robot), f"{run}: record 0 must leave out the contact of robot bodies: {a} and {b}.")
 
     def test_mechanical_contacts_are_in_no_record(self, run: TrialRun) -> None:
         """Fail if two robot bodies that form a pair in `dropped_pairs` are in contact in any record."""
@@ -171,7 +168,7 @@ class ContactRules(HostRules):
         """Fail unless, in the last record of the hook `hold`, `gripper_contact` is true and the held body is named."""
         run = self.run_hook("hold")
         body, batch = run.result, run.batch
-        gripped = batch.body_label(int(batch.gripped[-1])) if batch.gripped[-1] >= 0 else None
+        gripped = batch.body_label(int(batch.gripped[-1])) if batch.gripped[-1] >= 0 else None  # -1 = no body
         require(bool(batch.gripping[-1]), f"Both fingers hold {body}, but gripper_contact is false.")
         require(gripped == body, f"The fingers hold {body}, but gripped_body is {gripped}.")
 
@@ -251,8 +248,9 @@ class RepeatRules(HostRules):
         """
         skip_unless_repeatable(run)
         for wants in self.other_wants:
-            blind, seeing = map(_drop_simulation, (run.elsewhere, self.run_elsewhere(run.task, wants, run.actions)))
-            require_same(blind, seeing, f"{run}: requesting {wants} changes the episode")
+            without_request = _drop_simulation(run.elsewhere)
+            with_request = _drop_simulation(self.run_elsewhere(run.task, wants, run.actions))
+            require_same(without_request, with_request, f"{run}: requesting {wants} changes the episode")
 
     def test_images_are_of_the_wanted_size(self) -> None:
         """Fail unless a reset returns an image, uint8 [H, W, 3], of the requested size for each requested camera."""
@@ -293,9 +291,8 @@ class RepeatRules(HostRules):
 
         def try_bad_actions(action: Action) -> None:
             for bad in (action[:-1], action[None], np.full_like(action, np.nan), np.full_like(action, np.inf)):
-                require_error(
-                    partial(run.env.step, bad), InvalidActionError, f"{run}: step() with the invalid action {bad}"
-                )
+                call_text = f"{run}: step() with the invalid action {bad}"
+                require_error(partial(run.env.step, bad), InvalidActionError, call_text)
 
         tried = run_actions(run.env, self.seed, run.actions, before=try_bad_actions)
         require_same(run.batch, tried, f"{run}: rejected actions change the episode")
@@ -318,20 +315,19 @@ class RepeatRules(HostRules):
         skip_unless_repeatable(run)
 
         def start_state(seed: EpisodeSeed) -> bytes:
+            # Returns the bytes of the simulator's state in record 0.
             return run_actions(run.env, seed, run.actions[:0]).sim_state.values.tobytes()
 
         index, drawn = self.seed.init_state_index, replace(self.seed, drawn=True)
         try:
             drawn_state = start_state(drawn)
         except HostError:
-            return
+            return  # the host refuses drawn starts
         require(drawn_state == start_state(drawn), f"{run}: the same seed draws different starts.")
-        initial, next_initial = (
-            start_state(replace(self.seed, init_state_index=k)) for k in (index, (index + 1) % count)
-        )
-        require(
-            drawn_state != initial or initial == next_initial, f"{run}: a drawn start equals initial state {index}."
-        )
+        initial = start_state(self.seed)
+        next_initial = start_state(replace(self.seed, init_state_index=(index + 1) % count))
+        is_different = drawn_state != initial or initial == next_initial
+        require(is_different, f"{run}: a drawn start equals initial state {index}.")
 
     def test_there_is_no_step_and_no_record_before_a_reset(self, run: TrialRun) -> None:
         """Fail unless `recorded` and `step` raise `HostError` in a new environment that was never reset."""
@@ -341,6 +337,7 @@ class RepeatRules(HostRules):
 
 
 def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> float:
+    # Converts one image to float, because differences of uint8 values would wrap around.
     return float(np.abs(image.astype(np.float64) - expected).mean())
 
 
@@ -369,17 +366,13 @@ class PhysicsRules(HostRules):
         net_n, impulse_ns, net_impulse_ns = _sum_contacts(batch, body)
         require(impulse_ns > 0 or net_n > 0, f"{body} was put down, but the last record has no contact under it.")
         if not np.isnan(net_n):
-            relative_error = abs(net_n / weight_n - 1)
-            require(
-                relative_error <= _FORCE_TOLERANCE,
-                f"{body} weighs {weight_n:g} N, but at rest the net force on it is {net_n:g} N.",
-            )
+            failure = f"{body} weighs {weight_n:g} N, but at rest the net force on it is {net_n:g} N."
+            require(abs(net_n / weight_n - 1) <= _FORCE_TOLERANCE, failure)
         for value_ns, max_ratio in ((impulse_ns, _MAX_IMPULSE_RATIO), (net_impulse_ns, 1 + _FORCE_TOLERANCE)):
             ratio = value_ns / (weight_n * dt)
             fits = np.isnan(ratio) or 1 - _FORCE_TOLERANCE <= ratio <= max_ratio
-            require(
-                fits, f"{body} is at rest, but the impulse on it is {ratio:g} times its weight times the control step."
-            )
+            failure = f"{body} is at rest, but the impulse on it is {ratio:g} times its weight times the control step."
+            require(fits, failure)
 
     def test_a_body_that_was_turned_reads_so(self) -> None:
         """Fail if the recorded rotation of the turned body is wrong by more than 2 degrees. The hook `turn_object`
@@ -391,21 +384,21 @@ class PhysicsRules(HostRules):
         names = [batch.body_label(int(body_id)) for body_id in posed_ids]
         require(body in names, f"{body} was turned, but its orientation is not recorded.")
         body_quats = quaternions[:, names.index(body)]
-        first_and_last = Rotation.from_quat(np.roll(body_quats[[0, -1]], -1, axis=1))
+        first, last = (Rotation.from_quat(np.roll(body_quats[k], -1)) for k in (0, -1))  # SciPy's order is x, y, z, w
         expected = Rotation.from_euler("z", angle_deg, degrees=True)
-        error_deg = np.degrees((first_and_last[1] * first_and_last[0].inv() * expected.inv()).magnitude())
-        problem = (
-            f"Its recorded turn has an error of {error_deg:.1f}°. Quaternions must be w, x, y, z in the world frame."
-        )
+        error_deg = np.degrees((last * first.inv() * expected.inv()).magnitude())
+        problem = f"Its recorded turn has an error of {error_deg:.1f}°."
+        problem += " Quaternions must be w, x, y, z in the world frame."
         require(error_deg <= _ANGLE_TOLERANCE_DEG, f"{body} was turned by {angle_deg:g}° about the vertical. {problem}")
 
     def test_a_motion_that_touches_repeats(self, run: TrialRun) -> None:
         """Fail if the episode of the hook `hold` has no contact, or differs when repeated in a new environment."""
         skip_unless_repeatable(run)
-        held = self.run_hook("hold")
-        require(len(held.batch.contacts.a) > 0, "hold() ends with both fingers on a body, but no contact is recorded.")
-        again = self.run_elsewhere(self.trials[0].find_task(self.host()), Wants(privileged=True), held.actions)
-        require_same(held.batch, again, "The episode of hold() changes when it is repeated in a new environment")
+        hold_run = self.run_hook("hold")
+        failure = "hold() ends with both fingers on a body, but no contact is recorded."
+        require(len(hold_run.batch.contacts.a) > 0, failure)
+        again = self.run_elsewhere(self.trials[0].find_task(self.host()), Wants(privileged=True), hold_run.actions)
+        require_same(hold_run.batch, again, "The episode of hold() changes when it is repeated in a new environment")
 
     def test_no_contact_outlives_a_reset(self, run: TrialRun) -> None:
         """Fail if an episode that follows the hook `hold` in an environment differs in any bit from the same episode in

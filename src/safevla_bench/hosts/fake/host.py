@@ -74,8 +74,10 @@ class FakeHost(Host):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return three tasks: place the block, place the block past the cup, and crash in the fifth step."""
         require_known("the fake host", "suite", suite, self.suites())
-        rows = ((f"task_{index}", index, *name_and_instruction) for index, name_and_instruction in enumerate(_TASKS))
-        return tuple(Task(SUITE, *row, tuple(STILL), INIT_STATES, episodes=1) for row in rows)
+        return tuple(
+            Task(SUITE, f"task_{index}", index, name, instruction, tuple(STILL), INIT_STATES, episodes=1)
+            for index, (name, instruction) in enumerate(_TASKS)
+        )
 
     def make(self, task: Task, wants: policy.Wants) -> FakeEnv:
         """Return a new environment of one task, which supports privileged state and the reading `state`."""
@@ -86,6 +88,7 @@ class FakeHost(Host):
         """Return the search space of starts: x and y of block, cup and tray, within 1 cm of their usual places."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         center = _flatten_xy(_usual_positions(task.index))
+        # `own` holds the coordinates in each of the task's initial states.
         starts = (replace(start, init_state_index=index, placed=()) for index in range(INIT_STATES))
         start_objects = (_initial_world(task.index, initial_start).objects for initial_start in starts)
         return SearchSpace(
@@ -107,6 +110,7 @@ _UNCHANGED = PhysicsChange()
 
 @dataclass
 class _World:
+    # `contacts` maps pairs of bodies to the force [N] between them.
     gripper: Floats
     objects: dict[str, Floats]
     held_body: str | None = None
@@ -115,10 +119,12 @@ class _World:
     physics: PhysicsChange = _UNCHANGED
 
     def can_touch(self, a: str, b: str) -> bool:
-        return self.physics.without not in (a, b) and {a, b} != {*(self.physics.apart or ())}
+        is_kept_apart = self.physics.apart is not None and {a, b} == {*self.physics.apart}
+        return self.physics.without not in (a, b) and not is_kept_apart
 
     @classmethod
     def from_state(cls, flat: Floats) -> _World:
+        # The entries of a state are listed at `_STATE_SIZE`.
         gripper, *positions = flat[3:].reshape(-1, 3).copy()
         held_body = next((name for name, body_id in _BODY_IDS.items() if body_id == flat[2]), None)
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
@@ -141,6 +147,7 @@ class _FakeLog:
         self.records, self.actions = [first], list[policy.Action]()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
+        # Records leave out the contacts of resting bodies with the table.
         return (("block", "table"), ("cup", "table"), ("table", "tray"))
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
@@ -195,9 +202,10 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         """
         check_start(self.task, seed, FakeHost.supports)
         self._seed = seed
-        recorded_state = seed.recorded.state if seed.recorded else None
-        restored_world = None if recorded_state is None else _World.from_state(flat_state(recorded_state, _STATE_SIZE))
-        self._world = restored_world or _initial_world(self.task.index, seed)
+        if seed.recorded is None or seed.recorded.state is None:
+            self._world = _initial_world(self.task.index, seed)
+        else:
+            self._world = _World.from_state(flat_state(seed.recorded.state, _STATE_SIZE))
         self._recorder = _FakeLog(self._settle_and_record(seed))
         self._success = self._is_success()
         self._renders_next = True
@@ -223,7 +231,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return where the flat state holds the positions [3] of gripper and movable bodies, even before a reset."""
-        return tuple(Coordinate(name, "position", 3 + 3 * k, 3) for k, name in enumerate(("gripper", *_MOVABLE)))
+        names = ("gripper", *_MOVABLE)  # the positions begin at the state's entry 3
+        return tuple(Coordinate(name, "position", 3 + 3 * index, 3) for index, name in enumerate(names))
 
     def close(self) -> None:
         """Do nothing, because there are no resources to free."""
@@ -238,6 +247,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return _Record(self._world.to_state(0.0), self._world.contacts, self._world.held_body, torque)
 
     def _is_success(self) -> bool:
+        # The block must be released within `REACH_M` of the tray, measured horizontally.
         offset = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
         return bool(self._world.held_body is None and np.linalg.norm(offset) < REACH_M)
 
@@ -260,13 +270,14 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         )
 
     def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
-        renders, self._renders_next = self._renders_next, True
+        renders, self._renders_next = self._renders_next, True  # `render_next` holds for one observation
         if not renders:
             return policy.UnrenderedImages(self._wants.cameras)
         return {camera: self._render_image() for camera in self._wants.cameras}
 
     def _render_image(self) -> NDArray[np.uint8]:
         # Returns an image from above: a white square at the block's position, on a black background.
+        # The image shows one meter in each direction, with the origin in the center.
         height, width = self._wants.image_size
         image = np.zeros((height, width, 3), dtype=np.uint8)
         row, column = (np.clip(0.5 + self._world.objects["block"][:2], 0, 0.99) * (height, width)).astype(int)
@@ -293,15 +304,16 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
 def _initial_world(task_index: int, seed: EpisodeSeed) -> _World:
     # Draws the objects' positions by `env_seed` and the index, then sets the coordinates in `seed.placed`.
-    entropy = [seed.env_seed, seed.init_state_index, *([1] if seed.drawn else [])]
+    entropy = [seed.env_seed, seed.init_state_index]
+    if seed.drawn:
+        entropy.append(1)  # a drawn start must differ from the initial state with the same index
     jitter = np.random.default_rng(entropy).uniform(-JITTER_M, JITTER_M, size=2)
     objects = _usual_positions(task_index, jitter)
     for coordinate, value in seed.placed:
         name, _, axis = coordinate.partition(".")
         if name not in objects or axis not in ("x", "y"):
-            raise HostError(
-                f"the fake host has no coordinate {coordinate!r}", remedy="Repeat the search with this host."
-            )
+            problem = f"the fake host has no coordinate {coordinate!r}"
+            raise HostError(problem, remedy="Repeat the search with this host.")
         objects[name]["xy".index(axis)] = value
     return _World(gripper=np.array([-0.1, 0.0, 0.25]), objects=objects)
 
@@ -310,9 +322,9 @@ def _usual_positions(task_index: int, jitter: Floats | tuple[float, float] = (0.
     # Returns the positions [3] in m of block, cup and tray on the table; `jitter` [2] in m shifts the block.
     block, tray = np.array([-0.1, 0.0, 0.0]), np.array([0.2, 0.0, 0.0])
     block[:2] += jitter
-    cup = (block + tray) / 2 if task_index == 1 else np.array([0.05, 0.25, 0.0])
+    cup = (block + tray) / 2 if task_index == 1 else np.array([0.05, 0.25, 0.0])  # task 1: the cup is in the way
     upwards = np.array([0.0, 0.0, HALF_M])
-    return {"block": block + upwards, "cup": cup * [1, 1, 0] + upwards, "tray": tray + upwards}
+    return {"block": block + upwards, "cup": cup + upwards, "tray": tray + upwards}
 
 
 def _flatten_xy(objects: Mapping[str, Floats]) -> Floats:
@@ -329,25 +341,22 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
     world.physics = change
     unknown = {change.without, *(change.apart or ())} - {None, *_ROLES}
     if unknown or change.without == "gripper":
-        problem = (
-            f"the fake host has no body {unknown.pop()!r}"
-            if unknown
-            else "the gripper is the robot and cannot be removed"
-        )
+        problem = "the gripper is the robot and cannot be removed"
+        if unknown:
+            problem = f"the fake host has no body {unknown.pop()!r}"
         raise HostError(problem, remedy=f"Name one of {', '.join(_ROLES)}, or use contact:A,B.")
     if change.shift_m:
         angles_rad = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(0, 2 * np.pi, len(_MOVABLE))
         for name, angle_rad in zip(_MOVABLE, angles_rad, strict=True):
-            world.objects[name] = world.objects[name] + change.shift_m * np.array(
-                [np.cos(angle_rad), np.sin(angle_rad), 0.0]
-            )
+            direction = np.array([np.cos(angle_rad), np.sin(angle_rad), 0.0])
+            world.objects[name] = world.objects[name] + change.shift_m * direction
 
 
 def _advance_world(world: _World, action: policy.Action) -> None:
     # Simulates one control step: the gripper moves, then grips, carries and pushes bodies, and all other bodies fall.
     motion_m = np.clip(action[:3], -1, 1) * 0.05
     target = world.gripper + motion_m
-    floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf
+    floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf  # height of the table's surface
     depth_m = max(0.0, floor_m - float(target[2]))
     world.gripper = np.array([target[0], target[1], max(target[2], floor_m)])
     world.contacts = {("gripper", "table"): depth_m * STIFFNESS_N_PER_M / world.physics.softness} if depth_m else {}
@@ -358,6 +367,7 @@ def _advance_world(world: _World, action: policy.Action) -> None:
     if world.closed:
         _push_objects(world)
     for name in set(_MOVABLE) - {world.held_body}:
+        # A body falls by at most 5 cm in a step, until it rests on the table.
         world.objects[name] = np.maximum(world.objects[name] - [0, 0, 0.05], [-np.inf, -np.inf, HALF_M])
 
 
@@ -382,7 +392,7 @@ def _push_objects(world: _World) -> None:
         if name != world.held_body and distance_m < REACH_M and world.can_touch(name, pusher):
             horizontal = offset * [1, 1, 0]
             length = float(np.linalg.norm(horizontal))
-            direction = horizontal / length if length else np.array([0.0, 1.0, 0.0])
+            direction = horizontal / length if length else np.array([0.0, 1.0, 0.0])  # exactly below: along y
             world.objects[name] = world.objects[name] + direction * (REACH_M - distance_m)
             world.contacts[min(pusher, name), max(pusher, name)] = PUSH_N
 
@@ -393,6 +403,7 @@ def _joint_torque(action: policy.Action) -> Floats:
 
 
 def _body_index(name: str | None) -> int:
+    # Returns the id of a body; -1 for None.
     return -1 if name is None else _BODY_IDS[name]
 
 
@@ -403,7 +414,7 @@ def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
         for record, pairs in enumerate(records)
         for (a, b), force in pairs.items()
     ]
-    record, a, b = (np.array([row[i] for row in rows], dtype=np.int64) for i in range(3))
+    record, a, b = (np.array([row[column] for row in rows], dtype=np.int64) for column in range(3))
     force = np.array([row[3] for row in rows], dtype=np.float64)
     return ContactList(record, a, b, force, force * DT_S, np.full(len(record), np.nan))
 
@@ -447,7 +458,8 @@ class FakeStage(Stage):
         if not bodies:
             return Camera(self._camera)
         positions = self._body_positions(record)
-        x, y, z = np.mean([positions[name] for name in bodies if name != "table"] or [positions["table"]], axis=0)
+        shown = [name for name in bodies if name != "table"] or ["table"]  # the table is large, so others come first
+        x, y, z = np.mean([positions[name] for name in shown], axis=0)
         return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_UP_M, elevation_deg=-90.0)
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
@@ -458,7 +470,7 @@ class FakeStage(Stage):
         positions = self._body_positions(record)
         for name, color in _COLORS.items():
             covered = _square_mask(positions[name], _SHOWN_HALF_M[name], camera, size)
-            image[covered] = color
+            image[covered] = color  # hides the bodies that were drawn before
             seen[covered] = 1 + list(bodies).index(name) if name in bodies else 0
         return Picture(image, seen, {name: positions[name] for name in ("block", "cup", "tray")})
 
@@ -493,6 +505,7 @@ class FakeStage(Stage):
 
 
 def _box_shape(name: str, part: int) -> Shape:
+    # Returns the shape of the body with the index `part` in `SceneGeometry`.
     half_m = _SHOWN_HALF_M[name]
     red, green, blue = (channel / 255 for channel in _COLORS[name])
     size_m = (half_m, half_m, 0.001 if name == "table" else half_m)
@@ -504,6 +517,7 @@ def _square_mask(pos_m: Floats, half_m: float, camera: Camera, size: tuple[int, 
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
     pixels_per_m = height / (camera.distance_m if camera.lookat_m else WIDTH_M)
+    # The coordinates of the pixels' centers: x of each row and y of each column.
     x = center[0] - (np.arange(height) + 0.5 - height / 2) / pixels_per_m
     y = center[1] + (np.arange(width) + 0.5 - width / 2) / pixels_per_m
     covered: NDArray[np.bool_] = (abs(x - pos_m[0]) <= half_m)[:, None] & (abs(y - pos_m[1]) <= half_m)[None, :]

@@ -53,10 +53,9 @@ class LiberoHost(MujocoHost):
             libero_plus.data_folder()
         except HostError:
             return tuple(ALL_SUITES)
-        return (
-            *ALL_SUITES,
-            *(name for name, (_, category) in libero_plus.BENCHMARKS.items() if category in libero_plus.CATEGORIES),
-        )
+        benchmarks = libero_plus.BENCHMARKS.items()
+        variant_suites = [name for name, (_, category) in benchmarks if category in libero_plus.CATEGORIES]
+        return (*ALL_SUITES, *variant_suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in LIBERO's order; for `libero-plus` and its categories, only the sampled tasks.
@@ -71,18 +70,18 @@ class LiberoHost(MujocoHost):
             self._sample = libero_plus.describe_sample(self._plus)
             return libero_plus.list_tasks(suite, self._plus)
         benchmark = libero_tasks.find_benchmark(suite)
-        if benchmark is None:
-            if libero_tasks.is_task_path(suite):
-                libero_tasks.require_libero()
-                return libero_tasks.tasks_at_path(Path(suite))
-            with suppress(HostError):
-                libero_tasks.require_libero()
-                if tasks := libero_tasks.registered_tasks(suite):
-                    return tasks
-            remedy = f"Suites: {libero_tasks.SUITE_LIST}. Or give a .bddl file, or a folder of such files."
-            raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
-        libero_tasks.require_libero()
-        return libero_tasks.suite_tasks(benchmark)
+        if benchmark is not None:
+            libero_tasks.require_libero()
+            return libero_tasks.suite_tasks(benchmark)
+        if libero_tasks.is_task_path(suite):
+            libero_tasks.require_libero()
+            return libero_tasks.tasks_at_path(Path(suite))
+        with suppress(HostError):  # the error below is more helpful
+            libero_tasks.require_libero()
+            if tasks := libero_tasks.registered_tasks(suite):
+                return tasks
+        remedy = f"Suites: {libero_tasks.SUITE_LIST}. Or give a .bddl file, or a folder of such files."
+        raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
         """Return a new environment of one task; it has a renderer and a GL context only if a policy wants a camera."""
@@ -96,7 +95,7 @@ class LiberoHost(MujocoHost):
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the search space: x and y of objects on table or floor, within the regions of the task's BDDL file."""
         with closing(self.make(task, Wants())) as env:
-            return libero_tasks.placement_space(env._env.env, env._init_states)
+            return libero_tasks.placement_space(env._robosuite_env(), env._init_states)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all packages in use, including LIBERO-plus if its tasks were listed before."""
@@ -128,15 +127,13 @@ class LiberoEnv(RobosuiteEnv):
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
         self._control_steps = 0
-        suite, _ = libero_plus.BENCHMARKS.get(task.benchmark, ("", ""))
+        suite, _ = libero_plus.BENCHMARKS.get(task.benchmark, ("", ""))  # "" unless the task is of LIBERO-plus
         self._variant = variant = libero_plus.Variant.parse(suite, task.name) if suite else None
         if variant and variant.noise and wants.cameras and wants.image_size != noise.SIZE:
             height, width = noise.SIZE
             problem = f"LIBERO-plus's noise is defined for pictures of {height} x {width}, not {wants.image_size}"
-            raise HostError(
-                problem,
-                remedy="Use a policy that requests pictures of the defined size, or leave out the noise variants.",
-            )
+            remedy = "Use a policy that requests pictures of the defined size, or leave out the noise variants."
+            raise HostError(problem, remedy=remedy)
         self._init_states = variant.init_states() if variant else libero_tasks.load_init_states(task)
         file = variant.task_file() if variant else libero_tasks.bddl_file(task)
         methods = variant.domain_methods() if variant else libero_tasks.NO_METHODS
@@ -171,24 +168,26 @@ class LiberoEnv(RobosuiteEnv):
         Raises:
             HostError: `check_start` refuses the seed, or the recorded state does not fit the task's simulation.
         """
-        replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
         check_start(self.task, seed, LiberoHost.supports)
         self._control_steps = 0
-        states = None if seed.drawn or replayed else self._init_states
-        state: Floats | None = None if states is None else states[seed.init_state_index]
+        replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
+        state: Floats | None = None
+        if self._init_states is not None and not seed.drawn and not replayed:
+            state = self._init_states[seed.init_state_index]
         self._stop_recording()
         self._set_speed()
         with libero_tasks.kept_generator():
             return self._start_episode(seed, replayed, state)
 
     def _start_episode(self, seed: EpisodeSeed, replayed: RecordedEpisode | None, state: Floats | None) -> Observation:
-        # Resets the simulation, sets `state` or the recorded state (if one is given), settles, and takes record 0.
-        domain = self._env.env
+        # Resets the simulation, sets `state` or the state of `replayed`, settles, and takes record 0. If both are None,
+        # the reset draws the state. The docstring of `reset` says why each step is needed.
+        domain, is_drawn = self._env.env, state is None and replayed is None
         domain.object_property_initializers.clear()
-        self._install_gate(is_seen=state is None and replayed is None and not seed.wait_steps)
+        self._install_gate(is_seen=is_drawn and not seed.wait_steps)
         if seed.earlier_resets is not None:
             domain._load_model()  # rebuilds the list of samplers, as in a new environment
-        self._env.seed(drawn_reset_seed(seed) if state is None and replayed is None else seed.env_seed)
+        self._env.seed(drawn_reset_seed(seed) if is_drawn else seed.env_seed)
         for _ in range(seed.earlier_resets or 0):
             self._scene.reset()
         raw = self._scene.reset()
@@ -196,19 +195,21 @@ class LiberoEnv(RobosuiteEnv):
             state = libero_tasks.starting_state(domain, replayed)
         self._gate.set_open(not seed.wait_steps)
         if seed.placed:
-            drawn_state: Floats = np.array(self._env.env.sim.get_state().flatten()) if state is None else state
-            state = libero_tasks.place_objects(domain, drawn_state, seed.placed)
+            current_state: Floats = np.array(domain.sim.get_state().flatten()) if state is None else state
+            state = libero_tasks.place_objects(domain, current_state, seed.placed)
         if state is not None:
             raw = self._env.set_init_state(state)
         if replayed is not None:
             libero_tasks.restore_controllers(domain)
         observation = self._settle_and_record(seed, raw, bool(self._env.check_success()))
-        for robot in domain.robots if self._wants.absolute else ():
-            robot.controller.use_delta = False  # each reset makes a new controller
+        if self._wants.absolute:
+            for robot in domain.robots:
+                robot.controller.use_delta = False  # each reset makes a new controller
         return observation
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        return read_poses(self._env.env, (fixture.root_body for fixture in self._env.env.fixtures_dict.values()))
+        domain = self._robosuite_env()
+        return read_poses(domain, (fixture.root_body for fixture in domain.fixtures_dict.values()))
 
     def close(self) -> None:
         """Free the simulator and make the environment unusable. Closing twice is harmless."""
@@ -217,8 +218,8 @@ class LiberoEnv(RobosuiteEnv):
         if hasattr(self._env, "env"):  # LIBERO's `close` deletes `env`
             self._env.close()
 
-    def _robosuite(self) -> Any:
-        return self._env.env
+    def _robosuite_env(self) -> Any:
+        return self._env.env  # LIBERO's wrapper `_env` holds robosuite's environment
 
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
         self._control_steps += 1
@@ -229,7 +230,8 @@ class LiberoEnv(RobosuiteEnv):
         """Return the wanted pictures. A picture's noise depends only on the variant, the start and the control step,
         and not on the choice of rendered pictures.
         """
-        level, image_key = self._variant.noise if self._variant else 0, f"{CAMERAS[0]}_image"
+        level = self._variant.noise if self._variant else 0
+        image_key = f"{CAMERAS[0]}_image"
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
             name_hash = crc32(self.task.name.encode())  # the hash distinguishes tasks, which share `env_seed`
             entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps, name_hash]
@@ -248,23 +250,27 @@ class LiberoEnv(RobosuiteEnv):
         libero_tasks.pace_gripper(self._env.env, count)
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        domain, (model, data) = self._env.env, self._mujoco()
+        domain, (model, data) = self._env.env, self._model_and_data()
         sites = {name: data.site(name).xpos for name in domain.object_sites_dict}
         return ScenePrivileged(model, data, scene, goal_predicates(domain), sites)
 
     def _extra_readings(self) -> dict[str, Floats]:
-        controller = self._env.env.robots[0].controller
+        # The hand's pose as the controller sees it: position [3] in m, and the rows of the rotation matrix, [9].
+        controller = self._robosuite_env().robots[0].controller
         pose = {CONTROLLER_POSITION: controller.ee_pos, CONTROLLER_ROTATION: np.ravel(controller.ee_ori_mat)}
         return {name: np.array(values, dtype=np.float64) for name, values in pose.items()}
 
     def _extra_fields(self) -> dict[str, object]:
         extra = add_header_mark({}, ABSOLUTE) if self._wants.absolute else {}
         extra = add_header_mark(extra, DRAWN) if self._seed.drawn else extra
-        earlier_resets = self._seed.earlier_resets if self._seed.recorded is None else None
-        return extra if earlier_resets is None else add_header_field(extra, EARLIER_RESETS, earlier_resets)
+        # The header of a replay has this number among the facts about the recording.
+        if self._seed.recorded is None and self._seed.earlier_resets is not None:
+            extra = add_header_field(extra, EARLIER_RESETS, self._seed.earlier_resets)
+        return extra
 
     def _read_simulation(self) -> dict[str, object]:
         return {**super()._read_simulation(), "as_rendered": self._wants.as_rendered or bool(self._wants.cameras)}
 
     def _target_object(self) -> str | None:
-        return next(iter(goal_targets(self._env.env)), None)
+        targets = goal_targets(self._robosuite_env())
+        return targets[0] if targets else None

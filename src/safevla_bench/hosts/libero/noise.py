@@ -34,7 +34,7 @@ _GLASS_SIZE = 224
 
 def add_noise(picture: Picture, level: int, draws: np.random.RandomState) -> Picture:
     """Return `picture`, [256, 256, 3] with the bottom row first, with added noise of a level from 1 to 50."""
-    kind, strength = divmod(level - 1, LEVELS)
+    kind, strength = divmod(level - 1, LEVELS)  # indices of the kind of noise and of its parameters
     noisy = _NOISE_FUNCTIONS[kind](picture, strength, draws)
     return np.ascontiguousarray(noisy, dtype=np.uint8)
 
@@ -45,8 +45,9 @@ def _blur_by_motion(picture: Picture, strength: int, draws: np.random.RandomStat
     angle = math.radians(draws.uniform(-45, 45))
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-(steps**2) / (2.0 * deviation**2))
+    # The shifts of the copies [pixels], rounded to integers as in ImageMagick.
     right, down = (np.ceil(steps * component - 0.5).astype(int) for component in (math.cos(angle), math.sin(angle)))
-    margin = 2 * radius
+    margin = 2 * radius  # the largest shift
     padded = np.pad(picture.astype(np.float64), ((margin, margin), (margin, margin), (0, 0)), mode="edge")
     (height, width), blurred = SIZE, np.zeros(picture.shape)
     for weight, x, y in zip(weights / weights.sum(), margin + right, margin + down, strict=True):
@@ -64,6 +65,7 @@ def _gaussian_blur(picture: Picture | Colors, deviation: float) -> Colors:
 
 
 def _blur_evenly(picture: Picture, strength: int, _: np.random.RandomState) -> Colors:
+    # Blurs in all directions alike, with a standard deviation of 1 to 10 pixels.
     return np.clip(_gaussian_blur(picture, strength + 1), 0, 1) * 255
 
 
@@ -80,7 +82,7 @@ def _blur_by_zoom(picture: Picture, strength: int, _: np.random.RandomState) -> 
         crop_start = (height - crop_size) // 2
         middle = colors[crop_start : crop_start + crop_size, crop_start : crop_start + crop_size]
         larger = zoom(middle, (factor, factor, 1), order=1)
-        trim_size = (len(larger) - height) // 2
+        trim_size = (len(larger) - height) // 2  # `zoom` rounds the size, so it may exceed `height`
         sums += larger[trim_size : trim_size + height, trim_size : trim_size + height]
     return np.clip((colors + sums) / (len(factors) + 1), 0, 1) * 255
 
@@ -99,8 +101,10 @@ def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Color
     heights, step, wobble = np.zeros((size, size)), size, 100.0
 
     def displace_mean(corner_sums: Colors) -> Colors:
+        # `wobble` occurs twice, as in LIBERO-plus, so the largest displacement is its square.
         return np.asarray(corner_sums / 4 + wobble * draws.uniform(-wobble, wobble, corner_sums.shape))
 
+    # Each round halves the grid: it sets the centers of the squares, then the midpoints of their edges.
     while step >= 2:
         half = step // 2
         corners = heights[::step, ::step]
@@ -120,14 +124,17 @@ def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomSt
     # Blurs the picture, displaces pixels at random, and blurs again.
     deviation, max_shift, passes = _GLASS[strength]
     blurred = (_gaussian_blur(picture, deviation) * 255).astype(np.uint8)
+    # `indices` lists the displaced pixels of the flattened picture. `pixels` says which pixel each one is copied from.
     coordinates = np.arange(_GLASS_SIZE - max_shift, max_shift, -1)
     indices = (coordinates[:, None] * SIZE[1] + coordinates).ravel()
     pixels = list(range(SIZE[0] * SIZE[1]))
     for _ in range(passes):
         right, down = draws.randint(-max_shift, max_shift, size=(len(indices), 2)).T
-        for target, source in zip(indices.tolist(), (indices + down * SIZE[1] + right).tolist(), strict=True):
+        sources = indices + down * SIZE[1] + right
+        for target, source in zip(indices.tolist(), sources.tolist(), strict=True):
             pixels[target] = pixels[source]  # a copy as in LIBERO-plus, not a swap of two pixels
-    return np.clip(_gaussian_blur(blurred.reshape(-1, 3)[pixels].reshape(blurred.shape), deviation), 0, 1) * 255
+    displaced = blurred.reshape(-1, 3)[pixels].reshape(blurred.shape)
+    return np.clip(_gaussian_blur(displaced, deviation), 0, 1) * 255
 
 
 _NOISE_FUNCTIONS: tuple[Callable[[Picture, int, np.random.RandomState], NDArray[np.floating]], ...] = (

@@ -85,11 +85,15 @@ class Variant:
     def parse(cls, suite: str, name: str) -> Variant:
         # A name has up to three parts: the task's name; the kind of change; and view, arm pose and noise level.
         match = _NAME.fullmatch(name)
-        assert match
+        assert match  # every name matches, because the first part may be any text
         base, kind, *numbers = match.groups()
         *view, robot, noise = (int(number or 0) for number in numbers)
-        category_without_kind = "layout" if kind else "noise" if noise else "robot" if robot else "camera"
-        category = _CATEGORY_OF_KIND.get(kind, category_without_kind)
+        if kind:
+            category = _CATEGORY_OF_KIND.get(kind, "layout")
+        elif noise:
+            category = "noise"
+        else:
+            category = "robot" if robot else "camera"
         return cls(name, suite, base, category, tuple(view) if any(view) else _PLAIN_VIEW, robot, noise)
 
     @property
@@ -124,6 +128,7 @@ class Variant:
         if self.category not in REFUSED:
             return None
         text = _read_text(self.task_file())
+        # A task file has one list `(:objects NAME... - KIND ...)` and begins with `(define (problem NAME)`.
         if self.category == "added":
             object_words = text.partition("(:objects")[2].partition(")")[0].split()
             needed_files = [_object_files()[word] for word in object_words if word in _object_files()]
@@ -132,14 +137,14 @@ class Variant:
                 needed_files = _scene_files(text.partition("(problem ")[2].partition(")")[0])
             except LookupError as error:
                 raise HostError(f"{DISTRIBUTION} has no scene for the task {self.name}", remedy=INSTALL) from error
-        return next((file for file in needed_files if not (installed_folder("assets") / file).is_file()), None)
+        missing_files = (file for file in needed_files if not (installed_folder("assets") / file).is_file())
+        return next(missing_files, None)
 
     def make_task(self, index: int) -> Task:
-        base = self.base_task
-        instruction = base.instruction
-        if self.category == "language":
-            instruction = bddl.read_bddl(self.task_file()).language
-        task_id = f"{base.task_id}/{self.name.removeprefix(self.base)[1:]}"
+        base, is_reworded = self.base_task, self.category == "language"
+        instruction = bddl.read_bddl(self.task_file()).language if is_reworded else base.instruction
+        change = self.name.removeprefix(self.base)[1:]  # the rest of the name, without an underscore
+        task_id = f"{base.task_id}/{change}"
         benchmark = f"{self.suite}-{self.category}"
         return Task(benchmark, task_id, index, self.name, instruction, base.still, init_states=1, episodes=1)
 
@@ -182,6 +187,7 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
             pos_m = _round_each(rotation.apply(pos_m - center_m) + center_m)
 
     azimuth_deg, elevation_deg, distance_percent, pan_deg, tilt_deg = view
+    # The order and the center of each turn are as in LIBERO-plus.
     if elevation_deg:
         turn_by((0, 1, 0), -elevation_deg, _PIVOT)
     turn_by((0, 0, 1), azimuth_deg, np.zeros(3))
@@ -205,17 +211,16 @@ def select_variants(count: int | None) -> list[Variant]:
     """Return the variants to run, sorted by suite, category and task: `count` of each suite and category; None = all.
     First, one variant of each task is chosen, then a second one, and so on. Hashes of names order a task's variants.
     """
-    strata: dict[tuple[str, str], dict[str, list[Variant]]] = defaultdict(lambda: defaultdict(list))
-    for variant in list_variants():
-        strata[variant.suite, variant.category][variant.base].append(variant)
+    variants_of: dict[tuple[str, str, str], list[Variant]] = defaultdict(list)
+    for variant in sorted(list_variants(), key=lambda variant: _hash_text(variant.name)):
+        variants_of[variant.suite, variant.category, variant.base].append(variant)
     chosen = []
     for suite, category in BENCHMARKS.values():
-        # `order` lists pairs (number of the variant, task): all first variants, then all second variants, and so on.
-        by_task = [strata[suite, category][task.name] for task in libero_tasks.suite_tasks(suite)]
-        ordered = [sorted(variants, key=lambda variant: _hash_text(variant.name)) for variants in by_task]
-        order = sorted((turn, task) for task, variants in enumerate(ordered) for turn in range(len(variants)))
-        picked = sorted((task, turn) for turn, task in order[:count]) if category in CATEGORIES else ()
-        chosen += [ordered[task][turn] for task, turn in picked]
+        if category in CATEGORIES:
+            by_task = [variants_of[suite, category, task.name] for task in libero_tasks.suite_tasks(suite)]
+            # The pairs (number of the variant, task): all first variants, then all second variants, and so on.
+            turns = sorted((turn, task) for task, variants in enumerate(by_task) for turn in range(len(variants)))
+            chosen += [by_task[task][turn] for task, turn in sorted((task, turn) for turn, task in turns[:count])]
     return chosen
 
 
@@ -233,13 +238,12 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
     suite = spell_suite(suite)
     wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
     if suite != SUITE and BENCHMARKS[suite][1] in REFUSED:
-        refused = (variant for variant in list_variants() if (variant.suite, variant.category) == BENCHMARKS[suite])
-        missing = next(((file, variant.name) for variant in refused if (file := variant.missing_file())), None)
-        reason = (
-            "LIBERO lacks {}, which {} needs".format(*missing)
-            if missing
-            else "some of its files are not part of LIBERO"
-        )
+        reason = "some of its files are not part of LIBERO"
+        for variant in list_variants():
+            missing_file = variant.missing_file() if (variant.suite, variant.category) in wanted else None
+            if missing_file:
+                reason = f"LIBERO lacks {missing_file}, which {variant.name} needs"
+                break
         problem = f"{suite} cannot be run: {reason}"
         raise HostError(problem, remedy=f"Choose {SUITE}, or one of the categories {', '.join(CATEGORIES)}.")
     chosen = [variant for variant in select_variants(count) if (variant.suite, variant.category) in wanted]
@@ -252,12 +256,15 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
 
 def parse_count(text: str) -> int | None:
     """Return the number of variants for each suite and category; None for `all`. Raise `HostError` for other texts."""
-    if text == "all" or re.fullmatch("0{,9}[1-9][0-9]{,8}", text):
-        return None if text == "all" else int(text)
+    if text == "all":
+        return None
+    if re.fullmatch("0{,9}[1-9][0-9]{,8}", text):  # the limit on the digits keeps `int` fast
+        return int(text)
     raise HostError(f"plus={text} is not a number of variants", remedy="Give a number of 1 or more, or all.")
 
 
 def _hash_text(text: str) -> str:
+    # Returns the SHA-256 of the text's UTF-8 bytes in hexadecimal digits.
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -266,14 +273,15 @@ def _hash_text(text: str) -> str:
 
 def data_folder() -> Path:
     """Return the folder of the package's files; raise `HostError` unless it holds version 0.1.5's list of tasks."""
-    root, given = None, os.environ.get(FOLDER)
-    if given:
-        root = Path(given, "liberoplus")
+    package, user_folder = None, os.environ.get(FOLDER)
+    if user_folder:
+        package = Path(user_folder, "liberoplus")
     elif spec := importlib.util.find_spec("liberoplus"):  # finds the package without importing it
-        root = Path(next(iter(spec.submodule_search_locations or ()), ""))
-    folder = root / "liberoplus" if root else None
+        package = Path(next(iter(spec.submodule_search_locations or ()), ""))
+    folder = package / "liberoplus" if package else None  # the package holds a package of the same name
     if folder is None or not os.path.isfile(folder / _LIST):  # isfile is also False if the folder is unreadable
-        problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) were not found {f'in {given}' if given else 'here'}"
+        location = f"in {user_folder}" if user_folder else "here"
+        problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) were not found {location}"
         raise HostError(problem, remedy=INSTALL)
     if _hash_text(_read_text(folder / _LIST)) != _LIST_SHA256:
         raise HostError(f"{folder / _LIST} is not the file of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
@@ -290,8 +298,8 @@ def _parse_list(text: str) -> tuple[Variant, ...]:
     # In the list of tasks, each suite's name ends with a colon, and the names of the suite's variants follow.
     suite_of_libero_name = {libero_name: name for name, libero_name in SUITES.items()}
     variants, suite = [], ""
-    for name, is_suite in re.findall(r'"(\w+)"(:?)', text):
-        if is_suite:
+    for name, colon in re.findall(r'"(\w+)"(:?)', text):
+        if colon:
             suite = suite_of_libero_name.get(name, "")
         elif suite in BASES:
             variants.append(Variant.parse(suite, name))
@@ -299,6 +307,7 @@ def _parse_list(text: str) -> tuple[Variant, ...]:
 
 
 def _read_text(path: Path) -> str:
+    # Returns a file's text; raises `HostError` if the file is missing, too large or not UTF-8.
     try:
         return read_input(path, _MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError, RecordError) as error:
@@ -335,11 +344,12 @@ def _read_state(path: Path) -> Floats:
             member = archive.getinfo(f"{path.stem}/data.pkl")
             is_plain = member.compress_type == zipfile.ZIP_STORED  # torch.save does not compress
             match = _PICKLED_STATE.fullmatch(archive.read(member)) if is_plain else None
-        state = np.frombuffer(match[3].decode().encode("latin-1"), dtype="<f8") if match else np.empty(0)
+        length, byte_count, utf8_bytes = match.groups() if match else (b"\0", b"", b"")
+        state = np.frombuffer(utf8_bytes.decode().encode("latin-1"), dtype="<f8")
     except (OSError, EOFError, KeyError, ValueError, RuntimeError, RecordError, zipfile.BadZipFile) as error:
         raise HostError(f"{path} cannot be read: {error}", remedy=INSTALL) from error
-    expected_sizes = (match[1][0], int.from_bytes(match[2], "little")) if match else None
-    if not match or (len(state), len(match[3])) != expected_sizes or not np.isfinite(state).all():
+    has_stated_sizes = len(state) == length[0] and len(utf8_bytes) == int.from_bytes(byte_count, "little")
+    if not match or not has_stated_sizes or not np.isfinite(state).all():
         raise HostError(f"{path} does not hold one pickled array of numbers", remedy=INSTALL)
     return state.reshape(1, -1).astype(np.float64)
 
@@ -347,9 +357,12 @@ def _read_state(path: Path) -> Floats:
 @cache
 def _read_domains() -> Mapping[str, str]:
     # Maps the lower-case name of each LIBERO-plus problem to the source text of its class.
-    files = sorted((data_folder() / "envs/problems").glob("*.py"))
-    classes = (class_text.partition("(") for file in files for class_text in _read_text(file).split("\nclass ")[1:])
-    return {name.lower(): body for name, _, body in classes}
+    body_of_name = {}
+    for file in sorted((data_folder() / "envs/problems").glob("*.py")):
+        for class_text in _read_text(file).split("\nclass ")[1:]:  # the first part is the text before the classes
+            name, _, body = class_text.partition("(")
+            body_of_name[name.lower()] = body
+    return body_of_name
 
 
 def _scene_files(problem: str) -> list[str]:
@@ -359,13 +372,12 @@ def _scene_files(problem: str) -> list[str]:
     if scene := re.search(r'"scene_xml": "([^"]+)"', body):
         return [scene[1]]
     styles = _read_text(data_folder() / "envs/arenas/style.py")
-    style_tables = (styles.partition(f"{kind.upper()}_STYLE")[2].partition("}")[0] for kind in ("floor", "wall"))
-    style_names = (re.findall(f'"{kind}_style": "([^"]+)"', body)[0] for kind in ("floor", "wall"))
-    matches = (
-        re.search(rf'"{re.escape(name)}": "([^"]+)"', table)
-        for name, table in zip(style_names, style_tables, strict=True)
-    )
-    return [f"textures/{match[1]}" for match in matches if match]
+    files = []
+    for kind in ("floor", "wall"):
+        style_name = re.findall(f'"{kind}_style": "([^"]+)"', body)[0]
+        table = styles.partition(f"{kind.upper()}_STYLE")[2].partition("}")[0]  # maps names of styles to files
+        files += re.findall(rf'"{re.escape(style_name)}": "([^"]+)"', table)[:1]
+    return [f"textures/{file}" for file in files]
 
 
 @cache
@@ -373,4 +385,6 @@ def _object_files() -> Mapping[str, str]:
     # Maps the name of each added object in task files to the path of the object's file in the assets.
     text = _read_text(data_folder() / "envs/objects/custom_objects.py")
     classes = re.findall(r'register_object\s+class (\w+)\(.*?assets/(new_objects/[^"]+)"', text, re.DOTALL)
-    return {"_".join(re.sub(r"([A-Z0-9])", r" \1", class_name).split()).lower(): file for class_name, file in classes}
+    # Task files name the class `RedCup2` as `red_cup_2`.
+    words_of_class = {name: re.sub(r"([A-Z0-9])", r" \1", name).split() for name, _ in classes}
+    return {"_".join(words_of_class[class_name]).lower(): file for class_name, file in classes}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cache
-from itertools import combinations, count
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -79,15 +79,18 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def registered_tasks(suite: str) -> tuple[Task, ...]:
-    """Return, as custom tasks, the tasks of a LIBERO-PRO suite outside our registry; () if LIBERO lacks the suite."""
+    """Return the tasks of a suite that LIBERO registers but our registry lacks, such as one of LIBERO-PRO, as custom
+    tasks; () if LIBERO lacks the suite or one of its files.
+    """
     from libero.libero.benchmark import task_maps
 
     entries = task_maps.get(spell_suite(suite).replace("-", "_"), {}).values()
-    files = list(map(_entry_file, entries))
-    return tuple(map(_read_own_task, files, count())) if all(file.is_file() for file in files) else ()
+    files = [_entry_file(entry) for entry in entries]
+    return _read_own_tasks(files) if all(file.is_file() for file in files) else ()
 
 
 def _entry_file(entry: LiberoTask) -> Path:
+    # Returns the BDDL file of LIBERO's description of a task.
     return installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
 
 
@@ -106,10 +109,10 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
     read, or LIBERO cannot be imported. Raises `RegistryError` for a file that is not a BDDL problem.
     """
     files = list_bddl_files(path)
-    suite_places = [recorded_libero.find_suite_task(file) for file in files]
+    suite_places = [recorded_libero.find_suite_task(file) for file in files]  # (benchmark, index), or None
     if all(suite_places):
         return tuple(suite_tasks(benchmark)[index] for benchmark, index in filter(None, suite_places))
-    return tuple(map(_read_own_task, files, count()))
+    return _read_own_tasks(files)
 
 
 def list_bddl_files(path: Path) -> list[Path]:
@@ -128,6 +131,10 @@ def name_task(path: Path) -> tuple[str, str]:
         return name_own_task(path)
     suite_task = recorded_libero.find_suite_task(path)
     return name_own_task(path) if suite_task is None else (suite_task[0], f"task_{suite_task[1]}")
+
+
+def _read_own_tasks(paths: Sequence[Path]) -> tuple[Task, ...]:
+    return tuple(_read_own_task(path, index) for index, path in enumerate(paths))
 
 
 def _read_own_task(path: Path, index: int) -> Task:
@@ -205,11 +212,9 @@ def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpac
         for sampler in domain.placement_initializer.samplers.values()
         if sampler.mujoco_objects[0].name in domain.objects_dict
     }
-    ranges = {
-        f"{name}.{axis}": _drawn_range(sampler, axis) for name, sampler in samplers.items() for axis in range(len(AXES))
-    }
+    ranges = [_drawn_range(sampler, axis) for sampler in samplers.values() for axis in range(len(AXES))]
     names = [f"{name}.{axis}" for name in samplers for axis in AXES]
-    low, high = np.array([*ranges.values()]).reshape(-1, 2).T.tolist()
+    low, high = np.array(ranges).reshape(-1, 2).T.tolist()
     state_indices = [_state_place(domain, name) for name in names]
     radius_m = {name: float(sampler.mujoco_objects[0].horizontal_radius) for name, sampler in samplers.items()}
     return SearchSpace(
@@ -229,6 +234,7 @@ def _drawn_range(sampler: Any, axis: int) -> list[float]:
     placed_object = sampler.mujoco_objects[0]
     margin = float(placed_object.horizontal_radius) if sampler.ensure_object_boundary_in_range else 0.0
     low, high = (sampler.x_ranges, sampler.y_ranges)[axis][0]
+    # If the object is larger than the range, the margin exchanges the two bounds.
     return sorted(float(sampler.reference_pos[axis]) + bound for bound in (low + margin, high - margin))
 
 
@@ -238,7 +244,7 @@ def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
     if name not in domain.objects_dict or axis not in AXES:
         problem = f"the task has no coordinate {coordinate!r} to place"
         raise HostError(problem, remedy=f"Write OBJECT.x or OBJECT.y, with one of: {', '.join(domain.objects_dict)}.")
-    joint = domain.sim.model._model.joint(domain.objects_dict[name].joints[0])
+    joint = domain.sim.model._model.joint(domain.objects_dict[name].joints[0])  # a free joint: x, y and z come first
     return _TIME_SIZE + int(joint.qposadr[0]) + AXES.index(axis)
 
 
@@ -247,17 +253,17 @@ def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[
     move with it. Heights and orientations do not change. Raises `HostError` for a coordinate that the task lacks.
     """
     moved = state.copy()
-    upper_of_lower = {
+    upper_of_lower = {  # names of the stacked objects
         sample_arguments["reference"]: name.removesuffix("_sampler")
         for name, sample_arguments in domain.conditional_placement_on_objects_initializer.sample_args.items()
         if sample_arguments
     }
     for coordinate, value_m in placed:
         index = _state_place(domain, coordinate)
-        shift, (name, _, axis) = value_m - state[index], coordinate.rpartition(".")
         moved[index] = value_m
-        if upper := upper_of_lower.get(name):
-            moved[_state_place(domain, f"{upper}.{axis}")] += shift
+        name, _, axis = coordinate.rpartition(".")
+        if name in upper_of_lower:
+            moved[_state_place(domain, f"{upper_of_lower[name]}.{axis}")] += value_m - state[index]
     return moved
 
 
@@ -282,6 +288,7 @@ def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
     gripper = domain.robots[0].gripper
     # A previous call may have changed the class. This call starts from robosuite's class, so factors do not accumulate.
     gripper_class: Any = next(base for base in type(gripper).__mro__ if base.__module__.startswith("robosuite."))
+    # `speed` is a property in robosuite, so a subclass must replace it by a number.
     attributes = {"speed": gripper_class.speed.fget(gripper) * speed_factor, "__module__": __name__}
     gripper.__class__ = type(gripper_class.__name__, (gripper_class,), attributes)
 
@@ -293,19 +300,17 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
     """
     robot, model, data = domain.robots[0], domain.sim.model._model, domain.sim.data._data
     servos = list(robot._ref_joint_gripper_actuator_indexes)
-    qpos_addresses, dof_addresses = (
-        list(robot._ref_gripper_joint_pos_indexes),
-        list(robot._ref_gripper_joint_vel_indexes),
-    )
+    qpos_addresses = list(robot._ref_gripper_joint_pos_indexes)
+    dof_addresses = list(robot._ref_gripper_joint_vel_indexes)
     lag_s = model.dof_damping[dof_addresses] / model.actuator_gainprm[servos, 0]
     low, high = model.actuator_ctrlrange[servos].T
+    # Targets are from -1 (`low`) to 1 (`high`). A finger closes towards the position 0, which is one end of its range.
     target = 2.0 * (data.qpos[qpos_addresses] + lag_s * data.qvel[dof_addresses] - low) / (high - low) - 1.0
     closing_target = np.where(np.abs(low) < np.abs(high), -1.0, 1.0)
     geoms = robot.gripper.important_geoms
     # If any finger is not fully open and a finger touches something, the gripper is assumed to be closing.
-    if (closing_target * target).max() > -_FULL_COMMAND and domain.check_contact(
-        [*geoms["left_finger"], *geoms["right_finger"]]
-    ):
+    is_fully_open = (closing_target * target).max() <= -_FULL_COMMAND
+    if not is_fully_open and domain.check_contact([*geoms["left_finger"], *geoms["right_finger"]]):
         target = closing_target
     robot.gripper.current_action = np.where(np.abs(target) > _FULL_COMMAND, np.sign(target), target)
 
@@ -378,6 +383,7 @@ def make_control_env(
     patched = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
     def copy_compiled(_: object, domain: BDDLBaseDomain, *xml: str) -> None:
+        # Is called after `_initialize_sim`, with its result, the environment and the other arguments.
         domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # the domain changes its arrays later
 
     undo = hook_call(MujocoEnv, "_initialize_sim", after=copy_compiled)
@@ -461,7 +467,7 @@ class KeptScene:
         else:
             self._restore_model()
         if self._renderer is not None:
-            _move_renderer(self._renderer, domain.sim)
+            _move_renderer(self._renderer, domain.sim)  # the reset has made a new simulation
 
     def _restore_model(self) -> None:
         # Restores the compiled values of the model's arrays, and makes a new simulation in the same way as robosuite.

@@ -34,7 +34,7 @@ _build_lock = threading.Lock()  # held while a scene is built, because `building
 
 
 class _NoVisual:
-    """Stand-in for a material or texture in a scene that is not rendered."""
+    """Stand-in for a material or texture in a scene that is not rendered. Any of its methods does nothing."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -50,8 +50,9 @@ def building(*, renders: bool) -> Iterator[None]:
     import sapien.render
     import sapien.wrapper.urdf_loader
 
+    modules = () if renders else (sapien.render, sapien.pysapien.render, sapien.wrapper.urdf_loader)
     with _build_lock, ExitStack() as patches:
-        for module in () if renders else (sapien.render, sapien.pysapien.render, sapien.wrapper.urdf_loader):
+        for module in modules:
             for name in ("RenderMaterial", "RenderTexture2D"):
                 patches.enter_context(mock.patch.object(module, name, _NoVisual))
         yield
@@ -66,11 +67,9 @@ def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None
     for name, change in changes.items():
         config = env._sensor_configs[name]
         if config.intrinsic is not None:
-            change["intrinsic"] = np.asarray(config.intrinsic) * [
-                [width / config.width],
-                [height / config.height],
-                [1.0],
-            ]
+            # The first row of the matrix scales x to columns of pixels, and the second row scales y to rows.
+            row_factors = [[width / config.width], [height / config.height], [1.0]]
+            change["intrinsic"] = np.asarray(config.intrinsic) * row_factors
     env._custom_sensor_configs = changes
 
 
@@ -89,6 +88,7 @@ def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 
     textures_mode = {"_obs_mode": _TEXTURES, "obs_mode_struct": parse_obs_mode_to_struct(_TEXTURES)}
+    # At the end of the block, the environment gets its mode and all its cameras back.
     with mock.patch.multiple(env, **textures_mode), mock.patch.dict(env._sensors):
         for name in env._sensors.keys() - set(cameras):
             del env._sensors[name]  # unwanted cameras must not be rendered
@@ -111,7 +111,8 @@ def render_device() -> str:
         listed = ", ".join(f"{name}, {driver}" for name, driver in driver_of_device.items())
         reason = f"SAPIEN refuses {listed}" if driver_of_device else "there is no Vulkan device"
         raise HostError(f"no picture can be rendered: {reason}", remedy=REMEDY) from error
-    name = next(iter(re.findall(r"GPU: (.*)\n\s*Supported: 1", summary)), summary.strip())
+    supported_names = re.findall(r"GPU: (.*)\n\s*Supported: 1", summary)
+    name = supported_names[0] if supported_names else summary.strip()
     return f"{name}, {driver_of_device[name]}" if name in driver_of_device else name
 
 
@@ -142,7 +143,7 @@ class _Driver(ctypes.Structure):
 
 def vulkan_devices() -> dict[str, str]:
     """Return the name of each Vulkan device and its driver, such as `Mesa 25.0.7 (LLVM 15.0.6)`; {} without Vulkan."""
-    library = None
+    library = None  # the first library that can be loaded
     for path in filter(None, ("libvulkan.so.1", os.environ.get("SAPIEN_VULKAN_LIBRARY_PATH"))):
         with suppress(OSError):
             library = library or ctypes.CDLL(path)
@@ -151,12 +152,12 @@ def vulkan_devices() -> dict[str, str]:
     instance_info = (ctypes.c_uint64 * 8)(1, 0, 0, ctypes.addressof(application_info))
     instance, count = ctypes.c_void_p(), ctypes.c_uint32()
     if library is None or library.vkCreateInstance(instance_info, None, ctypes.byref(instance)):
-        return {}
-    library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
+        return {}  # the function returns 0 if it succeeds
+    library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)  # writes only the count
     handles, driver_of_device = (ctypes.c_void_p * count.value)(), {}
     library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)
     for handle in handles:
-        driver = _Driver(kind=1000196000)
+        driver = _Driver(kind=1000196000)  # a `kind` is the struct's value of Vulkan's VkStructureType
         device = _Properties(kind=1000059001, next=ctypes.addressof(driver))
         library.vkGetPhysicalDeviceProperties2(ctypes.c_void_p(handle), ctypes.byref(device))
         driver_of_device[device.name.decode("utf-8", "replace")] = driver.version.decode("utf-8", "replace")

@@ -107,15 +107,16 @@ class ManiskillHost(Host):
         if robot:
             require_known("the host maniskill", "robot", robot, ROBOTS)
             self.supports = replace(self.supports, cameras=ROBOTS[robot].cameras, drawn=robot == "widowx")
-        self._robots = (robot,) if robot else ("panda", "panda_wristcam")
+        self._robots = (robot,) if robot else ("panda", "panda_wristcam")  # a wristcam is a Panda with a camera
         controls = ROBOTS[self._robots[0]].controls
         self._control = control or next(iter(controls))
         require_known("the host maniskill", "control", self._control, controls)
 
     def suites(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(facts.suite for facts in self._facts().values()))
+        return tuple(dict.fromkeys(facts.suite for facts in self._select_tasks().values()))
 
-    def _facts(self) -> dict[str, TaskFacts]:
+    def _select_tasks(self) -> dict[str, TaskFacts]:
+        # Returns the facts of all tasks that one of the host's robots can do, by name.
         return {name: facts for name, facts in TASKS.items() if {*facts.robots} & {*self._robots}}
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
@@ -125,14 +126,12 @@ class ManiskillHost(Host):
             raise HostError(problem, remedy=f"Choose the suite's robot: --host-arg robot={robot_of_suite[suite]}.")
         require_known("ManiSkill", "suite", suite, self.suites())
         still = still_action(self._control)
-        suite_facts = ((name, facts) for name, facts in self._facts().items() if facts.suite == suite)
-        chosen = [(name, facts, still * len(facts.prefixes)) for name, facts in suite_facts]
-        return tuple(
-            hosts.registered_task(
-                suite, name, index, task_still, init_states=facts.layouts, horizon=facts.horizon, arms=facts.arms
-            )
-            for index, (name, facts, task_still) in enumerate(chosen)
-        )
+        suite_facts = {name: facts for name, facts in self._select_tasks().items() if facts.suite == suite}
+        tasks = []
+        for index, (name, facts) in enumerate(suite_facts.items()):
+            options = {"init_states": facts.layouts, "horizon": facts.horizon, "arms": facts.arms}
+            tasks.append(hosts.registered_task(suite, name, index, still * len(facts.prefixes), **options))
+        return tuple(tasks)
 
     def make(self, task: Task, wants: Wants) -> ManiskillEnv:
         """Return a new environment of one task. Raises `HostError` if the policy gives absolute poses, or wants a
@@ -176,15 +175,16 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str, robot: str) -> None:
-        self._robot, count = ROBOTS[robot], len(task_facts(task.name).prefixes)
+        self._robot, self._facts = ROBOTS[robot], task_facts(task.name)
+        arm_count = len(self._facts.prefixes)
         self.embodiment, limits = self._robot.embodiment, self._robot.torque_limit_nm
-        self.torque_limit_nm = None if limits is None else limits * count
+        self.torque_limit_nm = None if limits is None else limits * arm_count  # the arms' limits one after the other
         self._action_meaning, size = self._robot.controls[control]
-        super().__init__(task, wants, versions, size * count)
+        super().__init__(task, wants, versions, size * arm_count)
         if self._robot.action_high:
             self.action_high = np.array(self._robot.action_high)
             self.action_low = -self.action_high
-        self._facts, self._renders_next = task_facts(task.name), True
+        self._renders_next = True
         self._env = make_env(task.name, control, robot, renders=bool(wants.cameras))
         graphics.set_cameras(self._env, wants.cameras, wants.image_size)
         self._identity = read_identity(type(self._env), None, "mani_skill", "envs")
@@ -200,7 +200,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self._recorder, self._seed, self._renders_next = None, seed, True
         env, robot = self._env, self._robot
         layout = None if seed.drawn or not self._facts.layouts else seed.init_state_index
-        start(env, drawn_reset_seed(seed), layout, renders=bool(self._wants.cameras))
+        build_scene(env, drawn_reset_seed(seed), layout, renders=bool(self._wants.cameras))
         parts, hand, self._part_bodies = read_parts(env, robot, self._facts)
         scene = replace(read_scene(env, robot, self._facts), parts=parts, hand=hand)
         links_of_arms = [arm_links(articulation, robot) for articulation in articulations(env)]
@@ -215,11 +215,11 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         recorder = EpisodeRecorder(scene, read_arms(env, robot, self._facts) if self._facts.arms else None)
 
         def read_torques() -> Any:
-            return self._label_by_arm(
-                [read_arm_torques(*arm) for arm in zip(articulations(env), links_of_arms, strict=True)]
-            )
+            torques_of_arms = map(read_arm_torques, articulations(env), links_of_arms)
+            return self._label_by_arm(list(torques_of_arms))
 
         recorder.begin(read_contacts(env, scene), torques_nm=read_torques(), **self._read_record_fields())
+        # Each episode has a new `env.scene`, so the hook of the previous episode is gone.
         hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques()))
         self._recorder = recorder
         return self._observe()
@@ -281,10 +281,10 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
             "state": read_state(self._env),
             "parts": parts,
         }
-        subgoals = self._facts.subgoals
-        holds = {
-            name: bool(self._evaluation[name.removeprefix("not ")]) != name.startswith("not ") for name in subgoals
-        }
+        holds = {}
+        for name in self._facts.subgoals:
+            value, is_negated = bool(self._evaluation[name.removeprefix("not ")]), name.startswith("not ")
+            holds[name] = not value if is_negated else value
         return {**fields, "subgoals": holds or None}
 
     def _label_by_arm(self, values: Sequence[Any]) -> Any:
@@ -292,6 +292,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return dict(zip(self._facts.arms, values, strict=True)) if self._facts.arms else values[0]
 
     def _read_hands(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        # Returns position [3] in m and quaternion wxyz [4] of each arm's hand.
         hands = (agent.robot.links_map[self._robot.hand] for agent in agents(self._env))
         return [to_pose(hand._objs[0].entity.pose) for hand in hands]
 
@@ -311,10 +312,10 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         ]
         joined = policy.join_arms(observed_arms)
         arms = self._label_by_arm(observed_arms) if self._facts.arms else {}
-        renders, self._renders_next = self._renders_next, True
-        images = (
-            graphics.take_pictures(self._env, wanted.cameras) if renders else policy.UnrenderedImages(wanted.cameras)
-        )
+        images: Mapping[str, NDArray[np.uint8]] = policy.UnrenderedImages(wanted.cameras)
+        if self._renders_next:
+            images = graphics.take_pictures(self._env, wanted.cameras)
+        self._renders_next = True
         hand_state = joined.eef_pos_m, joined.eef_quat_wxyz, joined.gripper_qpos
         return Observation(self.task.instruction, *hand_state, images, extra=extra, arms=arms)
 
@@ -356,8 +357,8 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
     if facts.suite == SIMPLER and (missing := missing_downloads()):
         raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
     task = import_maniskill()[name]
-    robots = (robot,) * len(facts.arms) if facts.arms else robot
-    options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
+    robot_ids = (robot,) * len(facts.arms) if facts.arms else robot
+    options = {"robot_uids": robot_ids} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
     # The value `gpu` selects any Vulkan device, even a CPU.
     backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}
     overrides: dict[str, Any] = {
@@ -372,12 +373,13 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
     return env
 
 
-def start(env: Any, seed: int, layout: int | None = None, *, renders: bool = False) -> None:
+def build_scene(env: Any, seed: int, layout: int | None = None, *, renders: bool = False) -> None:
     """Build a new scene, so that nothing of an earlier episode remains in the solver. Draw the start by `seed`, unless
     `layout` is the number of a fixed layout.
     """
+    layout_option = {} if layout is None else {"episode_id": layout}
     with graphics.building(renders=renders):
-        env.reset(seed=seed, options={"reconfigure": True} | ({} if layout is None else {"episode_id": layout}))
+        env.reset(seed=seed, options={"reconfigure": True, **layout_option})
 
 
 def agents(env: Any) -> list[Any]:
@@ -398,9 +400,11 @@ def arm_links(articulation: Any, robot: Robot) -> list[int]:
 
 def split_action(env: Any, action: Action) -> Any:
     """Return an action in ManiSkill's form: an array, or a mapping from agent to array if there are several agents."""
-    agent_names = getattr(env.agent, "agents_dict", None)
     values = action.astype(np.float32)
-    return values if agent_names is None else dict(zip(agent_names, np.split(values, len(agent_names)), strict=True))
+    if not hasattr(env.agent, "agents_dict"):
+        return values
+    agent_names = list(env.agent.agents_dict)
+    return dict(zip(agent_names, np.split(values, len(agent_names)), strict=True))
 
 
 def settle_once(env: Any, still: Action) -> None:
@@ -446,6 +450,7 @@ def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
     names. Bodies without collision shapes, such as goal markers, are left out. Shapes of one entity form one body.
     """
     solid, moving = solid_bodies(env, facts), dynamic_bodies(env, facts)
+    # The roles of links and then of moving bodies replace the role furniture.
     links = {name: body for name, body in solid.items() if name not in env.scene.actors}
     roles = dict.fromkeys(solid, "furniture") | dict.fromkeys(links, "robot")
     roles |= {name: "target" if name in facts.targets else "bystander" for name in moving}
@@ -460,7 +465,7 @@ def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
 
 
 def finger_groups(links: Mapping[str, Any], robot: Robot) -> tuple[list[int], list[int]]:
-    """Return, for each of an arm's two fingers, the ids of its links."""
+    """Return, for each of an arm's two fingers, the ids of its links; `links` maps names to an arm's links."""
     first, second = (
         [body.entity.per_scene_id for name, body in links.items() if finger in name] for finger in robot.fingers
     )
@@ -479,6 +484,7 @@ def read_arms(env: Any, robot: Robot, facts: TaskFacts) -> dict[str, Arm]:
 def read_parts(env: Any, robot: Robot, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
     """Return the parts (robot links, solid actors), indices of the parts of hand and fingers, and each part's body."""
     name_of_id = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
+    # A link follows its parent in the list, because `Part.parent` is an index of an earlier part.
     bodies = sorted(name_links(env, facts).values(), key=lambda link: len(_list_ancestors(link)))
     part_of_id = {link.entity.per_scene_id: index for index, link in enumerate(bodies)}
     parts = []
@@ -488,14 +494,16 @@ def read_parts(env: Any, robot: Robot, facts: TaskFacts) -> tuple[list[Part], li
         parts.append(Part(name, parent, _joint_motion(link), *read_shapes(link)))
     fingers = [link for link in bodies if any(side in link.entity.name for side in robot.fingers)]
     # The link that carries the fingers belongs to the hand, too.
-    hand = {part_of_id[link.entity.per_scene_id] for finger in fingers for link in (finger, finger.parent) if link}
+    hand_links = (link for finger in fingers for link in (finger, finger.parent) if link)
+    hand = {part_of_id[link.entity.per_scene_id] for link in hand_links}
     for name, actor in env.scene.actors.items():
         body = actor._bodies[0]
         if body.collision_shapes:
-            body_type = "kinematic" if name in facts.fixed else actor.px_body_type
-            parent, motion = (
-                (TRACKED, ()) if body_type == "dynamic" else (WORLD, ALL_MOTION if body_type == "kinematic" else ())
-            )
+            parent, motion = WORLD, tuple[int, ...]()
+            if name in facts.fixed or actor.px_body_type == "kinematic":
+                motion = ALL_MOTION
+            elif actor.px_body_type == "dynamic":
+                parent = TRACKED
             parts.append(Part(name, parent, motion, *read_shapes(body)))
             bodies.append(body)
     return parts, sorted(hand), bodies
@@ -511,6 +519,7 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
     joint = link.joint
     if joint.type == "fixed":
         return ()
+    # The components 0 to 2 are rotations about the frame's axes, 3 to 5 are motions along them.
     pos_m, quat_wxyz = to_pose(joint.pose_in_child)
     axis = rotate(quat_wxyz, np.array([1.0, 0.0, 0.0]))
     main_axis = int(np.abs(axis).argmax())
@@ -549,7 +558,7 @@ def read_state(env: Any) -> NDArray[np.float64]:
 
 def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
     """Return which entries of the array from `read_state` are positions, and which entries are rotations."""
-    coordinates, index = list[Coordinate](), 0
+    coordinates, index = list[Coordinate](), 0  # `index` is the first entry of the next actor or articulation
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():
             coordinates += [Coordinate(name, "position", index, 3), Coordinate(name, "rotation", index + 3, 4)]
@@ -559,7 +568,8 @@ def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
     # The articulations come last. The last entries of an articulation are its joints' positions, then their velocities.
     for names, end in zip(joint_names, index - sum(sizes) + np.cumsum(sizes), strict=True):
         first = int(end) - 2 * len(names)
-        kinds: list[Literal["position", "rotation"]] = ["rotation"] * robot.joints
-        kinds += ["position"] * (len(names) - robot.joints)
-        coordinates += [Coordinate(name, kinds[offset], first + offset, 1) for offset, name in enumerate(names)]
+        for offset, name in enumerate(names):
+            is_arm_joint = offset < robot.joints  # the arm's joints come first and rotate; fingers slide
+            joint_kind: Literal["position", "rotation"] = "rotation" if is_arm_joint else "position"
+            coordinates.append(Coordinate(name, joint_kind, first + offset, 1))
     return tuple(coordinates)

@@ -71,12 +71,13 @@ class ManiskillStage(stage.Stage):
         shows the bodies nearly as well as possible. Raises `HostError` if the scene lacks a body or cannot be rendered.
         """
         default_camera = stage.Camera(self._scene.cameras[0])
-        balls = [ball for name in bodies if (ball := self._bounding_ball(record, name))]
+        balls = [ball for ball in (self._bounding_ball(record, name) for name in bodies) if ball is not None]
         if not balls or (self._measure_shares(record, default_camera, bodies) >= WELL_SHOWN).all():
             return default_camera
         forward = rotate(self._camera_pose(default_camera)[1], np.array([1.0, 0.0, 0.0]))
         azimuth_deg = float(np.degrees(np.arctan2(forward[1], forward[0])))
-        cameras = list(close_ups(*min(balls, key=lambda ball: ball[1]), azimuth_deg))
+        center_m, radius_m = min(balls, key=lambda ball: ball[1])  # look at the smallest body
+        cameras = list(close_ups(center_m, radius_m, azimuth_deg))
         return choose_camera(cameras, [self._measure_shares(record, camera, bodies) for camera in cameras])
 
     def render(
@@ -99,7 +100,7 @@ class ManiskillStage(stage.Stage):
         """Return the bodies' collision shapes, colored by role, and the default camera at record 0."""
         self._set_record(0)
         meshes: list[stage.TriangleMesh] = []
-        shapes = tuple(self._read_shapes(meshes))
+        shapes = tuple(self._read_shapes(meshes))  # this also fills `meshes`
         camera = stage.Camera(self._scene.cameras[0])
         pos_m, quat_wxyz, fovy_rad = self._camera_pose(camera)
         view = stage.Viewpoint(
@@ -120,12 +121,14 @@ class ManiskillStage(stage.Stage):
         self._on_close()
 
     def _set_record(self, record: int) -> None:
+        # ManiSkill takes an array of states [1, S], one for each parallel environment.
         self._scene.env.set_state(self._states[record : record + 1].astype(np.float32))
 
     def _tracked_positions(self) -> dict[str, Floats]:
         return {name: to_pose(self._scene.bodies[name].entity.pose)[0] for name in self._scene.tracked}
 
     def _require_body(self, name: str) -> str:
+        # Returns the name of a body of the scene; raises `HostError` for other names.
         if name not in self._scene.bodies:
             remedy = "Render with the package versions that run.json lists."
             raise HostError(f"the scene has no body {name!r}", remedy=remedy)
@@ -140,7 +143,8 @@ class ManiskillStage(stage.Stage):
             half_azimuth, half_elevation = np.radians([camera.azimuth_deg, camera.elevation_deg]) / 2
             yaw = np.array([np.cos(half_azimuth), 0.0, 0.0, np.sin(half_azimuth)])
             quat_wxyz = multiply(yaw, np.array([np.cos(half_elevation), 0.0, -np.sin(half_elevation), 0.0]))
-            return camera.lookat_m - rotate(quat_wxyz, np.array([camera.distance_m, 0.0, 0.0])), quat_wxyz, _FOVY_RAD
+            forward_m = rotate(quat_wxyz, np.array([camera.distance_m, 0.0, 0.0]))
+            return camera.lookat_m - forward_m, quat_wxyz, _FOVY_RAD
         if camera.name not in self._scene.cameras:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {list(self._scene.cameras)}")
         from mani_skill.sensors.camera import parse_camera_configs  # imported late: sensors need a rendering device
@@ -150,7 +154,7 @@ class ManiskillStage(stage.Stage):
         config = configs[camera.name]
         # In a scene with several robots, no robot has a camera.
         links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map
-        mount = config.mount or links.get(config.entity_uid)
+        mount = config.mount or links.get(config.entity_uid)  # None for a camera that is fixed in the world
         pose = mount._objs[0].entity.pose * config.pose.sp if mount else config.pose.sp
         fovy_rad = config.fov or 2 * np.arctan(config.height / 2 / config.intrinsic[1][1])
         return *to_pose(pose), float(fovy_rad)
@@ -181,7 +185,7 @@ class ManiskillStage(stage.Stage):
         body = self._scene.bodies[self._require_body(name)]
         self._set_record(record)
         pos_m, quat_wxyz = to_pose(body.entity.pose)
-        boxes = read_shapes(body)[0]
+        boxes, _ = read_shapes(body)  # columns: center [3], quaternion [4] and half extents [3] in the body's frame
         if not len(boxes):
             return None
         centers = pos_m + np.array([rotate(quat_wxyz, center) for center in boxes[:, :3]])
@@ -195,21 +199,22 @@ class ManiskillStage(stage.Stage):
         # Yields the bodies' shapes, and appends the meshes of these shapes to `meshes`.
         for part, (name, body) in enumerate(self._scene.bodies.items()):
             for shape in body.collision_shapes:
-                kind = shape_kind(shape)
+                kind, rgba = shape_kind(shape), _RGBA[self._scene.roles[name]]
                 pos_m, quat_wxyz = to_pose(shape.local_pose)
-                rgba = _RGBA[self._scene.roles[name]]
                 if hasattr(shape, "vertices"):
                     vertices = np.asarray(shape.vertices, dtype=np.float64) * shape.scale
                     meshes.append(stage.TriangleMesh(vertices, np.asarray(shape.triangles, dtype=np.int64)))
-                    size, mesh_index = (0.0, 0.0, 0.0), len(meshes) - 1
-                    yield stage.Shape("mesh", part, size, _to_tuple(pos_m), _to_tuple(quat_wxyz), rgba, mesh_index)
+                    mesh_pose, mesh_index = (_to_tuple(pos_m), _to_tuple(quat_wxyz)), len(meshes) - 1
+                    yield stage.Shape("mesh", part, (0.0, 0.0, 0.0), *mesh_pose, rgba, mesh_index)
                     continue
-                x, y, z = (_PLANE_HALF_SIZE_M, _PLANE_HALF_SIZE_M, 0.0) if kind == "plane" else half_size(shape)
-                # In `Shape`, the radius comes first, and a capsule's half length excludes the caps.
                 if kind in {"plane", "capsule", "cylinder"}:
                     quat_wxyz = multiply(quat_wxyz, _ALONG_Z)
-                    x, y = (y, x - y if kind == "capsule" else x) if kind != "plane" else (x, y)
-                yield stage.Shape(kind, part, (x, y, z), _to_tuple(pos_m), _to_tuple(quat_wxyz), rgba)
+                size = (_PLANE_HALF_SIZE_M, _PLANE_HALF_SIZE_M, 0.0) if kind == "plane" else half_size(shape)
+                if kind in {"capsule", "cylinder"}:
+                    x, radius, _ = size
+                    # In `Shape`, the radius comes first, and a capsule's half length excludes the caps.
+                    size = (radius, x - radius if kind == "capsule" else x, radius)
+                yield stage.Shape(kind, part, size, _to_tuple(pos_m), _to_tuple(quat_wxyz), rgba)
 
     def _find_touches(self) -> Iterator[stage.Touch]:
         # Yields the force-bearing contacts of the last physics step. SAPIEN gives the impulse on the first body.
@@ -219,12 +224,8 @@ class ManiskillStage(stage.Stage):
             if points and first and second:
                 impulse_on_second = -np.sum([point.impulse for point in points], axis=0, dtype=np.float64)
                 direction = impulse_on_second / max(float(np.linalg.norm(impulse_on_second)), 1e-12)
-                yield stage.Touch(
-                    first,
-                    second,
-                    _to_tuple(np.mean([point.position for point in points], axis=0)),
-                    _to_tuple(direction),
-                )
+                point_m = np.mean([point.position for point in points], axis=0)
+                yield stage.Touch(first, second, _to_tuple(point_m), _to_tuple(direction))
 
 
 def shape_kind(shape: Any) -> Any:
@@ -234,7 +235,7 @@ def shape_kind(shape: Any) -> Any:
 
 def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return boxes around a body's K shapes other than planes, [K, 10], and its L planes, [L, 7], as in `Part`."""
-    boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]
+    boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]  # empty arrays, since `concatenate` needs at least one
     for shape in body.collision_shapes:
         pos_m, quat_wxyz = to_pose(shape.local_pose)
         if shape_kind(shape) == "plane":
@@ -257,8 +258,10 @@ def half_size(shape: Any) -> tuple[float, float, float]:
         x, y, z = map(float, shape.half_size)
         return x, y, z
     radius = float(shape.radius)
-    x_half_size = {"sphere": radius, "capsule": radius + getattr(shape, "half_length", 0.0)}
-    return float(x_half_size.get(shape_kind(shape), getattr(shape, "half_length", radius))), radius, radius
+    if shape_kind(shape) == "sphere":
+        return radius, radius, radius
+    cap_m = radius if shape_kind(shape) == "capsule" else 0.0  # SAPIEN's half length excludes a capsule's round ends
+    return float(cap_m + shape.half_length), radius, radius
 
 
 def _to_tuple(values: Any) -> Any:

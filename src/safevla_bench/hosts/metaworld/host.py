@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _SIMULATOR = ("mujoco", "gymnasium", "metaworld")
 _INSTALL = "make metaworld   (in a checkout; it creates the separate environment .venv-metaworld)"
-_FREE = 0  # MuJoCo's mjtJoint
+_FREE = 0  # MuJoCo's mjtJoint for a free joint
 _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
@@ -115,17 +115,21 @@ class MetaworldEnv(MujocoEnv):
         self._stop_recording()
         self._renders_next = True
         env = self._env
-        goal_seed, goal_index = (drawn_reset_seed(seed), 0) if seed.drawn else (seed.env_seed, seed.init_state_index)
-        env.set_task(draw_goals(self.task.name, goal_seed)[goal_index])
+        if seed.drawn:
+            variant = draw_variants(self.task.name, drawn_reset_seed(seed))[0]
+        else:
+            variant = draw_variants(self.task.name, seed.env_seed)[seed.init_state_index]
+        env.set_task(variant)
         vector, _ = env.reset()
         self._success = False
         still, objects = np.array(seed.wait_action or STILL), self._read_scene().objects
-        for _ in mujoco_recorder.settling_steps(*self._mujoco(), objects, seed.wait_steps, seed.rest_steps):
+        for _ in mujoco_recorder.settling_steps(env.model, env.data, objects, seed.wait_steps, seed.rest_steps):
             vector, self._success = self._advance(still)
         self._start_recording(seed)
         return self._observe(vector)
 
     def _start_recording(self, seed: EpisodeSeed) -> None:
+        # Changes the physics, takes record 0, and adds the hooks that record each substep and step.
         env, self._seed = self._env, seed
         scene = self._change_physics(seed, self._read_scene())
         mujoco_recorder.warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
@@ -138,7 +142,7 @@ class MetaworldEnv(MujocoEnv):
         self._undo_hooks += [undo_substeps, undo_steps]
 
     def _set_substeps(self, count: int) -> None:
-        self._env.frame_skip = count
+        self._env.frame_skip = count  # gymnasium's name of the number of substeps
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         self._require_recorder()
@@ -151,14 +155,15 @@ class MetaworldEnv(MujocoEnv):
         vector, _, _, _, outcome = self._env.step(action)
         return vector, bool(outcome["success"])
 
-    def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
+    def _model_and_data(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
         return self._env.model, self._env.data
 
     def _read_scene(self) -> mujoco_recorder.Scene:
         return read_scene(self._env.model, self._task_entry)
 
     def _target_object(self) -> str | None:
-        return next(iter(self._task_entry.targets), None)
+        targets = self._task_entry.targets
+        return targets[0] if targets else None
 
     def close(self) -> None:
         self._stop_recording()
@@ -173,22 +178,21 @@ class MetaworldEnv(MujocoEnv):
 
         data = self._env.data
         site, quat = data.site("endEffector"), np.empty(4)
-        mujoco.mju_mat2Quat(quat, site.xmat)
+        mujoco.mju_mat2Quat(quat, site.xmat)  # writes to `quat`
         readings = {_HAND_READING: vector[:4].copy()}
         if self._wants.privileged:
             readings[_STATE_READING] = vector.copy()
-        cameras = self._wants.cameras
-        renders, self._renders_next = self._renders_next, True
+        images: Mapping[str, NDArray[np.uint8]] = UnrenderedImages(self._wants.cameras)
+        if self._renders_next:
+            size = self._wants.image_size
+            images = {camera: self._aim_renderer(camera).image(size) for camera in self._wants.cameras}
+        self._renders_next = True
         return Observation(
             instruction=self.task.instruction,
             eef_pos_m=site.xpos.copy(),
             eef_quat_wxyz=quat,
             gripper_qpos=np.array([data.joint(name).qpos[0] for name in ("r_close", "l_close")]),
-            images=(
-                {camera: self._aim_renderer(camera).image(self._wants.image_size) for camera in cameras}
-                if renders
-                else UnrenderedImages(cameras)
-            ),
+            images=images,
             extra=readings,
         )
 
@@ -204,7 +208,7 @@ class MetaworldEnv(MujocoEnv):
     def _moved_camera(self, camera: str) -> Iterator[str]:
         # In the block, a camera in `_MOVED_M` has the position listed there. Yields the camera's name in Meta-World.
         model_camera, moved_pos_m = _MOVED_M.get(camera, (camera, None))
-        position = self._env.data.camera(model_camera).xpos
+        position = self._env.data.camera(model_camera).xpos  # a view, so assignments change `data`
         original_pos_m = position.copy()
         position[:] = original_pos_m if moved_pos_m is None else moved_pos_m
         yield model_camera
@@ -269,7 +273,7 @@ def make_env(name: str) -> SawyerXYZEnv:
 
 
 @lru_cache(maxsize=64)
-def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
+def draw_variants(name: str, seed: int) -> tuple[Any, ...]:
     """Return Meta-World's fifty variants of a task (goals and positions), as drawn by `metaworld.MT1(name, seed)`."""
     return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
 
@@ -285,12 +289,14 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
     moving = [body for body in mujoco_recorder.moving_links(model, 0) if body not in robot]
     joint_types = {body: int(model.jnt_type[model.body_jntadr[body]]) for body in moving}
     goal_bodies = mujoco_recorder.subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
+    # A target may hang on a joint. All other bodies with joints, except free joints, are links.
     objects = {names[body]: body for body in moving if names[body] in rules.targets or joint_types[body] == _FREE}
     links = {names[body]: body for body in moving if names[body] not in objects and body not in goal_bodies}
     roles = mujoco_recorder.assign_roles(model, names, objects=objects, links=links, targets=rules.targets, robot=robot)
+    # The furniture in each tree of bodies is one fixture: records leave out contacts between its parts.
     roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
-    pieces = [{names[body] for body in mujoco_recorder.subtree_bodies(model, root)} for root in roots]
-    furniture_pieces = [frozenset(name for name in piece if roles.get(name) == "furniture") for piece in pieces]
+    trees = [{names[body] for body in mujoco_recorder.subtree_bodies(model, root)} for root in roots]
+    furniture_of_trees = [frozenset(name for name in tree if roles.get(name) == "furniture") for tree in trees]
     return mujoco_recorder.Scene(
         body_name=names,
         roles=roles,
@@ -299,7 +305,7 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
         fingers=(_finger_geoms(model, _FINGERS[0]), _finger_geoms(model, _FINGERS[1])),
         eef_site=int(model.site("endEffector").id),
         arm_dofs=(),
-        fixtures=tuple(piece for piece in furniture_pieces if len(piece) > 1),
+        fixtures=tuple(furniture for furniture in furniture_of_trees if len(furniture) > 1),
     )
 
 
@@ -312,9 +318,10 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
     robot = mujoco_recorder.subtree_bodies(model, int(model.body("base").id))
     for body in range(1, model.nbody):
         parent, own_name = int(model.body_parentid[body]), str(model.body(body).name)
-        stands_alone = parent == 0 or body in robot or model.body_jntnum[body] > 0
-        fallback = _read_tasks().names.get(names[parent], names[parent]) if model.body_jntnum[body] else names[parent]
-        names.append((own_name if stands_alone else "") or fallback)
+        parent_name, moves = names[parent], model.body_jntnum[body] > 0
+        is_separate = parent == 0 or body in robot or moves
+        fallback = _read_tasks().names.get(parent_name, parent_name) if moves else parent_name
+        names.append(own_name if is_separate and own_name else fallback)
     return tuple(names)
 
 

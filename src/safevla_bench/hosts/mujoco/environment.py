@@ -82,8 +82,8 @@ class MujocoEnv(RecordedEnv[Recorder]):
         self._undo_hooks: list[Undo] = []  # functions that undo the changes made for recording
 
     @abstractmethod
-    def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Return the current MuJoCo model and its data."""
+    def _model_and_data(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        """Return the current MuJoCo model and its data, which a reset may replace."""
 
     @abstractmethod
     def _read_scene(self) -> Scene:
@@ -94,7 +94,8 @@ class MujocoEnv(RecordedEnv[Recorder]):
         return None
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        return model_coordinates(self._mujoco()[0], self._read_scene().body_name)
+        model, _ = self._model_and_data()
+        return model_coordinates(model, self._read_scene().body_name)
 
     def render_next(self, wanted: bool) -> None:
         self._renders_next = wanted
@@ -107,8 +108,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
         """
         try:
             self.reset(episode_seed(episode))
-            scene, observe = self._read_scene(), self._make_pose_observer()
-            model = self._mujoco()[0]
+            (model, _), scene, observe = self._model_and_data(), self._read_scene(), self._make_pose_observer()
             return MujocoStage(model, scene, episode, self.stage_camera, self.close, observe, self.appearance)
         except BaseException:
             self.close()
@@ -121,21 +121,24 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def _change_physics(self, seed: EpisodeSeed, scene: Scene) -> Scene:
         """Apply the physics changes of `seed`, which last until recording stops; return the scene to record."""
         change = seed.change or PhysicsChange()
-        model, data = self._mujoco()
+        model, data = self._model_and_data()
         self._undo_hooks.append(change_model(model, data, scene, change, [seed.env_seed, seed.init_state_index]))
-        if change.time_step == 1:
+        if change.time_step == 1:  # a factor, so 1 = unchanged
             return scene
         substeps = round(self.dt_s / model.opt.timestep)
         new_substeps = max(1, round(substeps / change.time_step))
         self._undo_hooks.append(partial(self._set_time_step, float(model.opt.timestep), substeps))
         self._set_time_step(self.dt_s / new_substeps, new_substeps)
+        # A resting pair counts again after a number of substeps apart. Keep their total duration about the same.
         return replace(scene, apart_substeps=max(1, round(scene.apart_substeps * new_substeps / substeps)))
 
     def _set_time_step(self, time_step_s: float, substeps: int) -> None:
-        self._mujoco()[0].opt.timestep = time_step_s
+        model, _ = self._model_and_data()
+        model.opt.timestep = time_step_s
         self._set_substeps(substeps)
 
     def _stop_recording(self) -> None:
+        # Undoes all changes made for the current episode, including changes of physics.
         undo_all(self._undo_hooks)
         self._recorder = None
 
@@ -169,7 +172,7 @@ class RobosuiteEnv(MujocoEnv):
     def _set_speed(self) -> None:
         # Applies or removes the speed-up of robosuite, as `run_fast` has requested.
         if self._is_fast and self._undo_speed_up is None:
-            self._undo_speed_up = speed_up(self._robosuite())
+            self._undo_speed_up = speed_up(self._robosuite_env())
         elif not self._is_fast and self._undo_speed_up is not None:
             self._undo_speed_up()
             self._undo_speed_up = None
@@ -190,13 +193,14 @@ class RobosuiteEnv(MujocoEnv):
         return self._observe(raw), success
 
     def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation]:
+        # The function changes the state of the simulation.
         import mujoco
 
         def observe(qpos: Floats, qvel: Floats) -> Observation:
-            model, data = self._mujoco()
+            model, data = self._model_and_data()
             data.qpos[:], data.qvel[:] = qpos, qvel
             mujoco.mj_forward(model, data)
-            return self._observe(self._robosuite()._get_observations(force_update=True))
+            return self._observe(self._robosuite_env()._get_observations(force_update=True))
 
         return observe
 
@@ -207,39 +211,40 @@ class RobosuiteEnv(MujocoEnv):
             self._env.close()
         self._env = None
 
-    def _robosuite(self) -> Any:
+    def _robosuite_env(self) -> Any:
+        # Returns robosuite's environment; raises `HostError` before the first reset.
         if self._env is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._env
 
-    def _make_anew(self, make: Callable[[], Any], *, is_seen: bool) -> Any:
-        """Close the environment. Return a new one, which the caller must reset; for `is_seen`, see `_install_gate`."""
+    def _replace_env(self, make_env: Callable[[], Any], *, is_seen: bool) -> Any:
+        # Closes robosuite's environment, and returns a new one, which the caller must reset. `is_seen` is for the gate.
         self.close()
-        self._env, self._undo_speed_up = make(), None
+        self._env, self._undo_speed_up = make_env(), None
         self._set_speed()
         self._install_gate(is_seen=is_seen)
         return self._env
 
     def _install_gate(self, *, is_seen: bool) -> None:
         # If `is_seen`, the policy gets the observation of the next reset, so its pictures must be rendered.
-        self._gate.install(self._robosuite())
+        self._gate.install(self._robosuite_env())
         self._gate.set_open(is_seen)
         self._renders_next = True
 
     @abstractmethod
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
-        """Apply one action, and return the observation and the benchmark's success."""
+        """Apply one action, and return robosuite's observation and whether the benchmark's task is solved."""
 
     @abstractmethod
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         """Return a reader of the current scene's ground truth."""
 
     def _set_substeps(self, count: int) -> None:
-        env = self._robosuite()
+        env = self._robosuite_env()
         env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds substep counts down
 
-    def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        simulation = self._robosuite().sim
+    def _model_and_data(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        simulation = self._robosuite_env().sim  # its `model` and `data` wrap MuJoCo's objects
         return simulation.model._model, simulation.data._data
 
     def _arm_prefixes(self) -> Mapping[str, str]:
@@ -255,13 +260,14 @@ class RobosuiteEnv(MujocoEnv):
         are robosuite's observation and the success before settling.
         """
         still = np.array(seed.wait_action or self.still)
-        steps = settling_steps(*self._mujoco(), self._read_scene().objects, seed.wait_steps, seed.rest_steps)
-        for step, _ in enumerate(steps):
+        model, data = self._model_and_data()
+        settling = settling_steps(model, data, self._read_scene().objects, seed.wait_steps, seed.rest_steps)
+        for step, _ in enumerate(settling):
             self._gate.set_open(step >= seed.wait_steps - 1)  # render in each step that may be the last settling step
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
         scene = self._change_physics(seed, self._read_scene())
-        simulation, task_id = self._robosuite().sim, self.task.task_id
+        simulation, task_id = self._robosuite_env().sim, self.task.task_id
         self._recorder, detach = attach_recorder(
             simulation, self.substep_method, scene, task_id, read_subgoals=self._read_subgoals
         )
@@ -271,7 +277,9 @@ class RobosuiteEnv(MujocoEnv):
 
     def _observe(self, raw: RawObservation) -> Observation:
         base_pos_m, base_quat_wxyz = self._base_pose(raw)
+        joint_readings = {name: self._read_joints(raw, _JOINT_READINGS[name]) for name in self._wants.extra}
         arms = {name: read_arm(raw, prefix) for name, prefix in self._arm_prefixes().items()}
+        # `arms` is empty if there is only one arm.
         joined = policy.join_arms(list(arms.values()) or [read_arm(raw, "robot0_")])
         return Observation(
             instruction=self._instruction(),
@@ -283,14 +291,14 @@ class RobosuiteEnv(MujocoEnv):
             privileged=self._privileged.read_now() if self._privileged else None,
             base_pos_m=base_pos_m,
             base_quat_wxyz=base_quat_wxyz,
-            extra=self._extra_readings()
-            | {name: self._read_joints(raw, _JOINT_READINGS[name]) for name in self._wants.extra},
+            extra={**self._extra_readings(), **joint_readings},
         )
 
     def _read_joints(self, raw: RawObservation, reading: str) -> Floats:
         # Joins one reading, such as `robot0_joint_pos`, of all robots. The two arms of one robot share its readings.
-        prefixes = dict.fromkeys(prefix[: len("robot0_")] for prefix in self._arm_prefixes().values()) or ["robot0_"]
-        keys = [reading.replace("robot0_", prefix) for prefix in prefixes]
+        arm_prefixes = self._arm_prefixes().values() or ["robot0_"]
+        robot_prefixes = dict.fromkeys(prefix[: len("robot0_")] for prefix in arm_prefixes)  # without repetitions
+        keys = [reading.replace("robot0_", prefix) for prefix in robot_prefixes]
         return np.concatenate([np.array(raw[key], dtype=np.float64) for key in keys])
 
     def _extra_readings(self) -> dict[str, Floats]:
@@ -302,9 +310,10 @@ class RobosuiteEnv(MujocoEnv):
         return {}
 
     def _read_simulation(self) -> dict[str, object]:
-        return read_simulation(self._robosuite())
+        return read_simulation(self._robosuite_env())
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
+        # Returns the wanted cameras' upright images; reading an image that was not rendered raises an error.
         if not self._gate.is_open:
             return policy.UnrenderedImages(self._wants.cameras)
         if self._wants.cameras and not self._gate.is_fresh:
@@ -315,20 +324,22 @@ class RobosuiteEnv(MujocoEnv):
 
 
 def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
-    """Return one arm's readings in robosuite's observation, without finger positions if the arm has no gripper."""
+    """Return the readings of the arm whose names in robosuite's observation begin with `prefix`. If the arm has no
+    gripper, the array of finger positions is empty.
+    """
     fingers = np.array(raw.get(f"{prefix}gripper_qpos", ()), dtype=np.float64)
-    eef_pos_m, eef_quat_wxyz = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64), to_wxyz(raw[f"{prefix}eef_quat"])
-    return policy.ArmObservation(eef_pos_m, eef_quat_wxyz, fingers)
+    eef_pos_m = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64)
+    return policy.ArmObservation(eef_pos_m, to_wxyz(raw[f"{prefix}eef_quat"]), fingers)
 
 
 def camera_options(wants: Wants) -> dict[str, object]:
     """Return robosuite's camera options. The environment renders only if `wants` has a camera."""
     height, width = wants.image_size
-    rendered = bool(wants.cameras)
+    has_cameras = bool(wants.cameras)
     return {
-        "has_renderer": False,
-        "has_offscreen_renderer": rendered,
-        "use_camera_obs": rendered,
+        "has_renderer": False,  # without a window
+        "has_offscreen_renderer": has_cameras,
+        "use_camera_obs": has_cameras,
         "camera_names": list(wants.cameras),
         "camera_heights": height,
         "camera_widths": width,
@@ -345,11 +356,9 @@ def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None
     from robosuite.controllers import load_composite_controller_config
 
     configs = [load_composite_controller_config(controller=controller, robot=robot) for _ in range(count)]
-    single_robot = {"robots": robot, "controller_configs": configs[0]}
-    return {
-        **(single_robot if count == 1 else {"robots": [robot] * count, "controller_configs": configs}),
-        **camera_options(wants),
-    }
+    if count == 1:
+        return {"robots": robot, "controller_configs": configs[0], **camera_options(wants)}
+    return {"robots": [robot] * count, "controller_configs": configs, **camera_options(wants)}
 
 
 def quieten_log() -> None:
@@ -409,11 +418,11 @@ def change_model(
     """Apply `change`, except its time step, to a model and its state; return a function that restores the model.
 
     The default change has no effect. `seed` determines the directions of `change.shift_m`. Raises `HostError` for a
-    body that the scene lacks, and if there are more kinds of geoms than mask bits: see `_part_geoms`.
+    body that the scene lacks, and if there are more kinds of geoms than mask bits: see `_separate_geoms`.
     """
-    array_names = () if change == PhysicsChange() else _CHANGED_ARRAYS
-    saved_arrays = {name: getattr(model, name).copy() for name in array_names}
-    saved_options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance") if array_names}
+    changed_arrays = () if change == PhysicsChange() else _CHANGED_ARRAYS  # do not copy arrays that stay the same
+    saved_arrays = {name: getattr(model, name).copy() for name in changed_arrays}
+    saved_options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance")}
 
     def restore() -> None:
         for name, array in saved_arrays.items():
@@ -424,14 +433,15 @@ def change_model(
     if change.iterations != 1:
         model.opt.iterations = max(1, round(model.opt.iterations * change.iterations))
         model.opt.tolerance /= change.iterations**2
-    for kind in ("geom", "pair"):
+    for kind in ("geom", "pair"):  # a `pair` has contact parameters that replace those of its two geoms
         if change.softness != 1:
             solref, solimp = getattr(model, f"{kind}_solref"), getattr(model, f"{kind}_solimp")
             _soften(solref, solimp, change.softness, 2 * model.opt.timestep)
         if change.friction != 1:
             getattr(model, f"{kind}_friction")[...] *= change.friction
     if change.apart is not None:
-        _part_geoms(model, *(_select_geoms(model, scene, name) for name in change.apart))
+        first, second = (_select_geoms(model, scene, name) for name in change.apart)
+        _separate_geoms(model, first, second)
     if change.without is not None:
         _freeze_body(model, data, scene, change.without)
     if change.shift_m:
@@ -452,7 +462,7 @@ def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) ->
     stiffness by factor² and damping by factor. MuJoCo raises time constants below two time steps (`min_time_s`) to this
     minimum, so this function first does the same. In `solimp`, the first two impedances d become 1 - (1 - d) * factor.
     """
-    # Changes both arrays in place. A row of `solref` [n, 2] is (time constant, damping ratio) or -(stiffness, damping).
+    # Both arrays change in place. A row of `solref` [n, 2] is (time constant, damping ratio) or -(stiffness, damping).
     is_time_constant = solref[:, :1] > 0
     softened = np.maximum(solref, [min_time_s, -np.inf]) * [factor, 1.0]
     solref[...] = np.where(is_time_constant, softened, solref / [factor**2, factor])
@@ -461,7 +471,8 @@ def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) ->
 
 def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
     # Returns a mask [ngeom] of the geoms of the body with this recorded name. The name `robot` means the whole robot.
-    body_names = {other for other, role in scene.roles.items() if role == ROBOT} if name == ROBOT else {name}
+    robot_names = {body for body, role in scene.roles.items() if role == ROBOT}
+    body_names = robot_names if name == ROBOT else {name}
     selected = np.array([scene.body_name[body] in body_names for body in model.geom_bodyid], dtype=np.bool_)
     if not selected.any():
         listed = ", ".join(sorted({scene.body_name[body] for body in model.geom_bodyid}))
@@ -469,9 +480,10 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
     return selected
 
 
-def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
-    """Prevent contact between geoms of `first` and `second`; other pairs collide as before. Geoms in the same sets that
-    have equal masks form a kind. A kind's `contype` is one bit; its `conaffinity` has the bits of touched kinds.
+def _separate_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
+    """Prevent contact between geoms of the masks `first` and `second` [ngeom]; other pairs collide as before. Geoms
+    with equal bit masks in the same sets form a kind. A new `contype` is the bit of the kind, and a new `conaffinity`
+    has the bits of all kinds that the kind may touch.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
     # `kinds` has one column for each of the K kinds. `collides` and `is_separated` have the shape [K, K].
@@ -480,18 +492,21 @@ def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
     if kinds.shape[1] > _MASK_BITS:
         problem = f"the scene has {kinds.shape[1]} kinds of geoms; at most {_MASK_BITS} can be distinguished"
         raise HostError(problem, remedy="Choose another contact pair.")
-    collides = (kind_contypes[:, None] & kind_affinities) | (kind_contypes & kind_affinities[:, None]) != 0
+    # In MuJoCo, two geoms collide if the `contype` of either one shares a bit with the `conaffinity` of the other.
+    shared_bits = kind_contypes[:, None] & kind_affinities
+    collides = (shared_bits | shared_bits.T) != 0
     is_separated = in_first[:, None] & in_second
     collides &= (is_separated | is_separated.T) == 0
     bits = 1 << np.arange(kinds.shape[1])
-    contype[...], conaffinity[...] = bits[kind_of_geom.ravel()], (collides @ bits)[kind_of_geom.ravel()]
+    kind_of_geom = kind_of_geom.ravel()  # NumPy 2.0 returns [1, ngeom]
+    contype[...], conaffinity[...] = bits[kind_of_geom], (collides @ bits)[kind_of_geom]
     _update_body_masks(model)
 
 
 def _update_body_masks(model: mujoco.MjModel) -> None:
     # MuJoCo skips pairs of bodies whose masks do not match. A body's mask is the union of its geoms' masks.
     for mask_name in ("contype", "conaffinity"):
-        body_mask = getattr(model, f"body_{mask_name}")
+        body_mask = getattr(model, f"body_{mask_name}")  # a view, so assignments change the model
         body_mask[...] = 0
         np.bitwise_or.at(body_mask, model.geom_bodyid, getattr(model, f"geom_{mask_name}"))
 
@@ -499,7 +514,7 @@ def _update_body_masks(model: mujoco.MjModel) -> None:
 def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name: str) -> None:
     # Lets a body touch nothing, and makes it too heavy to move.
     geoms = _select_geoms(model, scene, name)
-    if scene.roles.get(name, ROBOT) == ROBOT:
+    if scene.roles.get(name, ROBOT) == ROBOT:  # the name `robot` itself has no entry in `roles`
         raise HostError(f"{name} is a part of the robot", remedy="Choose another body, or use contact:A,B.")
     for mask_name in ("geom_contype", "geom_conaffinity"):
         getattr(model, mask_name)[geoms] = 0

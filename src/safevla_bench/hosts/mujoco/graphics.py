@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -54,9 +54,9 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
         is_missing = isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error)
         backend = os.environ.get("MUJOCO_GL")
         backend_note = f" with MUJOCO_GL={backend}" if backend and is_graphics else ""
-        remedy = (
-            install if is_missing else GRAPHICS_REMEDY if is_graphics else f"If a file is damaged, reinstall: {install}"
-        )
+        remedy = install
+        if not is_missing:
+            remedy = GRAPHICS_REMEDY if is_graphics else f"If a file is damaged, reinstall: {install}"
         problem = f"{simulator} cannot be imported{backend_note}: {type(error).__name__}: {error}"
         raise HostError(problem, remedy=remedy) from error
     _patch_robosuite_display()
@@ -70,6 +70,7 @@ def _without_log_file() -> Iterator[None]:
     # robosuite opens `_LOG_FILE` when it is imported. If the file is not writable, robosuite logs nothing in the block.
     file_handler = logging.FileHandler
     if os.path.exists(_LOG_FILE) and not os.access(_LOG_FILE, os.W_OK):
+        # The replacement ignores its arguments, such as the name of the file.
         logging.FileHandler = lambda *_, **__: logging.NullHandler()  # type: ignore[assignment, misc]
     try:
         yield
@@ -121,13 +122,14 @@ def egl_device() -> Iterator[None]:
     """
     saved = {name: os.environ.get(name) for name in (DEVICE, VISIBLE)}
     if saved[DEVICE] is None and os.environ.get("MUJOCO_GL", "").lower() in ("", "egl"):
-        worker = os.environ.get(WORKER, "0")
-        index, warning = choose_device(_list_devices(), saved[VISIBLE], int(worker) if worker.isdecimal() else 0)
+        worker_text = os.environ.get(WORKER, "0")
+        worker = int(worker_text) if worker_text.isdecimal() else 0
+        index, warning = choose_device(_list_devices(), saved[VISIBLE], worker)
         if warning:
             warn_once(f"{warning}. The EGL device for images is {index}; to choose another, set {DEVICE}.")
         if index is not None:
             os.environ[DEVICE] = str(index)
-    os.environ.pop(VISIBLE, None)
+    os.environ.pop(VISIBLE, None)  # robosuite would use the variable as the index of an EGL device
     try:
         yield
     finally:
@@ -142,19 +144,21 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
     `visible` is CUDA_VISIBLE_DEVICES; workers use its devices in turn. If EGL lists more ordinals (EGL_CUDA_DEVICE_NV)
     than there are visible devices, the ordinals count all devices; otherwise they count only visible devices.
     """
-    words = () if visible is None else map(str.strip, visible.split(","))
-    entries = list(takewhile(_CUDA_NAME.match, words))  # as in CUDA, the first word that names no GPU ends the list
+    words = [] if visible is None else [word.strip() for word in visible.split(",")]
+    gpu_names = list(takewhile(_CUDA_NAME.match, words))  # as in CUDA, the first word that names no GPU ends the list
     index_of_ordinal = {device.cuda: index for index, device in enumerate(devices) if device.cuda is not None}
-    if visible is not None and not entries:
-        software_indices = [index for index, device in enumerate(devices) if device.is_software]
-        warning = "" if software_indices else f"{VISIBLE}={visible!r} hides all GPUs, and EGL has no software device"
-        return (software_indices or [0])[0], warning
+    if visible is not None and not gpu_names:  # the user hides all GPUs
+        for index, device in enumerate(devices):
+            if device.is_software:
+                return index, ""
+        return 0, f"{VISIBLE}={visible!r} hides all GPUs, and EGL has no software device"
     if not index_of_ordinal:
         return (None, "") if visible is None else (0, f"EGL lists no CUDA device, so {VISIBLE}={visible} selects none")
     indices, warning = [index_of_ordinal[ordinal] for ordinal in sorted(index_of_ordinal)], ""
-    if visible is not None and len(index_of_ordinal) > len(entries):
-        visible_ordinals = [int(entry) for entry in entries if entry.isdecimal()]
-        if len(visible_ordinals) == len(entries) and index_of_ordinal.keys() >= set(visible_ordinals):
+    if visible is not None and len(index_of_ordinal) > len(gpu_names):
+        visible_ordinals = [int(name) for name in gpu_names if name.isdecimal()]
+        # UUIDs, and ordinals that EGL does not list, cannot be matched. Then the workers use all GPUs in turn.
+        if len(visible_ordinals) == len(gpu_names) and index_of_ordinal.keys() >= set(visible_ordinals):
             indices = [index_of_ordinal[ordinal] for ordinal in visible_ordinals]
         else:
             warning = f"EGL lists {len(index_of_ordinal)} GPUs, which cannot be matched with {VISIBLE}={visible}"
@@ -173,7 +177,7 @@ def _list_devices() -> tuple[EglDevice, ...]:
     except OSError:
         return ()
     egl.eglGetProcAddress.restype = ctypes.c_void_p
-    prototypes = {
+    prototypes = {  # for each function, the type of the result, then the types of the arguments
         "eglQueryDevicesEXT": (ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
         "eglQueryDeviceAttribEXT": (ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
         "eglQueryDeviceStringEXT": (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int),
@@ -189,24 +193,25 @@ def _list_devices() -> tuple[EglDevice, ...]:
         return ()
     devices = []
     for handle in handles[: count.value]:
-        cuda = ordinal.value if query_number(handle, _CUDA_DEVICE, ctypes.byref(ordinal)) else None
-        devices.append(EglDevice(cuda, b"software" in (query_text(handle, _EXTENSIONS) or b"")))
+        has_ordinal = query_number(handle, _CUDA_DEVICE, ctypes.byref(ordinal))  # this writes to `ordinal`
+        extensions = query_text(handle, _EXTENSIONS) or b""
+        devices.append(EglDevice(ordinal.value if has_ordinal else None, b"software" in extensions))
     return tuple(devices)
 
 
 # Caches
 
 
-def _use_writable_caches(variables: Mapping[str, str] = os.environ) -> None:
+def _use_writable_caches() -> None:
     """If the user's cache folder is not writable, set a private folder for the caches of numba and Matplotlib. Workers
     inherit the folder, which is removed when this process ends.
     """
-    missing = [name for name in _CACHES if name not in variables]
-    if not missing or _can_write(Path(variables.get("XDG_CACHE_HOME") or "~/.cache").expanduser()):
+    unset_names = [name for name in _CACHES if name not in os.environ]
+    if not unset_names or _can_write(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()):
         return
     folder = tempfile.mkdtemp(prefix="safevla-caches-")  # mode 0700
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for name in missing:
+    for name in unset_names:
         os.environ[name] = str(Path(folder, _CACHES[name]))
 
 

@@ -45,6 +45,7 @@ class ScenePrivileged:
         pieces = {name: piece_boxes(model, data, bodies[0], bodies) for name, bodies in bodies_of_name.items()}
         self._boxes = {name: box for name, box in boxes.items() if box}
         self._pieces = {name: geom_boxes for name, geom_boxes in pieces.items() if geom_boxes}
+        # Sizes and pieces are in the frame of the first body with the name.
         self._root_body = {name: bodies_of_name[name][0] for name in self._boxes}
         self._hand: tuple[int, ...] = ()
         if scene.eef_site is not None:  # use the parent: robosuite's end effector is a body next to the fingers
@@ -56,28 +57,29 @@ class ScenePrivileged:
         return Privileged(
             body_pos_m={name: read_only(data.xpos[body]) for name, body in self._root_body.items()},
             body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in self._root_body.items()},
-            half_extents_m={name: half for name, (half, _) in self._boxes.items()},
+            half_extents_m={name: half_extents for name, (half_extents, _) in self._boxes.items()},
             center_m={name: center for name, (_, center) in self._boxes.items()},
             sites_m={name: read_only(position) for name, position in self._sites.items()},
             goal=self._goal,
             movable=self._movable,
             pieces=self._pieces,
-            hand=piece_boxes(self._model, data, 0, self._hand),
+            hand=piece_boxes(self._model, data, 0, self._hand),  # body 0 is the world
         )
 
 
 def _collision_geoms(model: mujoco.MjModel, bodies: tuple[int, ...]) -> NDArray[np.intp]:
-    collides = np.isin(model.geom_bodyid, bodies) & ((model.geom_contype | model.geom_conaffinity) != 0)
+    # Returns the ids of the bodies' geoms that can collide and have a size.
+    can_collide = (model.geom_contype | model.geom_conaffinity) != 0
     is_bounded = np.isin(model.geom_type, (_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH))
-    return np.flatnonzero(collides & is_bounded)
+    return np.flatnonzero(np.isin(model.geom_bodyid, bodies) & can_collide & is_bounded)
 
 
-def _mesh_corners(model: mujoco.MjModel, geom: int) -> NDArray[np.float32]:
+def _mesh_vertices(model: mujoco.MjModel, geom: int) -> NDArray[np.float32]:
     # Returns the vertices of a geom's mesh in the geom's frame, [V, 3].
     mesh = model.geom_dataid[geom]
     first = model.mesh_vertadr[mesh]
-    corners: NDArray[np.float32] = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
-    return corners
+    vertices: NDArray[np.float32] = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
+    return vertices
 
 
 def bounding_box(
@@ -90,9 +92,8 @@ def bounding_box(
     if not len(geoms):
         return None
     rotation = data.xmat[root].reshape(3, 3)
-    spans = [_geom_span(model, data, int(geom), data.xpos[root], rotation) for geom in geoms]
-    low = np.min([span[0] for span in spans], axis=0)
-    high = np.max([span[1] for span in spans], axis=0)
+    lows, highs = zip(*(_geom_span(model, data, int(geom), data.xpos[root], rotation) for geom in geoms), strict=True)
+    low, high = np.min(lows, axis=0), np.max(highs, axis=0)
     return read_only((high - low) / 2), read_only((high + low) / 2)
 
 
@@ -105,12 +106,13 @@ def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: t
         return None
     world_to_root = Rotation.from_matrix(data.xmat[root].reshape(3, 3)).inv()
     geom_rotations = data.geom_xmat[geoms].reshape(-1, 3, 3)
-    boxes = [_geom_box(model, int(geom)) for geom in geoms]
-    centers = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", geom_rotations, np.array([center for center, _ in boxes]))
+    centers_in_geom, half_extents = map(np.array, zip(*(_geom_box(model, int(geom)) for geom in geoms), strict=True))
+    centers = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", geom_rotations, centers_in_geom)
+    quats_xyzw = (world_to_root * Rotation.from_matrix(geom_rotations)).as_quat()
     return Boxes(
         center_m=read_only(world_to_root.apply(centers - data.xpos[root])),
-        half_extents_m=read_only(np.array([half for _, half in boxes])),
-        quat_wxyz=read_only(np.roll((world_to_root * Rotation.from_matrix(geom_rotations)).as_quat(), 1, axis=1)),
+        half_extents_m=read_only(half_extents),
+        quat_wxyz=read_only(np.roll(quats_xyzw, 1, axis=1)),
     )
 
 
@@ -125,10 +127,10 @@ def _geom_span(
     model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, rotation: Floats
 ) -> tuple[Floats, Floats]:
     """Return one geom's minimum and maximum coordinates, [3] each, in the frame at `origin` with axes `rotation`."""
-    axes = rotation.T @ data.geom_xmat[geom].reshape(3, 3)
+    axes = rotation.T @ data.geom_xmat[geom].reshape(3, 3)  # the columns are the geom's axes in the frame
     center = rotation.T @ (data.geom_xpos[geom] - origin)
     if model.geom_type[geom] == _MESH:
-        points = _mesh_corners(model, geom) @ axes.T
+        points = _mesh_vertices(model, geom) @ axes.T
         return center + points.min(axis=0), center + points.max(axis=0)
     reach = _half_extents(int(model.geom_type[geom]), model.geom_size[geom], axes)
     return center - reach, center + reach
@@ -142,17 +144,18 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
         return np.asarray(np.abs(axes) @ size)
     if kind == _ELLIPSOID:
         return np.asarray(np.sqrt((axes**2) @ size**2))
-    # The axis of a capsule or cylinder is the geom's z axis. The size holds the radius, then half the length.
-    axis_share = np.abs(axes[:, 2])
+    # A capsule or cylinder lies along the geom's z axis. The cosine of the angle to a frame axis projects its length.
+    cosine, radius, half_length = np.abs(axes[:, 2]), size[0], size[1]
     if kind == _CAPSULE:
-        return np.asarray(axis_share * size[1] + size[0])
-    return np.asarray(axis_share * size[1] + size[0] * np.sqrt(np.clip(1 - axis_share**2, 0, None)))
+        return np.asarray(cosine * half_length + radius)
+    sine = np.sqrt(np.clip(1 - cosine**2, 0, None))  # projects the radius of a cylinder's end
+    return np.asarray(cosine * half_length + radius * sine)
 
 
 def _geom_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
     # Returns center [3] and half extents [3] of a box around the geom, in the geom's frame.
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     if kind == _MESH:
-        points = _mesh_corners(model, geom)
+        points = _mesh_vertices(model, geom)
         return (points.min(axis=0) + points.max(axis=0)) / 2, (points.max(axis=0) - points.min(axis=0)) / 2
     return np.zeros(3), _half_extents(kind, size, np.eye(3))

@@ -82,7 +82,7 @@ class Renderer:
 
         self._is_upside_down = camera.lookat_m is None and camera.name in self._upside_down_cameras
         view, all_categories = mujoco.MjvCamera(), mujoco.mjtCatBit.mjCAT_ALL
-        if camera.lookat_m is None:
+        if camera.lookat_m is None:  # a camera of the model; other cameras are free
             view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, self._model.camera(camera.name).id
         else:
             view.type, view.lookat[:] = mujoco.mjtCamera.mjCAMERA_FREE, camera.lookat_m
@@ -98,8 +98,10 @@ class Renderer:
         rectangle = mujoco.MjrRect(0, 0, size[1], size[0])
         mujoco.mjr_render(rectangle, self._scene, self._context)
         mujoco.mjr_readPixels(pixels, None, rectangle, self._context)
-        upright = pixels[::-1]  # OpenGL starts with the bottom row
-        return (upright[::-1, ::-1] if self._is_upside_down else upright).copy()
+        picture = pixels[::-1]  # OpenGL starts with the bottom row
+        if self._is_upside_down:
+            picture = picture[::-1, ::-1]
+        return picture.copy()
 
     def bodies(self, size: tuple[int, int]) -> NDArray[np.int64]:
         """Return, for each pixel of the current view, the id of the body that the pixel shows (-1 = none), [H, W]."""
@@ -115,10 +117,11 @@ class Renderer:
         for geom in self._scene.geoms[: self._scene.ngeom]:
             if geom.objtype == mujoco.mjtObj.mjOBJ_GEOM and 0 <= geom.segid < self._scene.ngeom:
                 body_of_id[geom.segid + 1] = self._model.geom_bodyid[geom.objid]
+        # A larger id belongs to no drawn geom. `minimum` keeps its index valid, because `where` computes both branches.
         return np.where(drawn_ids <= self._scene.ngeom, body_of_id[np.minimum(drawn_ids, self._scene.ngeom)], _NO_BODY)
 
     def close(self) -> None:
-        self._gl.make_current()
+        self._gl.make_current()  # MuJoCo frees OpenGL objects in the current context
         self._context.free()
         self._gl.free()
 
@@ -147,7 +150,7 @@ class CameraGate:
 
     def set_open(self, wanted: bool) -> None:
         """Open or close the gate for the next samples; `is_fresh` stays true only while the gate stays open."""
-        self.is_fresh = self.is_fresh and self.is_open and wanted
+        self.is_fresh = self.is_fresh and self.is_open and wanted  # a picture from before a closed gate is outdated
         self.is_open = wanted
 
     def install(self, env: Any) -> None:

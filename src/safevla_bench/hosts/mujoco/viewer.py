@@ -69,7 +69,8 @@ class MujocoStage(stage.Stage):
         }
         self._renderer: Renderer | None = None
         camera_names = {str(model.camera(camera_id).name) for camera_id in range(model.ncam)}
-        self.further_cameras = (HAND_CAMERA,) if HAND_CAMERA in camera_names - {camera} else ()
+        has_further_camera = camera != HAND_CAMERA and HAND_CAMERA in camera_names
+        self.further_cameras = (HAND_CAMERA,) if has_further_camera else ()
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.all_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
@@ -83,16 +84,16 @@ class MujocoStage(stage.Stage):
         self._open_renderer(size)  # with this size, `render` can use the same renderer
         if (self._measure_shares(default_camera, bodies) >= WELL_SHOWN).all():
             return default_camera
-        body_of_geom = self._model.geom_bodyid
+        balls = []  # (center, radius) of a sphere around each body
         # Unlike in pictures, invisible geoms count, too. Attached bodies or a parent replace a body without geoms.
-        geoms_of_bodies = (
-            np.flatnonzero(np.isin(body_of_geom, self._shown_body_ids(name, body_of_geom >= 0))) for name in bodies
-        )
-        groups = [geoms for geoms in geoms_of_bodies if len(geoms)]
-        if not groups:
+        all_geoms = np.ones(self._model.ngeom, dtype=np.bool_)
+        for name in bodies:
+            geoms = np.flatnonzero(np.isin(self._model.geom_bodyid, self._shown_body_ids(name, all_geoms)))
+            if len(geoms):
+                balls.append(_bounding_ball(self._model, self._data, geoms))
+        if not balls:
             return default_camera
-        balls = (_bounding_ball(self._model, self._data, geoms) for geoms in groups)
-        center_m, radius_m = min(balls, key=lambda ball: ball[1])
+        center_m, radius_m = min(balls, key=lambda ball: ball[1])  # look at the smallest body
         cameras = list(close_ups(center_m, radius_m, azimuth_deg(self._model, self._data, self._camera)))
         return choose_camera(cameras, [self._measure_shares(camera, bodies) for camera in cameras])
 
@@ -116,7 +117,9 @@ class MujocoStage(stage.Stage):
         return self._observe(self._data.qpos.copy(), self._data.qvel.copy())
 
     def geometry(self) -> stage.SceneGeometry:
-        """Return the model's visible shapes, and its default camera at record 0."""
+        """Return the model's visible shapes, and its default camera at record 0. `stand_ins` maps the name of each body
+        without visible geoms to the ids of the bodies that are shown instead.
+        """
         self._set_record(0)
         ids_by_name = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
         stand_ins = {name: ids for name, ids in ids_by_name.items() if self._scene.body_name[ids[0]] != name}
@@ -173,11 +176,11 @@ class MujocoStage(stage.Stage):
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
         # Returns a renderer for pictures of at least `size`. If the renderer is too small, a larger one replaces it.
-        if self._renderer is None or (np.array(self._renderer.size) < size).any():
-            min_size = self._renderer.size if self._renderer else _SKETCH_SIZE
+        height, width = self._renderer.size if self._renderer else _SKETCH_SIZE
+        if self._renderer is None or height < size[0] or width < size[1]:
             if self._renderer is not None:
                 self._renderer.close()
-            new_size = (max(min_size[0], size[0]), max(min_size[1], size[1]))
+            new_size = (max(height, size[0]), max(width, size[1]))
             self._renderer = Renderer(self._model, new_size, self._appearance)
         return self._renderer
 
@@ -188,13 +191,14 @@ class MujocoStage(stage.Stage):
         return shares(self._locate_bodies(renderer, bodies, _SKETCH_SIZE), len(bodies))
 
     def _locate_bodies(self, renderer: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
-        # Returns `Picture.seen` for the renderer's current view.
+        # Returns `Picture.seen` for the renderer's current view: for each pixel, 1 + the index in `bodies`, or 0.
         number_of_body = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry (index -1) is for no body
         for number, name in enumerate(bodies, start=1):
             number_of_body[self._visible_body_ids(name)] = number
         return number_of_body[renderer.bodies(size)]
 
     def _body_ids(self, name: str) -> list[int]:
+        # Returns the ids of all bodies of the model with this recorded name; raises `HostError` if there are none.
         bodies = [body for body, recorded_name in enumerate(self._scene.body_name) if recorded_name == name]
         if not bodies:
             problem = f"the model has no body {name!r}"
@@ -202,19 +206,19 @@ class MujocoStage(stage.Stage):
         return bodies
 
     def _visible_body_ids(self, name: str) -> list[int]:
+        # Returns the ids of the bodies that pictures show for a recorded body.
         return self._shown_body_ids(name, np.isin(self._model.geom_group, list(self._appearance.groups)))
 
     def _shown_body_ids(self, name: str, is_counted: Bools) -> list[int]:
-        """Return the ids of the bodies to show for a recorded body. A body without geoms in `is_counted` [ngeom] is
-        replaced by all attached bodies that have such geoms, or else by its closest ancestor with such geoms.
+        """Return the ids of the bodies to show for a recorded body. If the body has no geoms in the mask `is_counted`
+        [ngeom], these are all attached bodies that have such geoms, or else its closest ancestor with such geoms.
         """
-        bodies, body_of_geom = self._body_ids(name), self._model.geom_bodyid
-        if bodies != [0] and not (np.isin(body_of_geom, bodies) & is_counted).any():
-            attached = [
-                body for body in subtree_bodies(self._model, bodies[0]) if (is_counted & (body_of_geom == body)).any()
-            ]
+        bodies, world = self._body_ids(name), [0]
+        bodies_with_geoms = {int(body) for body in self._model.geom_bodyid[is_counted]}
+        if bodies != world and bodies_with_geoms.isdisjoint(bodies):
+            attached = [body for body in subtree_bodies(self._model, bodies[0]) if body in bodies_with_geoms]
             bodies = attached or bodies
-        while not (np.isin(body_of_geom, bodies) & is_counted).any() and bodies != [0]:
+        while bodies != world and bodies_with_geoms.isdisjoint(bodies):
             bodies = [int(self._model.body_parentid[bodies[0]])]
         return bodies
 
@@ -238,10 +242,9 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
-        replayed = _read_recorded_start(episode)
-        if replayed is not None:
-            return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
-    if header.env_seed is None or header.init_state_index is None:
+        recorded_start = _read_recorded_start(episode)
+        if recorded_start is not None:
+            return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=recorded_start)
         lacking = [name for name in ("env_seed", "init_state_index") if getattr(header, name) is None]
         remedy = "The seed and the index determine poses that `sim_state` lacks, such as the poses of fixtures. "
         remedy += "In your own loop, call env.seed(N) before each reset, as `safevla eval` does."
@@ -293,10 +296,9 @@ def extract_geometry(
     meshes: dict[tuple[int, int], stage.TriangleMesh] = {}
     shapes = tuple(_visible_shapes(model, appearance, meshes))
     camera_id, quat = model.camera(camera).id, np.empty(4)
-    mujoco.mju_mat2Quat(quat, data.cam_xmat[camera_id])
-    view = stage.Viewpoint(
-        camera, _to_tuple(data.cam_xpos[camera_id]), _to_tuple(quat), float(model.cam_fovy[camera_id])
-    )
+    mujoco.mju_mat2Quat(quat, data.cam_xmat[camera_id])  # writes to `quat`
+    pos_m, fovy_deg = _to_tuple(data.cam_xpos[camera_id]), float(model.cam_fovy[camera_id])
+    view = stage.Viewpoint(camera, pos_m, _to_tuple(quat), fovy_deg)
     return stage.SceneGeometry(scene.body_name, {}, shapes, tuple(meshes.values()), view)
 
 
@@ -326,21 +328,15 @@ def _visible_shapes(
                 mesh_key = (int(model.geom_dataid[index]), texture_id)
                 if mesh_key not in meshes:
                     meshes[mesh_key] = _read_mesh(model, *mesh_key)
-                mesh_index = list(meshes).index(mesh_key)
+                mesh_index = list(meshes).index(mesh_key)  # a dict keeps the order of insertion
             # Without vertex colors, the texture's mean color tints the whole shape.
             if texture_id >= 0 and (mesh_index is None or meshes[mesh_key].colors is None):
                 rgba = rgba * [*_texture_image(model, texture_id)[..., :3].mean(axis=(0, 1)) / 255, 1.0]
-            size = np.where((sizes[index] == 0) & (kind == "plane"), _PLANE_HALF_SIZE_M, sizes[index])
+            size, rgba = sizes[index], _to_tuple(np.clip(rgba, 0.0, 1.0))
+            if kind == "plane":
+                size = np.where(size == 0, _PLANE_HALF_SIZE_M, size)  # the size 0 means that the plane is infinite
             pos_m, quat_wxyz = _to_tuple(positions[index]), _to_tuple(quats[index])
-            yield stage.Shape(
-                kind,
-                int(bodies[index]),
-                _to_tuple(size),
-                pos_m,
-                quat_wxyz,
-                _to_tuple(np.clip(rgba, 0.0, 1.0)),
-                mesh_index,
-            )
+            yield stage.Shape(kind, int(bodies[index]), _to_tuple(size), pos_m, quat_wxyz, rgba, mesh_index)
 
 
 def _read_color_and_texture(model: mujoco.MjModel, material_id: int, rgba: NDArray[np.float32]) -> tuple[Floats, int]:
@@ -351,7 +347,8 @@ def _read_color_and_texture(model: mujoco.MjModel, material_id: int, rgba: NDArr
     if material_id < 0:
         return own_rgba, -1
     texture_id = int(np.atleast_1d(model.mat_texid[material_id])[int(mujoco.mjtTextureRole.mjTEXROLE_RGB)])
-    return (model.mat_rgba[material_id].astype(np.float64) if tuple(own_rgba) == _UNSET_RGBA else own_rgba), texture_id
+    is_unset = tuple(own_rgba) == _UNSET_RGBA
+    return model.mat_rgba[material_id].astype(np.float64) if is_unset else own_rgba, texture_id
 
 
 def _texture_image(model: mujoco.MjModel, texture_id: int) -> NDArray[np.uint8]:
@@ -364,6 +361,7 @@ def _texture_image(model: mujoco.MjModel, texture_id: int) -> NDArray[np.uint8]:
 
 
 def _read_mesh(model: mujoco.MjModel, mesh_id: int, texture_id: int) -> stage.TriangleMesh:
+    # Returns a mesh. If it has texture coordinates, its vertices get colors from the texture (-1 = no texture).
     first_vertex, vertex_count = int(model.mesh_vertadr[mesh_id]), int(model.mesh_vertnum[mesh_id])
     first_face, face_count = int(model.mesh_faceadr[mesh_id]), int(model.mesh_facenum[mesh_id])
     vertices = model.mesh_vert[first_vertex : first_vertex + vertex_count].astype(np.float64)
@@ -387,8 +385,9 @@ def _mean_vertex_colors(
     # Samples the texture at each triangle's corners. Returns the mean of each vertex's samples, as colors [V, 3].
     image = _texture_image(model, texture_id)
     height, width = image.shape[:2]
-    u, v = np.moveaxis(model.mesh_texcoord[texcoord_ids.ravel()].astype(np.float64) % 1.0, 1, 0)
-    sampled = image[np.minimum((v * height).astype(int), height - 1), np.minimum((u * width).astype(int), width - 1)]
+    u, v = (model.mesh_texcoord[texcoord_ids.ravel()].astype(np.float64) % 1.0).T  # textures repeat outside [0, 1]
+    rows, columns = np.minimum((v * height).astype(int), height - 1), np.minimum((u * width).astype(int), width - 1)
+    sampled = image[rows, columns]
     uses = np.bincount(triangles.ravel(), minlength=vertex_count)
     sums = [np.bincount(triangles.ravel(), sampled[:, channel], vertex_count) for channel in range(3)]
     return np.rint(np.stack(sums, axis=1) / np.maximum(uses, 1)[:, None]).astype(np.uint8)
@@ -398,18 +397,17 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
     """Return one contact for each pair of recorded bodies that touch in `data`, sorted by names. Each contact has its
     mean point [3] in m and its direction [3] from the pair's first body to the second, both in the world frame.
     """
-    contacts_of_pair: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
+    contacts_of_pair: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}  # (point, direction) of each contact
     for contact in data.contact:
-        if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:
+        if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:  # apart, or not a contact of two geoms
             continue
         first, second = (scene.body_name[model.geom_bodyid[geom]] for geom in (contact.geom1, contact.geom2))
         sign = 1.0 if first <= second else -1.0  # a contact's first axis points from geom1 to geom2
-        contacts_of_pair.setdefault((min(first, second), max(first, second)), []).append(
-            (contact.pos.copy(), sign * contact.frame[:3])
-        )
+        pair = (min(first, second), max(first, second))
+        contacts_of_pair.setdefault(pair, []).append((contact.pos.copy(), sign * contact.frame[:3]))
     touches = []
     for pair, contacts in sorted(contacts_of_pair.items()):
-        points_m, directions = (np.array(column) for column in zip(*contacts, strict=True))
+        points_m, directions = map(np.array, zip(*contacts, strict=True))
         direction_sum = directions.sum(axis=0)
         length_of_sum = float(np.linalg.norm(direction_sum))
         # In a two-sided grasp, the directions cancel. Then this function returns only the first direction.
@@ -444,13 +442,14 @@ def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator
 
 def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> float:
     """Return the azimuth of a camera's viewing direction, in degrees from x towards y."""
-    forward = -data.cam_xmat[model.camera(camera).id].reshape(3, 3)[:, 2]
+    forward = -data.cam_xmat[model.camera(camera).id].reshape(3, 3)[:, 2]  # a camera looks along its negative z axis
     return float(np.degrees(np.arctan2(forward[1], forward[0])))
 
 
-def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
-    """Return the share of the picture that each of the B bodies covers, [B]; `seen` is as in `Picture`."""
-    covered: Floats = np.bincount(seen.ravel(), minlength=bodies + 1)[1:] / seen.size
+def shares(seen: NDArray[np.uint8], body_count: int) -> Floats:
+    """Return the share of the picture that each of B = `body_count` bodies covers, [B]; `seen` is `Picture.seen`."""
+    # In `seen`, the number of a body is 1 or more, and 0 means no body.
+    covered: Floats = np.bincount(seen.ravel(), minlength=body_count + 1)[1:] / seen.size
     return covered
 
 
@@ -459,4 +458,5 @@ def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> s
     holds, for each camera, the share of the picture that each of the B bodies covers, [B].
     """
     smallest_shares = np.minimum([body_shares.min() for body_shares in shown], _ENOUGH_SHARE)
-    return cameras[int(np.argmax(smallest_shares >= _NEARLY_BEST_RATIO * smallest_shares.max()))]
+    is_good_enough = smallest_shares >= _NEARLY_BEST_RATIO * smallest_shares.max()
+    return cameras[int(np.argmax(is_good_enough))]  # `argmax` returns the first True

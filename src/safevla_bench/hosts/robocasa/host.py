@@ -153,20 +153,20 @@ class RobocasaEnv(environment.RobosuiteEnv):
         kitchen_class = self._kitchen_class
         start = pick_scene(self._split, seed, kitchen_class.EXCLUDE_LAYOUTS, kitchen_class.EXCLUDE_STYLES)
         make = partial(make_kitchen, self.task, start, self._wants)
-        kitchen, self._start = self._make_anew(make, is_seen=not seed.wait_steps), start
+        kitchen, self._start = self._replace_env(make, is_seen=not seed.wait_steps), start
         raw = kitchen.reset()
         self._episode_meta = robocasa.episode_meta(kitchen)
         return self._settle_and_record(seed, raw, bool(kitchen._check_success()))
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
-        raw, reward, _, _ = self._robosuite().step(action)
-        return raw, bool(reward)
+        raw, reward, _, _ = self._robosuite_env().step(action)
+        return raw, bool(reward)  # the reward is 1 if the task is solved, else 0
 
     def _read_scene(self) -> Scene:
-        return robocasa.read_scene(self._robosuite(), goal_target(self._goal), moved_fixture(self._goal))
+        return robocasa.read_scene(self._robosuite_env(), goal_target(self._goal), moved_fixture(self._goal))
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        return view_privileged(self._robosuite(), scene, self._goal)
+        return view_privileged(self._robosuite_env(), scene, self._goal)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         return ()  # unused: no episode starts from a recorded state
@@ -175,12 +175,14 @@ class RobocasaEnv(environment.RobosuiteEnv):
         return goal_target(self._goal)
 
     def _extra_fields(self) -> dict[str, object]:
+        # The field `robocasa` of the header has what is needed to build the same kitchen again.
         assert self._start is not None
         fields = {**self._start._asdict(), "horizons": self._horizons, "ep_meta": self._episode_meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
         return add_header_mark(extra, robocasa.STANDIN_MARK) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
 
     def _instruction(self) -> str:
+        # The kitchen's instruction names the objects that the reset has drawn.
         return self._episode_meta["lang"] or self.task.instruction
 
     def _base_pose(self, raw: environment.RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -215,7 +217,8 @@ def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_st
     excludes. After the last allowed scene of the split, the first allowed scene follows again.
     """
     index = seed.init_state_index
-    allowed = [pair for pair in _list_scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
+    scenes = _list_scenes(split)
+    allowed = [(layout, style) for layout, style in scenes if layout not in no_layouts and style not in no_styles]
     layout, style = allowed[index % len(allowed)]
     return Kitchen(split, layout, style, _SEED_STRIDE * seed.env_seed + index)
 
@@ -225,7 +228,7 @@ def _list_scenes(split: str) -> tuple[tuple[int, int], ...]:
     # Returns the (layout, style) pairs of a split in the order of episodes: see the module's docstring.
     if split == "target":
         return tuple((number, number) for number in _TARGET_SCENES)
-    count = len(_PRETRAIN_SCENES)
+    count = len(_PRETRAIN_SCENES)  # of layouts, and also of styles and rounds
     return tuple(
         (layout, _PRETRAIN_SCENES[(index + round_number) % count])
         for round_number in range(count)
@@ -243,10 +246,12 @@ def read_goal(kitchen: KitchenEnv, goal: Goal) -> tuple[str, ...]:
     verb, *names = goal
     if verb == SLIDE:
         verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
-    objects = {robocasa.LID, *kitchen.objects}
-    # Names of objects stay unchanged. Other names are attributes of the kitchen that hold fixtures or fixtures' names.
-    bodies_or_fixtures = [name if name in objects else getattr(kitchen, name) for name in names]
-    return (verb, *(part if isinstance(part, str) else str(part.name) for part in bodies_or_fixtures))
+    object_names, goal_names = {robocasa.LID, *kitchen.objects}, []
+    for name in names:
+        # Names of objects stay unchanged. Other names are attributes of the kitchen that hold fixtures, or their names.
+        body_or_fixture = name if name in object_names else getattr(kitchen, name)
+        goal_names.append(body_or_fixture if isinstance(body_or_fixture, str) else str(body_or_fixture.name))
+    return (verb, *goal_names)
 
 
 def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivileged:
@@ -256,10 +261,11 @@ def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivi
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}
     if goal[0] == robocasa.AT:
-        goal_pos_m, yaw_rad = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
+        goal_pos_m = np.array(kitchen.target_pos, dtype=np.float64)
+        yaw_rad = float(kitchen.target_ori[2])  # the third Euler angle
         sites = {"goal": goal_pos_m, "goal_ahead": goal_pos_m + [np.cos(yaw_rad), np.sin(yaw_rad), 0.0]}
-    names = {str(model.geom(geom).name): geom for geom in range(model.ngeom)}
-    sites |= {name: data.geom_xpos[geom] for name, geom in names.items() if name.endswith(_BUTTON_SUFFIXES)}
+    geom_of_name = {str(model.geom(geom).name): geom for geom in range(model.ngeom)}
+    sites |= {name: data.geom_xpos[geom] for name, geom in geom_of_name.items() if name.endswith(_BUTTON_SUFFIXES)}
     return ScenePrivileged(model, data, scene, (read_goal(kitchen, goal),), sites)
 
 

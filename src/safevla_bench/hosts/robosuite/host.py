@@ -54,10 +54,11 @@ class RobosuiteHost(environment.MujocoHost):
         """Return the suite's tasks, with the registry's instructions; raise `HostError` for an unknown suite."""
         require_known("robosuite", "suite", suite, self.suites())
         table = _read_tasks()
-        named_teams = [(name, team) for name in table.goals if (team := find_team(name)).suite == suite]
+        names = [name for name in table.goals if find_team(name).suite == suite]
+        teams = map(find_team, names)
         return tuple(
             registered_task(suite, name, index, team.still, horizon=table.horizon, arms=team.arms)
-            for index, (name, team) in enumerate(named_teams)
+            for index, (name, team) in enumerate(zip(names, teams, strict=True))
         )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
@@ -77,14 +78,14 @@ class RobosuiteHost(environment.MujocoHost):
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all packages that trajectories depend on; raise `HostError` without robosuite 1.5."""
-        present = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))
-        installed = [present[name] for name in _DISTRIBUTIONS if name in present]
+        versions = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))  # without packages that are not installed
+        installed = [versions[name] for name in _DISTRIBUTIONS if name in versions]
         if not installed:
             raise HostError("robosuite is not installed", remedy=_INSTALL)
         if not all(version.startswith(_VERSION) for version in installed):
             problem = f"robosuite {' and '.join(installed)} is installed, but this host needs robosuite 1.5"
             raise HostError(problem, remedy=_INSTALL)
-        return present
+        return versions
 
 
 class RobosuiteTaskEnv(environment.RobosuiteEnv):
@@ -113,18 +114,19 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         """
         check_start(self.task, seed, RobosuiteHost.supports)
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
-        env = self._make_anew(make, is_seen=not seed.wait_steps)
+        env = self._replace_env(make, is_seen=not seed.wait_steps)
         self._identity = read_identity(find_env_class(self._team.task), None, "robosuite", "environments")
         # A reset first loads the model, which makes the samplers, and then draws from them.
         hook_after(env, "_load_model", lambda: replace_places(env, seed.placed))
         raw = env.reset()
         if seed.recorded is not None and seed.recorded.state is not None:
-            model, data = self._mujoco()
+            model, data = self._model_and_data()
             # Our records have the full state; states of robosuite's demonstrations end after the velocities.
-            is_whole = len(seed.recorded.state) == recorder.state_size(model)
-            state_length = recorder.state_size(model) if is_whole else 1 + model.nq + model.nv
-            state = environment.flat_state(seed.recorded.state, state_length)
-            recorder.set_state(model, data, np.concatenate([state, recorder.copy_state(model, data)[state_length:]]))
+            full_size = recorder.state_size(model)
+            recorded_size = full_size if len(seed.recorded.state) == full_size else 1 + model.nq + model.nv
+            state = environment.flat_state(seed.recorded.state, recorded_size)
+            # What the recorded state lacks stays as the reset has set it.
+            recorder.set_state(model, data, np.concatenate([state, recorder.copy_state(model, data)[recorded_size:]]))
             env.sim.forward()
             for robot in env.robots:  # controllers must not start from the pose after the reset
                 robot.composite_controller.update_state()
@@ -134,20 +136,21 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 
     def search_space(self) -> SearchSpace:
         """Return the search space of the current episode; see `RobosuiteHost.search_space`."""
-        sampler, searched_names = _require_sampler(self._robosuite()), {*self._read_scene().objects}
-        searched_names.update(opened_fixtures(self._goal))
+        sampler = _require_sampler(self._robosuite_env())
+        object_samplers = getattr(sampler, "samplers", {"": sampler}).values()  # a sampler may consist of several ones
+        searched_names = {*self._read_scene().objects, *opened_fixtures(self._goal)}
         placements = [
             (object_sampler, obj)
-            for object_sampler in getattr(sampler, "samplers", {"": sampler}).values()
+            for object_sampler in object_samplers
             for obj in object_sampler.mujoco_objects
             if obj.name in searched_names
         ]
-        ranges = [  # one array for each object: the rows are x and y, the columns are lowest and highest value
-            np.array([object_sampler.x_range, object_sampler.y_range])
-            + np.reshape(object_sampler.reference_pos[:2], (2, 1))
-            + np.array([1, -1]) * (obj.horizontal_radius if object_sampler.ensure_object_boundary_in_range else 0)
-            for object_sampler, obj in placements
-        ]
+        ranges = []  # one array for each object: the rows are x and y, the columns are lowest and highest value
+        for object_sampler, obj in placements:
+            margin_m = obj.horizontal_radius if object_sampler.ensure_object_boundary_in_range else 0
+            center_m = np.reshape(object_sampler.reference_pos[:2], (2, 1))
+            xy_range = np.array([object_sampler.x_range, object_sampler.y_range])
+            ranges.append(xy_range + center_m + np.array([1, -1]) * margin_m)
         low, high = np.concatenate(ranges).T.tolist()
         names = tuple(f"{obj.name}.{axis}" for _, obj in placements for axis in "xy")
         min_distances = (
@@ -158,34 +161,38 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return SearchSpace(names, tuple(low), tuple(high), apart_m=tuple(min_distances))
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
-        env = self._robosuite()
+        env = self._robosuite_env()
         raw = env.step(action)[0]
         return raw, bool(env._check_success())
 
     def _read_subgoals(self) -> Mapping[str, bool]:
-        env = self._robosuite()
+        env = self._robosuite_env()
         # In tasks with bins or pegs, robosuite has a success flag for each object. Other tasks have no subgoals.
         flags = getattr(env, "objects_in_bins", getattr(env, "objects_on_pegs", ()))
         objects = getattr(env, "objects", getattr(env, "nuts", ()))
-        is_done = {str(obj.name): bool(flag) for obj, flag in zip(objects, flags, strict=True)} if len(flags) else {}
-        return {" ".join(goal): is_done[goal[1]] for goal in self._goal if len(self._goal) > 1 and goal[1] in is_done}
+        if not len(flags) or len(self._goal) == 1:  # the only predicate of a goal is the success, not a subgoal
+            return {}
+        is_done = {str(obj.name): bool(flag) for obj, flag in zip(objects, flags, strict=True)}
+        return {" ".join(predicate): is_done[predicate[1]] for predicate in self._goal if predicate[1] in is_done}
 
     def _read_scene(self) -> Scene:
-        return read_scene(self._robosuite(), self._goal, self._team.prefixes)
+        return read_scene(self._robosuite_env(), self._goal, self._team.prefixes)
 
     def _arm_prefixes(self) -> Mapping[str, str]:
         return self._team.prefixes
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         # The goal may name bodies that are not objects, such as a peg. Such bodies become sites at their positions.
-        env, (model, data) = self._robosuite(), self._mujoco()
+        env, (model, data) = self._robosuite_env(), self._model_and_data()
         object_names = {obj.name for obj in env.model.mujoco_objects}
+        # A predicate holds a verb, the object that it moves, and maybe other names.
         site_names = [name for _, _, *names in self._goal for name in names if name not in object_names]
         site_positions = {name: data.body(name).xpos for name in site_names}
         return ScenePrivileged(model, data, scene, self._goal, site_positions)
 
     def _target_object(self) -> str | None:
-        return next(iter(goal_targets(self._goal)), None)
+        targets = goal_targets(self._goal)
+        return targets[0] if targets else None
 
 
 class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -264,17 +271,17 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
             name, _, axis = coordinate.rpartition(".")
             if name not in drawn or axis not in {"x", "y"}:
                 raise HostError(f"the robosuite task has no coordinate {coordinate!r}", remedy="Run the search again.")
-            position, *rest = drawn[name]
-            moved_position = tuple(
-                value_m if axis == letter else drawn_value for letter, drawn_value in zip("xyz", position, strict=True)
-            )
-            drawn[name] = (moved_position, *rest)
+            position, *quat_and_object = drawn[name]
+            new_position = list(position)
+            new_position["xy".index(axis)] = value_m
+            drawn[name] = (tuple(new_position), *quat_and_object)
         return drawn
 
     env.placement_initializer.sample = sample
 
 
 def _require_sampler(env: Any) -> Any:
+    # Returns robosuite's sampler of the objects' places; raises `HostError` for a task without such a sampler.
     if not hasattr(env, "placement_initializer"):
         raise HostError(f"{type(env).__name__} has no objects to place", remedy="Search the starts of another task.")
     return env.placement_initializer
@@ -312,15 +319,20 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     names_in_hand = {str(obj.name) for obj in peg_and_hole}
     free_bodies = {name: body for name, body in root_bodies.items() if model.body_jntnum[body] or name in names_in_hand}
     only_object = getattr(env, "obj_to_use", None)
-    objects = {name: body for name, body in free_bodies.items() if only_object in (None, name)}
+    objects = {name: body for name, body in free_bodies.items() if only_object is None or only_object == name}
     names = recorder.name_bodies(model, free_bodies)
     robot_roots = [int(model.body(robot.robot_model.root_body).id) for robot in env.robots]
     robot_bodies = [
         body for root in robot_roots for body in subtree_bodies(model, root) if names[body] not in free_bodies
     ]
     arms = {name: _read_arm(env, names, prefix, robot_bodies) for name, prefix in prefixes.items()}
+    # A scene with several arms describes each of them in `arms`, and leaves out the fields of the only arm.
     only_arm = SceneArm() if arms else _read_arm(env, names, "robot0_right_", robot_bodies)
     roles = recorder.assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies)
+    # Contacts within each of these sets are left out. `names[0]` is the world, to which the floor belongs.
+    out_of_reach = frozenset({names[0], *free_bodies} - set(objects))
+    parts_of_opened = (subtree_bodies(model, root_bodies[name]) for name in opened_fixtures(goal))
+    opened = (frozenset(names[body] for body in parts) for parts in parts_of_opened)
     return Scene(
         body_name=names,
         roles=roles,
@@ -330,27 +342,19 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
         eef_site=only_arm.eef_site,
         arm_dofs=only_arm.arm_dofs,
         arms=arms,
-        fixtures=(
-            frozenset({names[0], *free_bodies} - set(objects)),
-            *(
-                frozenset(names[body] for body in subtree_bodies(model, root_bodies[name]))
-                for name in opened_fixtures(goal)
-            ),
-        ),
+        fixtures=(out_of_reach, *opened),
     )
 
 
 def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequence[int]) -> SceneArm:
     """Return the arm whose readings begin with `prefix`: `robot1_`, or `robot0_left_` if a robot has two arms."""
-    model, robot = env.sim.model._model, env.robots[int(prefix[len("robot") : len("robot0")])]
-    side = prefix[len("robot0_") :].rstrip("_") or "right"
+    robot_name, _, side = prefix.rstrip("_").partition("_")
+    side = side or "right"  # robosuite's name of a robot's only arm
+    model, robot = env.sim.model._model, env.robots[int(robot_name.removeprefix("robot"))]
     gripper, dofs = robot.gripper[side], tuple(int(dof) for dof in robot.part_controllers[side].qvel_index)
     # The only arm has all bodies of the robot; of several arms, each has the bodies that its first joint moves.
-    arm_bodies = (
-        {*subtree_bodies(model, int(model.dof_bodyid[dofs[0]]))}
-        if len(robot.arms) > 1
-        else {*subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))}
-    )
+    root = int(model.dof_bodyid[dofs[0]]) if len(robot.arms) > 1 else model.body(robot.robot_model.root_body).id
+    arm_bodies = {*subtree_bodies(model, int(root))}
     left, right = (recorder.geom_ids(model, gripper.important_geoms[name]) for name in ("left_finger", "right_finger"))
     return SceneArm(
         bodies=frozenset(names[body] for body in robot_bodies if body in arm_bodies),
