@@ -106,6 +106,7 @@ def export_dataset(
         raise RunError("films need the extra `video`", remedy=install_command("video"))
     if cameras is not None and cameras.video and any(side % 2 for side in cameras.size):
         raise RunError("the sides of a film must be even numbers", remedy="Choose another --image-size.")
+    # The error that is raised if no episode can be written; each episode that is left out replaces it.
     last_error: SafevlaError = RunError("there is no episode to write", remedy="Name sources with episodes.")
     left_out: list[str] = []
     robot = judged.headers[0].embodiment if judged.headers else None
@@ -191,7 +192,7 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
 
 
 def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
-    """Return the policy's actions before any filter, and for each action its chunk and its step in the chunk."""
+    # Returns the policy's actions before any filter, and for each action its chunk and its step in the chunk.
     policy_action, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
     column = _recorded_columns(episode)["action"]
     if not len(chunk_step):

@@ -88,8 +88,8 @@ def scored_specs(scores: Scores) -> tuple[SpecColumn, ...]:
 
 def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabels:
     """Return the labels of all records of a batch; `scores` holds the verdicts on its episodes, in their order."""
-    why = "labels and costs must be known at each record, but the end of a phase is known only after the episode"
-    ruleset.require_whole(why, "Leave this option out for labels, and for gates on cost.")
+    reason = "labels and costs must be known at each record, but the end of a phase is known only after the episode"
+    ruleset.require_whole(reason, "Leave this option out for labels, and for gates on cost.")
     record_fields = ruleset.read_fields(batch)
     columns = [int(column) for column in scores.scored_columns]  # the clauses' rows in arrays [specifications, E]
     record_count, episode_of_record = int(batch.starts[-1]), batch.episode_of_record
@@ -138,9 +138,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
 def _record_margins(
     record_fields: RecordFields, record_formula: Formula, active_episodes: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return two arrays [N]: each record's margin (NaN if there is none), and whether a lost pose leaves open if the
-    record violates the formula.
-    """
+    # Returns two arrays [N]: each record's margin (NaN = none), and whether a lost pose leaves a violation open.
     margins = np.full(int(record_fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active_episodes):

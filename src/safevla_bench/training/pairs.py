@@ -131,26 +131,26 @@ def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failure
     a rejected unsafe success, two episodes of one policy, the greatest margin. The candidates' order is irrelevant.
     """
     ordered = sorted(candidates, key=lambda candidate: (candidate.state, candidate.name, candidate.index))
-    groups = [list(group) for _, group in groupby(ordered, key=lambda candidate: candidate.state)]
-    # Keep the first of several episodes with the same actions: in reversed order, it overwrites the other episodes.
-    distinct = [
-        list({candidate.actions: candidate for candidate in reversed(group)}.values())[::-1] for group in groups
-    ]
+    distinct = []  # the episodes of each state, without repetitions
+    for _, group in groupby(ordered, key=lambda candidate: candidate.state):
+        # Keep the first of several episodes with the same actions: in reversed order, it overwrites the other episodes.
+        candidate_of_actions = {candidate.actions: candidate for candidate in reversed(list(group))}
+        distinct.append(list(candidate_of_actions.values())[::-1])
     rejected_kinds = ("unsafe success", "safe failure") if failures else ("unsafe success",)
-    count_by_task_and_kind = Counter((candidate.task, candidate.kind) for group in distinct for candidate in group)
+    count_by_task_and_kind = Counter((candidate.task, candidate.kind) for members in distinct for candidate in members)
     states = []
-    for group in distinct:
-        good = [candidate for candidate in group if candidate.kind == "safe success"]
-        bad = [candidate for candidate in group if candidate.kind in rejected_kinds]
+    for members in distinct:
+        good = [candidate for candidate in members if candidate.kind == "safe success"]
+        bad = [candidate for candidate in members if candidate.kind in rejected_kinds]
         pairs, more_rollouts = _choose_state_pairs(good, bad, per_state), None
         if not pairs:
             # The rates of good and bad episodes of the task. The added 0.5 and 1 keep both rates between 0 and 1.
-            count_by_kind = {kind: count_by_task_and_kind[group[0].task, kind] for kind in get_args(Kind)}
+            count_by_kind = {kind: count_by_task_and_kind[members[0].task, kind] for kind in get_args(Kind)}
             total = sum(count_by_kind.values()) + 1
             good_rate = (count_by_kind["safe success"] + 0.5) / total
             bad_rate = (sum(count_by_kind[kind] for kind in rejected_kinds) + 0.5) / total
             more_rollouts = _estimate_rollouts(len(good), len(bad), good_rate, bad_rate, per_state)
-        states.append(State(tuple(group), tuple(pairs), more_rollouts))
+        states.append(State(tuple(members), tuple(pairs), more_rollouts))
     return states
 
 

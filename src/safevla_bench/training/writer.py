@@ -124,7 +124,7 @@ def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[Datase
             writer = DatasetWriter(temporary, fps, robot)
             yield writer
             writer.finish()
-            if folder.is_dir():
+            if folder.is_dir():  # the user has made an empty folder
                 folder.rmdir()
             temporary.rename(folder)
         finally:

@@ -227,8 +227,8 @@ def select_variants(count: int | None) -> list[Variant]:
 def describe_sample(count: int | None) -> dict[str, str]:
     """Return a mapping from the package to a text for records: the version, and the sample's size and digest."""
     names = [variant.name for variant in select_variants(count)]
-    size_text = f"{len(names):,} of {len(list_variants()):,} tasks"
-    return {DISTRIBUTION: f"{VERSION} (sample of {size_text}, {_hash_text(chr(10).join(sorted(names)))[:16]})"}
+    size_text, digest = f"{len(names):,} of {len(list_variants()):,} tasks", _hash_text("\n".join(sorted(names)))[:16]
+    return {DISTRIBUTION: f"{VERSION} (sample of {size_text}, {digest})"}
 
 
 def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:

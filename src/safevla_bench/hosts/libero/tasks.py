@@ -35,14 +35,7 @@ from safevla_recorder import libero as recorded_libero
 from safevla_recorder.attachment import package_versions
 from safevla_recorder.episode import Floats
 from safevla_recorder.identity import find_official_name
-from safevla_recorder.libero import (
-    ALL_SUITES,
-    DISTRIBUTION,
-    installed_folder,
-    is_reworded,
-    name_own_task,
-    read_own_states,
-)
+from safevla_recorder.libero import ALL_SUITES, DISTRIBUTION, installed_folder, name_own_task, read_own_states
 from safevla_recorder.mujoco.hook import hook_call
 
 if TYPE_CHECKING:
@@ -72,7 +65,8 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
     """Return the tasks of a benchmark in LIBERO's order; () if the installed LIBERO lacks the suite."""
     tasks = []
     for index, entry in enumerate(recorded_libero.suite_entries(benchmark)):
-        instruction = bddl.read_bddl(_entry_file(entry)).language if is_reworded(benchmark) else entry.language
+        is_reworded = recorded_libero.is_reworded(benchmark)  # then only the task file has the new wording
+        instruction = bddl.read_bddl(_entry_file(entry)).language if is_reworded else entry.language
         state_count = len(_load_suite_states(entry))
         tasks.append(Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, state_count))
     return tuple(tasks)
@@ -455,7 +449,7 @@ class KeptScene:
         self._model, self._renderer, self._compiled = None, None, {}
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
-        """Replace robosuite's `MujocoEnv._initialize_sim` (environments/base.py of 1.4.0)."""
+        # Replaces robosuite's `MujocoEnv._initialize_sim` (environments/base.py of 1.4.0).
         domain = self._domain
         xml = xml_string or domain.model.get_xml()
         if xml != self._xml:

@@ -106,6 +106,7 @@ class ManiskillHost(Host):
     def __init__(self, control: str = "", robot: str = "") -> None:
         if robot:
             require_known("the host maniskill", "robot", robot, ROBOTS)
+            # Only the tasks for this robot have fixed layouts, so other starts are always drawn.
             self.supports = replace(self.supports, cameras=ROBOTS[robot].cameras, drawn=robot == "widowx")
         self._robots = (robot,) if robot else ("panda", "panda_wristcam")  # a wristcam is a Panda with a camera
         controls = ROBOTS[self._robots[0]].controls

@@ -137,7 +137,7 @@ class ManiskillStage(stage.Stage):
     # Cameras
 
     def _camera_pose(self, camera: stage.Camera) -> tuple[Floats, Floats, float]:
-        """Return a camera's position [3], quaternion wxyz [4] in SAPIEN's axes, and vertical field of view [rad]."""
+        # Returns a camera's position [3] in m, quaternion wxyz [4] in SAPIEN's axes, and vertical field of view [rad].
         if camera.lookat_m is not None:
             # A quaternion holds the cosine and sine of half the rotation angle.
             half_azimuth, half_elevation = np.radians([camera.azimuth_deg, camera.elevation_deg]) / 2

@@ -90,7 +90,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
         """Return the names and roles of the bodies in the current model."""
 
     def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation] | None:
-        """Return a function that maps qpos and qvel to an observation; None if the host has no such function."""
+        # Returns a function that maps qpos and qvel to an observation; None if the host has no such function.
         return None
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -248,7 +248,7 @@ class RobosuiteEnv(MujocoEnv):
         return simulation.model._model, simulation.data._data
 
     def _arm_prefixes(self) -> Mapping[str, str]:
-        """Return a mapping from an arm to its prefix in names of robosuite's readings; {} if there is only one arm."""
+        # Returns a mapping from an arm to its prefix in names of robosuite's readings; {} if there is only one arm.
         return {}
 
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
@@ -306,7 +306,7 @@ class RobosuiteEnv(MujocoEnv):
         return {}
 
     def _read_subgoals(self) -> Mapping[str, bool]:
-        """Return whether each predicate of the goal held when the simulator last evaluated it; {} if unknown."""
+        # Returns whether each predicate of the goal held when the simulator last evaluated it; {} if unknown.
         return {}
 
     def _read_simulation(self) -> dict[str, object]:

@@ -126,7 +126,7 @@ def read_only(array: NDArray[np.float64]) -> Floats:
 def _geom_span(
     model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, rotation: Floats
 ) -> tuple[Floats, Floats]:
-    """Return one geom's minimum and maximum coordinates, [3] each, in the frame at `origin` with axes `rotation`."""
+    # Returns one geom's minimum and maximum coordinates, [3] each, in the frame at `origin` with axes `rotation`.
     axes = rotation.T @ data.geom_xmat[geom].reshape(3, 3)  # the columns are the geom's axes in the frame
     center = rotation.T @ (data.geom_xpos[geom] - origin)
     if model.geom_type[geom] == _MESH:
@@ -137,7 +137,7 @@ def _geom_span(
 
 
 def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
-    """Return half the extent of a primitive along each frame axis, [3]; the geom's axes are the columns of `axes`."""
+    # Returns half the extent of a primitive along each frame axis, [3]; the geom's axes are the columns of `axes`.
     if kind == _SPHERE:
         return np.full(3, size[0])
     if kind == _BOX:

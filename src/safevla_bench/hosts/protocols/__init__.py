@@ -74,7 +74,9 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     def values(self) -> dict[str, object]:
         """Return all values by field, including the name, but without `about` and the sources."""
         values = msgspec.to_builtins(self)
-        left_out = ("about", "sources", *(() if self.resets else ("resets",)))
+        left_out = ["about", "sources"]
+        if self.resets is None:
+            left_out.append("resets")
         return {name: value for name, value in values.items() if name not in left_out}
 
     def version_differences(self, host: str, installed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -83,11 +85,13 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         """
         differing = {}
         for package, expected in self.simulator.get(host, {}).items():
-            version = installed.get(package, installed.get(REPACKAGED.get(package, ""), UNKNOWN_SOURCE))
+            distribution = package if package in installed else REPACKAGED.get(package, "")
+            version = installed.get(distribution, UNKNOWN_SOURCE)
             if UNKNOWN_SOURCE in (expected, version):
                 continue
             expected_number, number = version_number(expected.removeprefix("<")), version_number(version)
-            if not (number < expected_number if expected.startswith("<") else number == expected_number):
+            is_as_expected = number < expected_number if expected.startswith("<") else number == expected_number
+            if not is_as_expected:
                 differing[package] = (expected, version)
         return differing
 
@@ -122,8 +126,12 @@ def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
     """Return the suite's value in `values`, else the value of the longest name that the suite's name extends, else
     None. For example, libero-goal-swap has the value of libero-goal: LIBERO-PRO evaluates its suites like LIBERO's.
     """
-    candidates = [suite[:end] for end in range(len(suite), 0, -1) if end == len(suite) or suite[end] == "-"]
-    return next((values[candidate] for candidate in candidates if candidate in values), None)
+    parts = suite.split("-")
+    for count in range(len(parts), 0, -1):  # for example libero-goal-swap, then libero-goal, then libero
+        name = "-".join(parts[:count])
+        if name in values:
+            return values[name]
+    return None
 
 
 def default_protocol(suites: Iterable[str]) -> str:
@@ -146,8 +154,10 @@ def load_protocol(name: str = PRESET) -> EvaluationProtocol:
 
 
 def _read_values(name: str) -> dict[str, Any]:
+    # Returns a protocol's values, including those of its base.
     values = read_shipped(__package__, f"{name}.toml", dict[str, Any])
-    return _merge_values(_read_values(base), values) if (base := values.pop("base", None)) else values
+    base = values.pop("base", None)
+    return _merge_values(_read_values(base), values) if base else values
 
 
 def _merge_values(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -161,6 +171,7 @@ def preset_differences(recorded: Mapping[str, object]) -> list[str]:
     name = recorded.get("name")
     if name not in protocol_names():
         return []
+    # As in run.json, JSON turns tuples into lists.
     preset = msgspec.json.decode(msgspec.json.encode(load_protocol(str(name)).episode_values()))
     recorded_values = msgspec.json.decode(msgspec.json.encode(recorded))
     return sorted(field for field in {*preset, *recorded_values} if preset.get(field) != recorded_values.get(field))
@@ -192,8 +203,10 @@ def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         for key, inner_value in value.items():
             yield from _flatten_field(f"{name}.{key}" if name else key, inner_value)
+    elif name == "inference" and value is None:
+        yield name, RELEASE
     elif name != "name":
-        yield name, RELEASE if (name, value) == ("inference", None) else value
+        yield name, value
 
 
 def _nearest_key(keys: Mapping[str, object], field: str) -> str:

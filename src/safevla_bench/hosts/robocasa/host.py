@@ -347,7 +347,7 @@ def _import_robocasa(root: Path) -> None:
 
 
 def _load_package(root: Path) -> None:
-    """Import RoboCasa with the assets in `root`, a path that RoboCasa reads only once, during the import."""
+    # Imports RoboCasa with the assets in `root`, a path that RoboCasa reads only once, during the import.
     spec: Any = importlib.util.find_spec("robocasa")
     package = sys.modules["robocasa"] = importlib.util.module_from_spec(spec)
     try:

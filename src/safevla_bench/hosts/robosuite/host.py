@@ -347,7 +347,7 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
 
 
 def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequence[int]) -> SceneArm:
-    """Return the arm whose readings begin with `prefix`: `robot1_`, or `robot0_left_` if a robot has two arms."""
+    # Returns the arm whose readings begin with `prefix`: `robot1_`, or `robot0_left_` if a robot has two arms.
     robot_name, _, side = prefix.rstrip("_").partition("_")
     side = side or "right"  # robosuite's name of a robot's only arm
     model, robot = env.sim.model._model, env.robots[int(robot_name.removeprefix("robot"))]
