@@ -276,6 +276,7 @@ class RepeatRules(HostRules):
             expected = call_hook(partial(self.upright, task, episode, camera, wants.image_size), "upright")
             if image.shape != expected.shape:
                 return  # another rule reports the shape
+            # If the image is wrong, one of these pictures is closer to the expected image.
             flipped = {
                 "upside down": image[::-1],
                 "mirrored": image[:, ::-1],

@@ -160,6 +160,7 @@ class _FakeLog:
 def _build_recording(
     header: Mapping[str, object], records: list[_Record], actions: list[policy.Action]
 ) -> EpisodeArrays:
+    # The columns of `states` are listed at `_STATE_SIZE`.
     states = np.stack([record.state for record in records])
     count = len(records)
     upright = np.array([1.0, 0.0, 0.0, 0.0])
@@ -286,6 +287,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def _privileged_state(self) -> policy.Privileged:
         objects = self._world.objects
+        # The fingers are on both sides of the gripper, along the world's y axis.
         finger_offsets = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
         finger_quats = np.tile(DOWNWARD_WXYZ, (len(finger_offsets), 1))
         return policy.Privileged(
@@ -339,7 +341,7 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
         first, second = ("gripper" if name == "robot" else name for name in change.apart)
         change = replace(change, apart=(first, second))
     world.physics = change
-    unknown = {change.without, *(change.apart or ())} - {None, *_ROLES}
+    unknown = {change.without, *(change.apart or ())} - {None, *_ROLES}  # names of bodies that do not exist
     if unknown or change.without == "gripper":
         problem = "the gripper is the robot and cannot be removed"
         if unknown:

@@ -137,7 +137,9 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     def search_space(self) -> SearchSpace:
         """Return the search space of the current episode; see `RobosuiteHost.search_space`."""
         sampler = _require_sampler(self._robosuite_env())
-        object_samplers = getattr(sampler, "samplers", {"": sampler}).values()  # a sampler may consist of several ones
+        object_samplers = getattr(
+            sampler, "samplers", {"": sampler}
+        ).values()  # a composite sampler has a dict of samplers
         searched_names = {*self._read_scene().objects, *opened_fixtures(self._goal)}
         placements = [
             (object_sampler, obj)
@@ -170,7 +172,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         # In tasks with bins or pegs, robosuite has a success flag for each object. Other tasks have no subgoals.
         flags = getattr(env, "objects_in_bins", getattr(env, "objects_on_pegs", ()))
         objects = getattr(env, "objects", getattr(env, "nuts", ()))
-        if not len(flags) or len(self._goal) == 1:  # the only predicate of a goal is the success, not a subgoal
+        if not len(flags) or len(self._goal) == 1:  # a single predicate is the goal, not a subgoal
             return {}
         is_done = {str(obj.name): bool(flag) for obj, flag in zip(objects, flags, strict=True)}
         return {" ".join(predicate): is_done[predicate[1]] for predicate in self._goal if predicate[1] in is_done}
