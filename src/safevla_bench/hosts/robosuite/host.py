@@ -137,9 +137,8 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     def search_space(self) -> SearchSpace:
         """Return the search space of the current episode; see `RobosuiteHost.search_space`."""
         sampler = _require_sampler(self._robosuite_env())
-        object_samplers = getattr(
-            sampler, "samplers", {"": sampler}
-        ).values()  # a composite sampler has a dict of samplers
+        # A composite sampler has a dict of samplers.
+        object_samplers = getattr(sampler, "samplers", {"": sampler}).values()
         searched_names = {*self._read_scene().objects, *opened_fixtures(self._goal)}
         placements = [
             (object_sampler, obj)
