@@ -334,3 +334,26 @@ def test_skipped_episodes_do_not_pass(safevla, tmp_path):
     code, out, _ = safevla("gate", path, "--min-safety", "0.1", "--set", "invalid=skip")
     assert code == 3
     assert "1 invalid episode" in out
+
+
+def test_a_gate_against_a_baseline_refuses_runs_of_several_protocols_in_any_order(safevla, tmp_path):
+    plan = [
+        "--host",
+        "fake",
+        "--suite",
+        "fake",
+        "--task",
+        "0",
+        "--episodes",
+        "1",
+        "--max-steps",
+        "3",
+        "--policy",
+        "noop",
+    ]
+    for protocol in ("safevla-bench", "openpi"):
+        assert safevla("eval", *plan, "--protocol", protocol, "--out", tmp_path / protocol)[0] == 0
+    sources = f"a={tmp_path / 'safevla-bench'}", f"b={tmp_path / 'openpi'}"
+    for runs in (sources, sources[::-1]):
+        code, _, err = safevla("gate", *runs, "--baseline", tmp_path / "safevla-bench", "--min-safety", "-0.9")
+        assert (code, "different protocols" in err) == (2, True)

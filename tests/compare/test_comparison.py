@@ -629,7 +629,7 @@ def test_fewer_than_six_tasks_say_nothing_of_others(tasks, better):
     difference = difference_in("safety", on_tasks("a", *["1" * 9] * tasks), on_tasks("b", *["0" * 9] * tasks))
     assert (difference.better, difference.better_by_task) == ("a", better)
     assert difference.tasks_needed == (6 if better is None else None)
-    assert ("on these tasks" in verdict_cell(difference, SAFETY).text) == (better is None)
+    assert ("on these tasks" in verdict_cell(difference, SAFETY, ("A", "B")).text) == (better is None)
 
 
 def test_three_policies_on_few_tasks_keep_the_evidence_of_two():
@@ -771,7 +771,7 @@ def test_a_suite_where_one_is_always_safe_and_the_other_never_is_an_exploratory_
     (difference,) = safety.differences
     assert (difference.p_by_task, difference.better_by_task) == (1 / 2**5, "a")
     assert not safety.primary
-    assert verdict_cell(difference, SAFETY, primary=False).text == "A safer, exploratory"
+    assert verdict_cell(difference, SAFETY, ("A", "B"), primary=False).text == "A safer, exploratory"
 
 
 # Episodes without a value
@@ -784,7 +784,7 @@ def test_a_verdict_that_episodes_without_a_value_could_change_is_undecided_unles
     doubtful = lose(CALM, *FIRST_OF_EACH_TASK)
     difference = difference_in("safety", doubtful, NEAR, paired=paired)
     assert (difference.better, difference.undecided, difference.unknown) == (None, True, 8)
-    assert verdict_cell(difference, SAFETY).text == "undecided"
+    assert verdict_cell(difference, SAFETY, ("A", "B")).text == "undecided"
     difference = difference_in("safety", doubtful, NEAR, paired=paired, allow_crashed=True)
     assert (difference.better, difference.undecided, difference.unknown) == ("a", False, 8)
 
@@ -1004,3 +1004,70 @@ def test_laws_of_a_comparison_hold_in_every_metric(seed, paired):
 @settings(max_examples=150, deadline=None)
 def test_laws_of_a_comparison_hold_for_300_designs(paired, seed):
     check_laws(seed, paired, "safety")
+
+
+# Episodes that are neither compared nor counted as unknown
+
+
+@both_ways
+def test_a_policy_with_episodes_that_were_left_out_has_no_verdict(paired):
+    """Invalid episodes and those after an interruption may be the unsafe ones (CONTRACT 6)."""
+    assert difference_in("safety", CALM, ROUGH, paired=paired).better == "a"
+    partial = replace(CALM, left_out=("12 invalid episodes left out",))
+    for name in ("safety", "vsi"):
+        difference = difference_in(name, partial, ROUGH, paired=paired)
+        assert (difference.better, difference.no_verdict) == (None, "a: 12 invalid episodes left out")
+    assert difference_in("safety", partial, ROUGH, paired=paired, allow_crashed=True).better == "a"
+    assert difference_in("safety", partial, replace(CALM, name="c"), paired=paired).no_verdict == ""
+
+
+def test_lost_episodes_without_an_initial_state_are_not_forgotten_in_pairs():
+    crashed = crashed_in(CALM, 0).lost
+    lost = replace(CALM, lost=tuple(structs.replace(episode, init_state_index=None) for episode in crashed * 3))
+    assert "3 lost episodes without an initial state" in difference_in("safety", lost, ROUGH).no_verdict
+
+
+@both_ways
+def test_clauses_that_judged_only_some_episodes_for_want_of_signals_permit_no_verdict(paired):
+    judged = replace(ROUGH, judged_clauses=("force", "tilt"))
+    without = replace(CALM, judged_clauses=("tilt",), missing_clauses=("force",))
+    difference = difference_in("safety", without, judged, paired=paired)
+    assert (difference.better, "so force did not" in difference.no_verdict) == (None, True)
+    assert difference_in("sr", without, judged, paired=paired).no_verdict == ""
+    both = replace(judged, judged_clauses=("tilt",), missing_clauses=("force",))
+    assert difference_in("safety", without, both, paired=paired).better == "a"
+
+
+@pytest.mark.parametrize(("sizes", "test"), [((3, 300), "Gaffke"), ((3, 12), "stratified")])
+def test_sizes_that_are_unequal_in_opposite_directions_are_not_left_to_the_score_test(sizes, test):
+    """By simulation, the score test is wrong in 13 % of cases at a rate of 97 % (3 and 300 against 300 and 3)."""
+    few, many = sizes
+    first = on_tasks("a", "1" * (few - 1) + "0", "1" * (many - 9) + "0" * 9)
+    second = on_tasks("b", "1" * (many - 9) + "0" * 9, "1" * few)
+    difference = difference_in("safety", first, second, paired=False)
+    assert difference.test.startswith(test)
+    if few * 16 < many:
+        assert difference.better is None
+
+
+def test_the_advice_to_pair_across_seeds_is_given_only_where_it_helps():
+    other_seeds = edit_headers(B, seed=7)
+    with pytest.raises(RunError) as error:
+        compare_policies([A, other_seeds])
+    assert "--across seeds" in error.value.remedy
+    with pytest.raises(RunError) as error:
+        compare_policies([A, B.select_episodes(np.arange(6))], across_seeds=True)
+    assert "--across seeds" not in error.value.remedy
+    with pytest.raises(RunError) as error:
+        compare_policies([A, B.select_episodes(np.arange(6))])
+    assert "--across seeds" not in error.value.remedy
+
+
+@pytest.mark.parametrize(("names", "letters"), [(("a", "B"), "XY"), (("x", "b"), "PQ"), (("careful", "hasty"), "AB")])
+def test_no_letter_of_a_table_is_the_name_of_a_policy(names, letters):
+    pair = [replace(result, name=name) for result, name in zip((CALM, ROUGH), names, strict=True)]
+    comparison = compare_policies(pair)
+    heads = [column.name for column in answer_table(comparison).columns]
+    assert heads[1:3] == [f"{letter} {name}" for letter, name in zip(letters, names, strict=True)]
+    assert f"{letters[0]} = {names[0]}" in difference_table(comparison).title
+    assert any(cell.text.startswith(f"{letters[0]} safer") for row in answer_table(comparison).rows for cell in row)

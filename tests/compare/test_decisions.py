@@ -162,10 +162,11 @@ def test_a_policy_that_has_episodes_under_some_variants_only_has_no_rank():
 SAFE = Gate("safety", "min", 0.9)
 
 
-def choose(*runs, metric="sr", conditions=(SAFE,), absent=()):
+def choose(*runs, metric="sr", conditions=(SAFE,), absent=(), lost=()):
     scores = replace(joined(*runs), absent=tuple(absent))
     headers = run_headers(scores)
-    return select_policy(scores, headers, split_by_policy(scores, headers), metric, conditions)
+    results = split_by_policy(scores, headers, left_out=lost)
+    return select_policy(scores, headers, results, metric, conditions, lost=lost)
 
 
 BEST, RUNNER_UP, UNSAFE = policy("best", 90, 99), policy("next", 70, 98), policy("unsafe", 99, 40)
@@ -258,6 +259,24 @@ def test_a_choice_is_shown_by_its_conditions_or_without_any_by_its_lead():
 def test_one_policy_that_satisfies_the_conditions_is_compared_with_none():
     selection = choose(UNSAFE, BEST)
     assert (selection.chosen, selection.comparison, selection.unpaired) == ("best", None, "")
+
+
+def test_with_episodes_that_were_left_out_nothing_is_established():
+    assert choose(BEST, UNSAFE).is_established
+    selection = choose(BEST, UNSAFE, lost=["12 invalid episodes left out"])
+    assert (selection.chosen, selection.is_established, selection.is_shown) == ("best", False, False)
+    assert "12 invalid episodes left out." in selection.warnings
+    lead = choose(BEST, UNSAFE, metric="safety", conditions=(), lost=["12 invalid episodes left out"])
+    assert not lead.is_shown
+    assert choose(BEST, UNSAFE, metric="safety", conditions=()).is_shown
+
+
+def test_two_policies_of_one_name_are_refused():
+    scores = joined(BEST, UNSAFE)
+    headers = run_headers(scores)
+    results = [replace(result, name="(unnamed)") for result in split_by_policy(scores, headers)]
+    with pytest.raises(RunError, match="2 policies have the name"):
+        select_policy(scores, headers, results, "sr", ())
 
 
 def test_equal_slack_orders_those_that_satisfy_no_condition_by_their_value():

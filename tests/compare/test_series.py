@@ -343,3 +343,5 @@ def test_a_trend_takes_three_runs_of_one_protocol_and_policies_that_are_all_of_o
     others = [replace(run, name=f"other-{run.name}") for run in (first, second, third)]
     assert measure_order([first, second, third, replace(third, name="noop")]) == []
     assert measure_order([first, second, third, *others]) == []
+    assert len(measure_order([first, second, third])) == 2
+    assert measure_order([first, second, third, replace(third, name="step-02")]) == []

@@ -144,6 +144,10 @@ def _gate_against(
     if allow_unjudged:
         remedy = "Pass --allow-crashed instead, which leaves out every episode with an unknown value."
         raise RunError("--allow-unjudged cannot be combined with --baseline", remedy=remedy)
+    for side in (judged, baseline):
+        if any(protocol != side.protocols[0] for protocol in side.protocols):
+            problem = f"{' and '.join(map(str, side.paths))} were run under different protocols"
+            raise RunError(problem, remedy="Pass the runs of one protocol at a time.")
     results = split_judged(judged, protocol=next(iter(judged.protocols), None))
     baselines = split_judged(baseline, protocol=next(iter(baseline.protocols), None))
     return check_against(results, baselines, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
@@ -192,7 +196,8 @@ def select_command(
     conditions = [gates.parse_gate(text, "--subject-to") for text in texts]
     judged = sources.judge()
     results, protocols = split_judged(judged), judged.protocols
-    selection = select_policy(judged.scores, judged.headers, results, objective, conditions, protocols)
+    losses = describe_losses(judged)
+    selection = select_policy(judged.scores, judged.headers, results, objective, conditions, protocols, losses)
     if form == "json":
         options.print_json({**msgspec.to_builtins(selection), "judged_by": judged.provenance})
     else:

@@ -7,7 +7,7 @@ these (see `Difference`). Within one scope and metric, p-values are adjusted for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import combinations
@@ -37,6 +37,7 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, Bounds
 from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant, wilson_interval
 from safevla_bench.statistics.significance import find_tipping_point, holm_adjust, max_t_adjust
+from safevla_bench.text import count_noun
 from safevla_recorder.episode import Floats, Ints
 
 Compared = TypeVar("Compared")
@@ -262,6 +263,25 @@ class _SuiteResults:
         )
 
     @cached_property
+    def losses(self) -> dict[str, str]:
+        """Policy -> why planned episodes of the policy are neither compared nor counted as unknown; "" if all are."""
+        reasons = {}
+        for member in self.members:
+            unplaced = sum(episode.init_state_index is None for episode in member.lost) if self.pairs else 0
+            unplaced_text = f"{count_noun(unplaced, 'lost episode')} without an initial state"
+            reasons[member.name] = "; ".join([*member.left_out, *([unplaced_text] if unplaced else [])])
+        return reasons
+
+    @cached_property
+    def uneven_clauses(self) -> str:
+        """The scored clauses that some episodes lack the signals for, and that were judged in others; "" if none."""
+        judged, missing = (
+            {name for member in self.members for name in getattr(member, field)}
+            for field in ("judged_clauses", "missing_clauses")
+        )
+        return ", ".join(sorted(judged & missing))
+
+    @cached_property
     def _planned_tasks(self) -> list[policy_results.TaskKey]:
         return sorted({task for member in self.members for task in (*member.tasks, *member.lost_tasks)})
 
@@ -338,8 +358,9 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
         for k, (item, count) in enumerate(zip(measured.differences, unknown.tolist(), strict=True))
     ]
     adjusted = [_adjust_p_values(assumption, differences) for assumption in (measured, *extremes)]
+    uneven_clauses = "" if metric == SR.key else scope.uneven_clauses
     decided = [
-        _decide_verdict(item, metric, [p_values[k] for p_values in adjusted], options)
+        _decide_verdict(item, metric, [p_values[k] for p_values in adjusted], options, scope.losses, uneven_clauses)
         for k, item in enumerate(differences)
     ]
     if metric in BOUNDED and METRICS[metric].unit:
@@ -426,9 +447,18 @@ def _adjust_p_values(measured: _Measured, known_differences: Sequence[Difference
     return list(zip(adjusted.tolist(), np.maximum(adjusted, adjusted_by_task).tolist(), strict=True))
 
 
-def _decide_verdict(item: Difference, metric: str, p_values: _PValues, options: ComparisonOptions) -> Difference:
+def _decide_verdict(
+    item: Difference,
+    metric: str,
+    p_values: _PValues,
+    options: ComparisonOptions,
+    losses: Mapping[str, str],
+    uneven_clauses: str,
+) -> Difference:
     """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. The first item
     of `p_values` is for the known values. If a value is unknown, two more are for the extremes (see `add_extremes`).
+    There is no verdict if clauses judged only some of the episodes, or if episodes are lost (`losses` has the reason
+    by policy) and `allow_crashed` is false.
     """
     if item.p_value is None:
         return item
@@ -440,6 +470,12 @@ def _decide_verdict(item: Difference, metric: str, p_values: _PValues, options: 
         item = replace(item, tasks_needed=least_task_count)
     if not item.difference or item.no_verdict or not is_significant(adjusted, options.confidence):
         return item
+    if uneven_clauses:
+        reason = f"signals are missing in some episodes, so {uneven_clauses} did not judge all of them"
+        return replace(item, no_verdict=reason)
+    lost = [f"{name}: {losses[name]}" for name in (item.first, item.second) if losses[name]]
+    if lost and not options.allow_crashed:
+        return replace(item, no_verdict="; ".join(lost))
     # A verdict is robust if it stays significant for all values that unknown episodes can have.
     worst_cases = ((item.p_at_extremes, item.p_by_task_at_extremes), *at_extremes)
     greatest_p = [max(p_value or 0.0 for p_value in column) for column in zip(*worst_cases, strict=True)]

@@ -13,6 +13,7 @@ counts each episode without a value as the worst case, the other end as the best
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import inf
@@ -213,6 +214,7 @@ def select_policy(
     metric: GateMetric,
     conditions: Sequence[Gate] = (),
     protocols: Protocols = (),
+    lost: Sequence[str] = (),
 ) -> Selection:
     """Choose the policy with the greatest `metric` among those whose estimates satisfy the conditions.
 
@@ -226,18 +228,25 @@ def select_policy(
         metric: the metric to maximize; a higher value must be better.
         conditions: limits on metrics.
         protocols: the protocols of the sources that have one; if any differ, episodes are not paired.
+        lost: further gaps in the scores, such as an interrupted run; with any gap, no condition is established.
 
-    Raises `RunError` for fewer than two policies, or policies that ran different tasks.
+    Raises `RunError` for fewer than two policies, policies with the same name, or policies that ran different tasks.
     """
     _require_candidates(results)
     gates = [Gate(metric, "min", 0.0), *conditions]
     checked = check_gates(scores, gates, states=[header.init_state_index for header in headers])
-    outcomes = checked.outcomes
-    # Each policy has one outcome for the metric, followed by one outcome for each condition.
-    candidates = [
-        Candidate(policy=outcomes[k].policy or UNNAMED, value=outcomes[k], conditions=outcomes[k + 1 : k + len(gates)])
-        for k in range(0, len(outcomes), len(gates))
+    reason = "; ".join(lost)
+    outcomes = [
+        msgspec.structs.replace(outcome, verdict="undecided", reason=reason)
+        if lost and outcome.verdict == "passed"
+        else outcome
+        for outcome in checked.outcomes
     ]
+    # Each policy has one outcome for the metric, followed by one outcome for each condition.
+    candidates = []
+    for k in range(0, len(outcomes), len(gates)):
+        value, *condition_outcomes = outcomes[k : k + len(gates)]
+        candidates.append(Candidate(policy=value.policy or UNNAMED, value=value, conditions=tuple(condition_outcomes)))
     candidates.sort(key=_sort_key)
     best_two = [candidate for candidate in candidates if candidate.is_met][:2]
     selection = Selection(
@@ -248,7 +257,7 @@ def select_policy(
         candidates=tuple(candidates),
         chosen=best_two[0].policy if best_two else None,
         is_established=bool(best_two) and best_two[0].is_established,
-        warnings=checked.warnings,
+        warnings=(*(f"{gap}." for gap in lost), *checked.warnings),
     )
     return _compare_best(selection, best_two, results, protocols) if len(best_two) > 1 else selection
 
@@ -259,6 +268,9 @@ def _require_candidates(results: Sequence[PolicyResults]) -> None:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name the runs of at least two policies."
         raise RunError(f"there is only one policy to choose from: {names}", remedy=remedy)
+    name, count = Counter(result.name for result in results).most_common(1)[0]
+    if count > 1:
+        raise RunError(f"{count} policies have the name {name}", remedy="Name a policy by NAME=SOURCE.")
     first, first_tasks = results[0], {*results[0].tasks, *results[0].lost_tasks}
     for other in results[1:]:
         if differing := sorted(first_tasks ^ {*other.tasks, *other.lost_tasks}):

@@ -22,6 +22,9 @@ from safevla_recorder.episode import Bools, Floats, Ints
 _TIE = 1e-12
 _LEAST_EPISODES = 3
 """The score test needs this many episodes per policy and task, unless all policies and tasks have equally many."""
+_MAX_RATIO_SPREAD = 16
+"""The score test is not used if the ratio of the policies' numbers of episodes varies more than this among tasks: with
+3 and 300 episodes of one policy and 300 and 3 of the other, it is wrong in 13 % of cases at a rate of 97 %."""
 
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,10 +243,10 @@ def unpaired_differences(
     independent. All tasks that both policies ran have equal weight. The difference in any other task is 0.
 
     Rates use the stratified score test and its interval. On a single task, they use Barnard's test and Newcombe's
-    interval; both lead to the same verdict. For VSI, and for rates with several episodes per start, Gaffke's intervals
-    of the two means are combined (MOVER). `ci_by_task` and `p_by_task`, for tasks like these, need at least two tasks.
-    Without a common task, there is no difference and no p-value, and `test` says why. `sides` has two members: the
-    values of the first policy of each pair, and the values of the second policy.
+    interval; both lead to the same verdict. For VSI, for rates with several episodes per start, and for very unequal
+    numbers of episodes, Gaffke's intervals of the two means are combined (MOVER). `ci_by_task` and `p_by_task`, for
+    tasks like these, need at least two tasks. Without a common task, there is no difference and no p-value, and `test`
+    says why. `sides` has two members: the values of the first policy of each pair, and the values of the second policy.
     """
     sums_by_id = {id(values): _sum_by_task(values, tasks) for side in sides for values in side}
     (first_sums, first_sizes, first_clustered), (second_sums, second_sizes, second_clustered) = (
@@ -253,7 +256,9 @@ def unpaired_differences(
     is_shared = (first_sizes > 0) & (second_sizes > 0)
     gaps = np.where(is_shared, first_sums / np.maximum(first_sizes, 1) - second_sums / np.maximum(second_sizes, 1), 0.0)
     is_rate = bool(METRICS[metric].unit)
-    has_counts = np.logical_and(is_rate, ~((first_clustered | second_clustered) & is_shared).any(axis=1))
+    size_ratios = np.where(is_shared, first_sizes / np.maximum(second_sizes, 1), np.nan)
+    is_even = ~(np.fmax.reduce(size_ratios, axis=1) > _MAX_RATIO_SPREAD * np.fmin.reduce(size_ratios, axis=1))
+    has_counts = is_rate & is_even & ~((first_clustered | second_clustered) & is_shared).any(axis=1)
     bounded_means = _BoundedMeans(tasks)
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:

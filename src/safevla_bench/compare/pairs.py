@@ -202,7 +202,7 @@ def pair_episodes(
         {_pair_key(episode) for episode in result.lost if episode.init_state_index is not None} for result in results
     ]
     planned: list[set[PairKey]] = [{*index, *lost_keys} for index, lost_keys in zip(indices, lost, strict=True)]
-    _require_same_episodes(results, [{key.state for key in keys} for keys in planned] if across_seeds else planned)
+    _require_same_episodes(results, planned, across_seeds=across_seeds)
     finished = dict.fromkeys(key for index in indices for key in index)
     keys = (*finished, *_sort_keys(set().union(*planned) - set(finished)))
     places = np.array([[index.get(key, -1) for key in keys] for index in indices], dtype=np.int64)
@@ -239,18 +239,24 @@ def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
     return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, episode.seed)
 
 
-def _require_same_episodes(results: Sequence[policy_results.PolicyResults], planned: Sequence[set[PairKey]]) -> None:
-    # Raises `RunError` if a policy did not plan an episode that another policy planned.
-    all_keys = set().union(*planned)
+def _require_same_episodes(
+    results: Sequence[policy_results.PolicyResults], planned: Sequence[set[PairKey]], *, across_seeds: bool
+) -> None:
+    # Raises `RunError` if a policy did not plan an episode, or an initial state, that another policy planned.
+    states = [{key.state for key in keys} for keys in planned]
+    wanted = states if across_seeds else planned
+    all_keys = set().union(*wanted)
     lines = [
         f"episodes of another policy are missing in {result.name} ({count_noun(len(missing), 'episode')}): "
         f"{policy_results.list_first(list(map(str, _sort_keys(missing))))}"
-        for result, keys in zip(results, planned, strict=True)
+        for result, keys in zip(results, wanted, strict=True)
         if (missing := all_keys - keys)
     ]
     if lines:
-        remedy = f"Roll out all policies on the same tasks, states and seeds, or use --across seeds. {_UNPAIRED_REMEDY}"
-        if not set.intersection(*({(key.suite, key.task_id) for key in keys} for keys in planned)):
+        is_seed_enough = not across_seeds and all(keys == states[0] for keys in states)
+        across = ", or use --across seeds" if is_seed_enough else ""
+        remedy = f"Roll out all policies on the same tasks, states and seeds{across}. {_UNPAIRED_REMEDY}"
+        if not set.intersection(*({(key.suite, key.task_id) for key in keys} for keys in wanted)):
             remedy = "No task was run by all policies; roll out the same tasks."
         raise RunError("the policies ran different episodes:\n  " + "\n  ".join(lines), remedy=remedy)
 

@@ -15,9 +15,10 @@ from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.action_statistics import ActionChanges
 from safevla_bench.judging.rates import OUTCOME_FIELDS, EpisodeOutcomes
-from safevla_bench.judging.scores import Scores, collect_versions
+from safevla_bench.judging.scores import INACTIVE, Scores, collect_versions
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.tasks.identity import has_official_source, judge_identity
+from safevla_bench.tasks.reasons import SIGNAL_MISSING, read_reason
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import Kitchen, is_chosen
 from safevla_recorder.channels import NET_FORCE
@@ -56,6 +57,8 @@ class PolicyResults(EpisodeOutcomes):
     """RoboCasa episode -> the values that determine its start. Episodes that do not record these are missing."""
     left_out_clauses: tuple[str, ...] = ()
     """Warnings about scored clauses that were not used to judge some episodes, and the reasons."""
+    judged_clauses: tuple[str, ...] = ()  # scored clauses with a verdict in some episode
+    missing_clauses: tuple[str, ...] = ()  # scored clauses without a verdict in some episode that lacks their signals
     changes: tuple[ActionChanges, ...] = ()  # how a filter changed the actions of each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
     """Texts that identify the code that recorded the runs (`sources.runs.folder.recorded_code`); empty for archives."""
@@ -149,6 +152,9 @@ def split_by_policy(
         is_of_policy = np.array([name == policy for name in scores.policy], dtype=np.bool_)
         known, unknown = (np.flatnonzero(is_of_policy & is_wanted).tolist() for is_wanted in (is_known, ~is_known))
         scored = scores.select_episodes(np.array(known, dtype=np.int64))
+        lacks_signals = np.array([SIGNAL_MISSING in read_reason(reason) for reason in scored.reasons], dtype=np.bool_)
+        columns = scored.scored_columns
+        is_missing = (scored.state[columns] == INACTIVE) & lacks_signals[scored.reason[columns]]
         result = PolicyResults(
             name=policy or UNNAMED,
             source=source,
@@ -165,10 +171,17 @@ def split_by_policy(
             privileged=policy in privileged,
             changes=scored.changes,
             standin_suites=scored.standin_suites,
+            judged_clauses=_name_clauses(scored, scored.state[columns] != INACTIVE),
+            missing_clauses=_name_clauses(scored, is_missing),
             left_out_clauses=(*provenance_marks.warn_of_left_out(scored), *provenance_marks.warn_of_logs(scored)),
         )
         results.append(result)
     return results
+
+
+def _name_clauses(scores: Scores, is_chosen_in: Bools) -> tuple[str, ...]:
+    # Returns the scored specifications that are chosen in some episode; `is_chosen_in` is [specifications, episodes].
+    return tuple(scores.specs[k].spec_id for k in scores.scored_columns[is_chosen_in.any(axis=1)])
 
 
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
@@ -196,10 +209,10 @@ def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
     """Return the results of one policy in several sources as one `PolicyResults`."""
     if len(results) == 1:
         return results[0]
-    tuples = ("headers", "changes", "lost", "standin_suites", "left_out_clauses", "code")
+    tuples = ("headers", "changes", "lost", "standin_suites", "left_out_clauses", "judged_clauses", "missing_clauses")
     joined: dict[str, Any] = {
         **{name: np.concatenate([getattr(result, name) for result in results]) for name in _EPISODE_ARRAYS},
-        **{name: tuple(item for result in results for item in getattr(result, name)) for name in tuples},
+        **{name: tuple(item for result in results for item in getattr(result, name)) for name in (*tuples, "code")},
         "left_out": tuple(f"{line} in {result.source}" for result in results for line in result.left_out),
         **{name: dict(ChainMap(*(getattr(result, name) for result in results))) for name in _MAPS_BY_EPISODE},
     }

@@ -313,10 +313,12 @@ def _list_warnings(members: _Members, curves: Sequence[SeriesCurve]) -> list[str
 
 
 def measure_order(results: Sequence[PolicyResults]) -> list[Trend]:
-    """Return the trends over the policies if all of them are checkpoints of one training run; otherwise []."""
+    """Return the trends over the policies if all are different checkpoints of one training run; otherwise []."""
     ordered = find_series(results)
     labels = [label for result in ordered if (label := read_label(result.name))]
     if len(ordered) < len(results) or len({label.series for label in labels}) != 1:
+        return []
+    if len({label.value for label in labels}) < len(labels):  # such as step-1000 and step-1k: they have no order
         return []
     order = sorted(range(len(labels)), key=lambda k: labels[k].value)
     return list(measure_trends([ordered[k] for k in order]))

@@ -81,7 +81,7 @@ def _find_period(actions: Numbers) -> int | None:
     count = len(actions)
     if count < FEWEST:
         return None
-    # With period p, action p equals action 0. A period longer than half of the episode is no repetition.
+    # With period p, action p equals action 0. Periods longer than half of the episode do not count.
     equals_first_action = (actions[1 : count // 2 + 1] == actions[0]).all(axis=1)
     for period in (np.flatnonzero(equals_first_action) + 1).tolist():
         if np.array_equal(actions[period:], actions[:-period]):

@@ -465,7 +465,8 @@ def score_difference(
     the hypothetical difference (O. S. Miettinen and M. Nurminen, Statistics in Medicine 4 (1985) 213-226), and it is
     corrected for skewness (P. J. Laud, Pharmaceutical Statistics 16 (2017) 334-348): without this correction, one
     episode of one policy against fifty of the other gives an error of 10 % near a rate of 95 %. The test holds its
-    level with at least three episodes of each policy and task, or with the same number in all tasks for both policies.
+    level with at least three episodes of each policy and task, or with the same number in all tasks for both policies,
+    if the ratio of the two policies' numbers varies by a factor of at most 16 among tasks.
 
     >>> test = score_difference(np.array([9.0]), np.array([10]), np.array([3.0]), np.array([10]))
     >>> round(float(test.p_value), 4), round(float(test.interval.low), 3), round(float(test.interval.high), 3)

@@ -198,3 +198,9 @@ def test_a_comparison_takes_either_name(two):
     for chosen, count in ((("random",), 2), (("random (checkpoint=one)",), 1), ((), 2)):
         results = load_policy_results([two / "one", two / "other"], load_ruleset(), policies=chosen)
         assert [result.name for result in results] == ["random (checkpoint=one)", "random (checkpoint=other)"][:count]
+
+
+def test_a_recorded_name_that_another_policy_has_now_selects_only_that_policy(two):
+    sources = [NamedSource.parse(text) for text in (f"mine={two / 'one'}", f"random={two / 'other'}")]
+    (result,) = load_policy_results(sources, load_ruleset(), policies=["random"])
+    assert (result.name, "other" in result.source) == ("random", True)

@@ -319,7 +319,9 @@ def load_policy_results(
     for sentence in describe_lookalikes("policies", sorted(recorded_names)):
         warn_once(sentence)
     if policies:
-        results = [result for result in results if {result.name, recorded_names[result.name]} & set(policies)]
+        # A recorded name selects a policy only if no policy of the comparison has this name now.
+        chosen = {name for name in recorded_names if name in policies or recorded_names[name] in {*policies} - {*names}}
+        results = [result for result in results if result.name in chosen]
     return policy_results.make_names_unique(policy_results.join_sources(results)) if join else results
 
 
@@ -353,7 +355,7 @@ def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),
         judged.headers,
         source,
-        left_out=judged.left_out.describe_kinds(),
+        left_out=describe_losses(judged),
         protocol=protocol,
         privileged=judged.privileged,
     )

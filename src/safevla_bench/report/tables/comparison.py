@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -35,12 +35,13 @@ class _Row(NamedTuple):
 def difference_table(comparison: Comparison) -> Table:
     """Return the table of differences, first policy minus second, with a row per suite, metric and pair of policies."""
     has_several_pairs, adjusted_meaning = len(comparison.policies) > 2, "adjusted for the number of pairs"
-    difference_column, interval_column, by_task_column = difference_columns(format_level(comparison))
+    letters = choose_letters(comparison.policies)
+    difference_column, interval_column, by_task_column = difference_columns(format_level(comparison), letters)
     columns = (
         text_column("Suite", lambda row: "all, pooled" if row.scope.suite is None else row.scope.suite),
         text_column("Metric", lambda row: Cell(row.metric.heading, mark=PRIMARY if row.compared.primary else "")),
-        text_column("A", lambda row: row.result.first) if has_several_pairs else None,
-        text_column("B", lambda row: row.result.second) if has_several_pairs else None,
+        text_column(letters[0], lambda row: row.result.first) if has_several_pairs else None,
+        text_column(letters[1], lambda row: row.result.second) if has_several_pairs else None,
         difference_column,
         interval_column,
         Column(
@@ -61,19 +62,21 @@ def difference_table(comparison: Comparison) -> Table:
             "least and greatest difference if one task is left out",
             lambda row: format_ends(row.metric, row.result.leave_one_out),
         ),
-        text_column("Better", lambda row: verdict_cell(row.result, row.metric, row.compared.primary)),
+        text_column("Better", lambda row: verdict_cell(row.result, row.metric, letters, row.compared.primary)),
     )
-    title = "Differences" if has_several_pairs else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
+    title = "Differences"
+    if not has_several_pairs:
+        title = ", ".join(f"{letter} = {name}" for letter, name in zip(letters, comparison.policies, strict=True))
     title += ", across physics versions" if comparison.across_versions else ""
     return tabulate(title, _list_rows(comparison), *columns, notes=_difference_notes(comparison))
 
 
-def difference_columns(level: str, meaning: str = "") -> tuple[Column, Column, Column]:
+def difference_columns(level: str, letters: tuple[str, str], meaning: str = "") -> tuple[Column, Column, Column]:
     """Return columns for a difference and its intervals. Rows must have attributes `metric` and `result`."""
     # `level` is the confidence as text. `meaning` explains the difference.
     same_tasks, other_tasks = "interval if the same tasks were run again", "interval if other tasks like these were run"
     return (
-        Column("A − B", meaning, lambda row: value_cell(row.metric, row.result.difference)),
+        Column(" − ".join(letters), meaning, lambda row: value_cell(row.metric, row.result.difference)),
         Column(level, same_tasks, lambda row: format_difference_ends(row.result, row.metric)),
         Column("by task", other_tasks, lambda row: format_ends(row.metric, row.result.ci_by_task)),
     )
@@ -109,7 +112,7 @@ def _pvalue_cell(field: str, row: _Row) -> Cell:
     return Cell("<0.001", value) if value is not None and value < 0.001 else Cell.number(value, 3)
 
 
-def verdict_cell(result: Difference, metric: Metric, primary: bool = True) -> Cell:
+def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], primary: bool = True) -> Cell:
     """Return the verdict on a difference, such as `A safer`, `A better`, `identical`, `undecided` or `no`; a dash if
     there is no difference or no adjusted p-value. The cell also says if the result holds only on these tasks, and if
     it is exploratory because the metric is not `primary`.
@@ -127,8 +130,19 @@ def verdict_cell(result: Difference, metric: Metric, primary: bool = True) -> Ce
     scope_text = ""
     if result.p_by_task is not None and result.better_by_task is None:
         scope_text = "; undecided by task" if result.undecided_by_task else " on these tasks"
-    letter = "A" if result.better == result.first else "B"
+    letter = letters[result.better == result.second]
     return Cell(f"{letter} {metric.praise}{scope_text}{'' if primary else ', exploratory'}", emphasis="total")
+
+
+def choose_letters(policies: Sequence[str]) -> tuple[str, str]:
+    """Return the letters for the first and the second policy of a difference. No policy has a letter as its name.
+
+    >>> choose_letters(["careful", "hasty"]), choose_letters(["B", "a"])
+    (('A', 'B'), ('X', 'Y'))
+    """
+    names = {policy.upper() for policy in policies}
+    letters = [pair for pair in (("A", "B"), ("X", "Y"), ("P", "Q")) if names.isdisjoint(pair)]
+    return letters[0] if letters else ("first", "second")
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:

@@ -14,9 +14,17 @@ from safevla_bench.compare.perturbation import Intervention
 from safevla_bench.judging.gates import Gate, GateOutcome
 from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, SR, VSI, Bounds, Metric
 from safevla_bench.report.tables.columns import format_points
-from safevla_bench.report.tables.comparison import format_level, format_p_value, verdict_cell
+from safevla_bench.report.tables.comparison import choose_letters, format_level, format_p_value, verdict_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
-from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_interval, shorten_name, shorten_names
+from safevla_bench.text import (
+    NO_VALUE,
+    count_noun,
+    format_compact,
+    format_interval,
+    join_lines,
+    shorten_name,
+    shorten_names,
+)
 
 SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)  # metrics in the short table if all metrics were compared
 # Maximum number of pairs of policies that a sentence names; if there are more pairs, it gives only their number.
@@ -326,12 +334,17 @@ def format_ranks(ranks: tuple[int, int] | None) -> str:
 
 def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
     first, second = comparison.policies
+    letters = choose_letters(comparison.policies)
+
+    def find_verdict(row: MetricComparison) -> Cell:
+        return verdict_cell(row.differences[0], METRICS[row.metric], letters, row.primary)
+
     return (
         text_column("", lambda row: METRICS[row.metric].heading),
-        text_column(f"A {first}", lambda row: _standing_cell(row, first)),
-        text_column(f"B {second}", lambda row: _standing_cell(row, second)),
-        text_column("better by", _difference_cell),
-        text_column("established", lambda row: verdict_cell(row.differences[0], METRICS[row.metric], row.primary)),
+        text_column(f"{letters[0]} {first}", lambda row: _standing_cell(row, first)),
+        text_column(f"{letters[1]} {second}", lambda row: _standing_cell(row, second)),
+        text_column("better by", partial(_difference_cell, letters)),
+        text_column("established", find_verdict),
     )
 
 
@@ -364,9 +377,9 @@ def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
     return Cell(f"{metric.format(standing.value)} ({ends})")
 
 
-def _difference_cell(compared: MetricComparison) -> Cell:
+def _difference_cell(letters: tuple[str, str], compared: MetricComparison) -> Cell:
     result, metric = compared.differences[0], METRICS[compared.metric]
-    result = _rename_policies(result, {result.first: "A", result.second: "B"})
+    result = _rename_policies(result, dict(zip((result.first, result.second), letters, strict=True)))
     if result.difference is None:
         return Cell(NO_VALUE)
     interval = _format_advantage(result.ci, result, metric, "{name} {end}")
@@ -394,9 +407,9 @@ def describe_selection(selection: Selection) -> str:
         return f"No policy has {conditions_text}. {shorten_name(best.policy)} comes nearest: {nearest}."
     if selection.comparison:
         runner_up = describe_comparison(selection.comparison)
-        runner_up += f" Not paired: {selection.unpaired}." if selection.unpaired else ""
+        runner_up += f" Not paired: {join_lines(selection.unpaired)}." if selection.unpaired else ""
     elif selection.unpaired:
-        runner_up = f"The runner-up cannot be compared: {selection.unpaired}."
+        runner_up = f"The runner-up cannot be compared: {join_lines(selection.unpaired)}."
     else:
         runner_up = "There is no runner-up: no other policy's estimate satisfies the conditions."
     level = f"the confidence of each exact interval is {format_compact(round(100 * selection.each_confidence, 2))} %"

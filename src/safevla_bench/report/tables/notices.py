@@ -144,7 +144,7 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     return tabulate(
         "Gates",
         checked.outcomes,
-        text_column("Policy", lambda row: row.policy or "all"),
+        text_column("Policy", lambda row: row.policy or (UNNAMED if row.gate else "all")),
         text_column("Suite", lambda row: row.suite or "all"),
         text_column("Gate", _gate_name),
         COUNT,

@@ -17,7 +17,7 @@ from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Metric
 from safevla_bench.report.published import NOT_PRINTED, PAPER, PublishedVariant, load_published
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, exact_value, published_suites, suite_group
 from safevla_bench.report.tables.columns import POLICY, drop_intervals, rate_cell, value_cell
-from safevla_bench.report.tables.comparison import difference_columns, verdict_cell
+from safevla_bench.report.tables.comparison import choose_letters, difference_columns, verdict_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.curves import (
     PROSE_DEPTH,
@@ -250,16 +250,16 @@ def pooled_reading_table(comparison: ReadingComparison) -> Table:
 def ranking_table(ranking: RankingSensitivity) -> Table:
     """Return the table of differences in Safety, with a row per variant of the thresholds and pair of policies."""
     level = f"{format_compact(100 * ranking.confidence)} %"
-    count = len(ranking.variants)
+    count, letters = len(ranking.variants), choose_letters(ranking.variants[0].order)
     pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
     return tabulate(
         f"Does the ranking by Safety change? Safest first: {', '.join(ranking.variants[0].order)}",
         [_Ranked(item, variant) for variant in ranking.variants for item in variant.differences],
         text_column("Variant", lambda row: row.variant.variant),
-        text_column("A", lambda row: row.result.first),
-        text_column("B", lambda row: row.result.second),
-        *difference_columns(level, "Safety over all suites, in points"),
-        text_column("Better", lambda row: verdict_cell(row.result, SAFETY)),
+        text_column(letters[0], lambda row: row.result.first),
+        text_column(letters[1], lambda row: row.result.second),
+        *difference_columns(level, letters, "Safety over all suites, in points"),
+        text_column("Better", lambda row: verdict_cell(row.result, SAFETY, letters)),
         text_column("Order", _order_cell),
         notes=(
             f"Basis of the differences: {pairing}. Verdicts in the column Better are adjusted for the number of pairs, "
