@@ -78,7 +78,7 @@ def show_movable_limit(spec_id: str) -> None:
 
 
 def check_text() -> None:
-    """Raise `AssertionError` if the page's text says another number than the episode."""
+    """Raise `AssertionError` if the page's text says a number that differs from the episode's."""
     rho, depth = VERDICT.robustness, VERDICT.depth
     header, force, bowl = BATCH.headers[PLACE], "max_contact_force_under_200N", "non_target_max_disp_5mm"
     peak, moved = int(np.argmax(trace(force).values)), trace(bowl).values

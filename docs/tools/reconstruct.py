@@ -78,7 +78,7 @@ def active_tasks(suite: str, spec_id: str) -> int:
 
 
 def chance_in_failures(cells: Iterable[PublishedCell]) -> float:
-    """Return log10 of the chance that all self-collisions fall on failures if they fell on any episode alike."""
+    """Return log10 of the chance that all self-collisions fall on failures if all episodes were equally likely."""
     shares = [
         Fraction(comb(cell.n - successes(cell), count), comb(cell.n, count))
         for cell in cells

@@ -128,7 +128,7 @@ def append_unit(text: str, unit: str) -> str:
 def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
-    """Return a value in a unit that suits `limit` or else the value: 8.2 mm for 0.0082 m. Return a dash for None."""
+    """Return a value in a unit chosen by `limit` (None = by the value): 8.2 mm for 0.0082 m. Return a dash for None."""
     # `write` formats the number.
     if value is None:
         return NO_VALUE

@@ -96,7 +96,7 @@ def test_a_formula_with_any_form_reads_back(form):
         ("distance(eef)", "has invalid arguments"),
         ("distance(eef, bowl, 3)", "has invalid arguments"),
         ("speed(3)", "has invalid arguments"),
-        ("nearness(eef, bowl)", "no signal form 'nearness'"),
+        ("nearness(eef, bowl)", "there is no function 'nearness'"),
         ("position_x(target)", "several bodies"),
         ('position_x("bowl*")', "several bodies"),
         ("speed(world)", "only a box"),

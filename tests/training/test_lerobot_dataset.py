@@ -364,7 +364,7 @@ def test_an_episode_with_a_gap_in_time_is_left_out(source, tmp_path):
 
 
 def test_robots_that_differ_are_not_put_into_one_dataset(source, tmp_path):
-    with pytest.raises(RunError, match="other features than earlier episodes"):
+    with pytest.raises(RunError, match="features differ from those of earlier episodes"):
         export_dataset(judge_beside(source, tmp_path, 6), tmp_path / "set")
     assert not (tmp_path / "set").exists()
 

@@ -33,7 +33,7 @@ from safevla_recorder.version import __version__
 RUN, RAW, LOCK = "run.json", "raw", ".lock"
 OWN_LOOP = "own loop"  # protocol name of a user's own loop, whose planned episodes are unknown
 _PARTIAL = ".partial"
-_RULES_FILE = "judged_with.json"  # written by `safevla score` if it uses other rules than the default
+_RULES_FILE = "judged_with.json"  # written by `safevla score` if its rules are not the default
 _log = errors.get_logger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
 _claims: dict[Path, int] = {}  # maps each folder that this process has locked to the lock file's descriptor

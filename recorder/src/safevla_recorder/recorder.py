@@ -156,7 +156,7 @@ class EpisodeLog(ABC):
         return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return the records so far as one episode with this header, whose fields are `HEADER_FIELDS`.
+        """Return the records up to now as one episode with this header, whose fields are `HEADER_FIELDS`.
 
         After a call between two control steps, recording can continue. A call in the middle of a control step may lose
         the step's contacts; then the step's record cannot be added.
@@ -218,7 +218,7 @@ class WritableEpisode(Protocol):
         """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return the records so far as one episode with this header, whose fields are `HEADER_FIELDS`."""
+        """Return the records up to now as one episode with this header, whose fields are `HEADER_FIELDS`."""
 
 
 # The recorder of any simulator
@@ -337,7 +337,7 @@ class EpisodeRecorder(EpisodeLog):
     def __init__(self, scene: SceneMap, arms: Mapping[str, Arm] | None = None) -> None:
         """Store the scene and the robot's arms by name, in the order of the record; None = the robot has one arm.
 
-        Raises `HostError` if `arms` has fewer than two arms or other values than `Arm`, if an arm has a body that is
+        Raises `HostError` if `arms` has fewer than two arms or values that are no `Arm`, if an arm has a body that is
         not a robot body or is in two arms, if fingers are wrong, or if a scene with several arms has `fingers`.
         """
         super().__init__()
@@ -472,7 +472,7 @@ class EpisodeRecorder(EpisodeLog):
             raise HostError("the torques of an arm are not a list", remedy="Pass a list with a number for each joint.")
         joint_counts = dict(zip(self._arms, map(len, by_arm)))
         if self._joint_counts and joint_counts != self._joint_counts:
-            raise HostError("the torques belong to other joints than in record 0", remedy="Pass the same joints.")
+            raise HostError("the torques belong to joints other than those in record 0", remedy="Pass the same joints.")
         self._joint_counts = joint_counts
         return np.concatenate(by_arm)
 

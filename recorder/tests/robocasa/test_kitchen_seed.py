@@ -36,7 +36,7 @@ def test_the_seed_of_a_generator_is_known_until_it_draws(seed):
     [
         np.random.default_rng(),  # its entropy is the system's, and no 64-bit number
         np.random.default_rng([1, 2]),
-        np.random.Generator(np.random.MT19937(7)),  # other numbers than default_rng(7)
+        np.random.Generator(np.random.MT19937(7)),  # its numbers differ from default_rng(7)'s
     ],
     ids=["unseeded", "sequence", "another"],
 )

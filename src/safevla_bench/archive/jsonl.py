@@ -262,7 +262,7 @@ def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
 
 
 def _known_vectors(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]:
-    # Returns a channel's vectors [m, row_size] in the only episode, without vectors that `pose_valid` marks as unknown.
+    # Returns a channel's vectors [m, row_size] in a batch of one episode, except those that `pose_valid` marks unknown.
     if not spec.is_pose:
         return batch.numbers(spec).episode_rows(0).reshape(-1, spec.row_size)
     bodies, rows = batch.poses(spec.name).episode_poses(0)

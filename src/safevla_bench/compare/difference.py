@@ -66,7 +66,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The larger p-value of the `extremes`; 1 if either differs in sign from `difference`; null without extremes."""
     p_by_task_at_extremes: float | None = None  # like `p_at_extremes`, for tasks like these
     tipping: int | None = None
-    """The largest number k with this property: the better policy stays significantly better if any k of its unknown
+    """The largest number k with this property: the better policy stays significantly better whichever k of its unknown
     episodes count as bad, and all unknown episodes of the worse policy count as good. The error is divided by the
     number of pairs of policies. Null if the property fails for k = 0, or if k was not computed."""
     tasks: int = 0  # number of tasks that both policies ran

@@ -207,7 +207,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
         return self.task.instruction
 
     def recorded(self) -> Batch:
-        """Return the episode so far as a validated one-episode batch; raise `HostError` before the first reset."""
+        """Return the episode up to now as a validated one-episode batch; raise `HostError` before the first reset."""
         recording = self._require_recorder().build_recording(self._build_header())
         extra, simulation = self._extra_fields(), self._read_simulation()
         extra = add_header_field(extra, SIMULATION, simulation) if simulation else extra

@@ -35,7 +35,7 @@ class HostEnv(ABC):
 
     @abstractmethod
     def recorded(self) -> Batch:
-        """Return the episode so far as a validated batch of one episode, with the header fields that the host fills."""
+        """Return the episode up to now as a validated batch of one, with the header fields that the host fills."""
 
     @abstractmethod
     def close(self) -> None:

@@ -141,7 +141,7 @@ class ScoresFile(msgspec.Struct, frozen=True):
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
-    """Return a list of one sentence if a run folder was originally judged by other rules than `ruleset`. The sentence
+    """Return a list of one sentence if a run folder was originally judged by rules other than `ruleset`. The sentence
     compares the original Safety with `safety`, the Safety by `ruleset`. Return [] if the rules are equal or unknown.
     """
     provenance = ruleset.provenance()

@@ -294,7 +294,7 @@ def describe_unjudged(counts: Mapping[str, int]) -> str:
     '81 episodes (80 signal missing: contacts; 1 stopped before any violation)'
     """
     texts = {describe_reason(reason): count for reason, count in counts.items()}
-    # A single reason needs no count, because it holds for all episodes.
+    # A single reason needs no count, because it applies to all episodes.
     reasons = [text if len(counts) == 1 else f"{count} {text}" for text, count in texts.items()]
     return f"{count_noun(sum(counts.values()), 'episode')} ({'; '.join(reasons)})"
 

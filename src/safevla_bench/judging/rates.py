@@ -163,7 +163,7 @@ RATES = tuple(metric for metric in HEADLINE if metric.unit)
 COMPARED = tuple(metric.key for metric in (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI))
 """Keys of the metrics by which policies are compared."""
 BOUNDED = tuple(key for key in COMPARED if METRICS[key].given != "success")
-"""Metrics with bounds if some outcomes are unknown. For the other metrics, it is then unknown which episodes count."""
+"""Metrics that can be bounded if some outcomes are unknown. The others are over successes, which are then unknown."""
 
 
 class StartMeans(NamedTuple):
@@ -221,7 +221,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def pool(cls, rates: Sequence[Rate]) -> Rate:
-        """Return the proportion over all episodes of several rates. No start may be in two rates."""
+        """Return the proportion over all episodes of several rates. Each initial state must occur in one rate only."""
         total = cls.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
         known_rates = [rate for rate in rates if rate.n and rate.ci and rate.value is not None]
         if len(known_rates) == 1:

@@ -112,7 +112,7 @@ class EpisodePhases:
         return intervals
 
     def name_components(self, step: int) -> str:
-        """Return the components to which a record belongs, such as `pnp-basic`; "" if they are unknown."""
+        """Return the names of a record's components, joined by "and", such as `pnp-basic`; "" if they are unknown."""
         phases = [phase for phase in self.named_phases if phase.first <= step <= phase.last]
         return " and ".join(phases[0].components) if phases else ""
 

@@ -75,9 +75,9 @@ class JudgedChunk(NamedTuple):
     net_changes: NDArray[np.int8]
 
 
-NET_CHANGES = NEITHER, SAME, SAFE, UNSAFE = range(4)
+NET_CHANGES = UNKNOWN, SAME, SAFE, UNSAFE = range(4)
 """How an episode's verdict changes if net forces of two bodies replace single contact forces: it stays the same, or
-becomes safe or unsafe. NEITHER means that a verdict is unknown, or that the record lacks one kind of force.
+becomes safe or unsafe. UNKNOWN means that a verdict is unknown, or that the record lacks one kind of force.
 """
 STORED_STATES = frozenset({"libero"})
 """Hosts with stored initial states: the index identifies the state, regardless of the environment's seed."""
@@ -203,7 +203,7 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = N
     return JudgedChunk(
         scores,
         [spec_verdicts.unjudged for spec_verdicts in verdicts],
-        np.where(is_comparable, net_changes, NEITHER).astype(np.int8),
+        np.where(is_comparable, net_changes, UNKNOWN).astype(np.int8),
     )
 
 
@@ -232,7 +232,7 @@ def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Lib
 
 
 def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
-    # Return a number for each episode's start, [E]; it is equal for episodes with the same task and start. A start
+    # Return a number for each episode's start, [E]: the same for episodes with the same task and start. A start
     # consists of the index of the initial state and, if the host uses it, the environment's seed. (LIBERO uses the seed
     # only if the record says so.) An episode without an index has a separate, negative number.
     suite_by_name = {

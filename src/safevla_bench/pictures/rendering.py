@@ -68,7 +68,7 @@ def render_frames(
 
     Raises:
         HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
-        RunError: the host would show bodies at other positions than recorded; no frame of that episode is written.
+        RunError: a body's position in the host would differ from the record; no frame of that episode is written.
     """
     make_folder(own_path(run.folder, run_folder.FRAMES))
     frames: list[run_folder.Frame] = []

@@ -49,7 +49,7 @@ class InProcessPolicy(ChunkQueue):
     """A wrapper that turns a user's object into a policy; methods that the object lacks do nothing."""
 
     def __init__(self, owner: str, policy: Any) -> None:
-        """Wrap the user's object. Errors call it `owner`. Raises `PolicyError` for invalid `wants` or `orientation`."""
+        """Wrap the user's object, named `owner` in errors; raise `PolicyError` for invalid `wants` or `orientation`."""
         super().__init__()
         self.made, self._owner = policy, owner
         self.clip = bool(getattr(policy, "clip", False))

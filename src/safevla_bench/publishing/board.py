@@ -150,7 +150,7 @@ def report_path(policy: PolicyName) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `RunError` if `folder` is a file or has other content than a board; `FileError` if it is unreadable."""
+    """Raise `RunError` if `folder` is a file or has content that is not a board's; `FileError` if it is unreadable."""
     with translated_errors(folder):
         is_occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
     if is_occupied:

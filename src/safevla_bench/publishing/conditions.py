@@ -77,7 +77,7 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
             continue
         changed_values = preset_differences(source.protocol or {})
         if changed_values:
-            reasons[policy] = f"not ranked: its protocol has other values than the preset ({', '.join(changed_values)})"
+            reasons[policy] = f"not ranked: values of its protocol differ from the preset ({', '.join(changed_values)})"
         elif _is_replay(source, policy) or not _has_planned_starts(source.protocol or {}, official, absent):
             reasons[policy] = "not ranked: its starts are not the official ones"
     return reasons

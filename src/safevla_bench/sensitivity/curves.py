@@ -4,7 +4,7 @@ The thresholds are the variants of the paper's Table 9 (in sensitivity.toml), or
 clause G(signal < bound), also with a Boolean gate, the worst value of the signal decides the verdict for every bound,
 so that another threshold can be applied without the records. Clauses of other forms are judged again.
 
-The paper's text leaves some clauses ambiguous, and the paper's tables seem to use other clauses than the text
+The paper's text leaves some clauses ambiguous, and the paper's tables seem to use clauses that differ from the text's
 (docs/explanation/fidelity.md). Each library in `READINGS` is one reading, or interpretation, of the paper.
 """
 
@@ -98,7 +98,7 @@ def _read_variants() -> VariantsFile:
 
 def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tuple[str, ...]]:
     """Return the threshold variants of the paper's Table 9 for a library, and the names of those variants whose
-    families the library lacks. Raises `SpecError` if a family has another unit in the library than in the variant.
+    families the library lacks. Raises `SpecError` if a family's unit in the library differs from that in the variant.
     """
     variants, left_out = [], []
     for row in _read_variants().variants:
@@ -375,7 +375,7 @@ def _variant_rates(scores: Scores, members: Ints) -> VariantRates:
 # Readings of the paper
 
 
-PROSE_DEPTH = "prose depth"  # name of the reading with the depth that the paper's prose defines
+PROSE_DEPTH = "prose depth"  # name of the reading with the depth that the paper's text defines, unlike its Eq. 1
 
 
 class VerdictChanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -442,9 +442,9 @@ def _load_reading(reference: Library, name: str) -> Library:
 
 
 def apply_prose_depth(scores: Scores) -> Scores:
-    """Return the scores with the depth of the paper's prose, which is 1 when the signal itself, not its excess over the
-    threshold τ, reaches the severe magnitude. The depth of a graded clause is min(1, max(0, -rho)/(severe - τ)); if
-    severe is not above τ, the depth is 1 for every violation. Verdicts and robustness do not change.
+    """Return the scores with violation depths as the paper's text defines them, unlike its Eq. 1: the depth is 1 when
+    the signal itself, not its excess over the threshold τ, reaches the severe magnitude. The depth of a graded clause
+    is min(1, max(0, -rho)/(severe - τ)), or 1 for every violation if severe is not above τ. Nothing else changes.
     """
     depth = scores.depth.copy()
     for k, spec in enumerate(scores.specs):

@@ -320,9 +320,9 @@ def measure_safety(episodes: Sequence[EpisodeFirmness]) -> list[SafetyRange]:
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """The scored specifications and the success of an episode: as recorded, and replayed without a possible cause of a
-    violation. `left` is the first record in which the replay is off the recorded path; None if the replay stays on the
-    path, or if the times of its records differ from the recorded times.
+    """The scored specifications and the success of an episode as recorded, and in a replay that removes one possible
+    cause of a violation. `left` is the first record in which the replay is off the recorded path; None if the replay
+    stays on the path, or if the times of its records differ from the recorded times.
     """
 
     cause: str  # what the replay changes, as the beginning of a sentence

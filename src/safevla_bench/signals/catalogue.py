@@ -1,7 +1,7 @@
 """The registered signals: contact and displacement, the held target, the arm (paper Appendix C.3, Tables 15, 17, 19).
 
-The held target is the target in the gripper. Without one, it is the target that this arm held last if another arm holds
-that target now, else the task's target. Signals of the held target are grip, transport, tilt, slip and speed. Signals
+The held target of an arm is the target in its gripper. If there is none, it is the target that the arm held last, but
+only while another arm holds it; else the task's target. Its signals are grip, transport, tilt, slip and speed. Signals
 of the arm are joint torques relative to the joints' limits, and the speed, acceleration and jerk of x̃. The position x̃
 is the end effector's position x, smoothed by a centered mean of five records. Δₙ is the n-th central difference. x₊ and
 x₋ are x one record later and earlier; x₊₂ and x₋₂ are x two records later and earlier. Of n records, the interior is 3

@@ -34,8 +34,8 @@ class Tag:
 class Spec:
     """One specification. `threshold` and `severe` are positive magnitudes in `unit`; severe / threshold is K of the
     paper's Eq. 1. `severe` is None if violations have no graded depth. `stl` is the formula's text, with the word
-    `threshold` in place of the number; `formula` is the parsed formula with the number; it is judged. A specification
-    applies to a task that has every tag of `requires_all` and no tag of `invalid_if_any`.
+    `threshold` in place of the number. Episodes are judged by `formula`, which is parsed and has the number. A
+    specification applies to a task that has every tag of `requires_all` and no tag of `invalid_if_any`.
     """
 
     spec_id: str

@@ -67,7 +67,7 @@ class RuleFile(msgspec.Struct, frozen=True):
 
 
 def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
-    """Return the text of a UTF-8 file. Raises the origin's error if the file cannot be read or is not UTF-8."""
+    """Return the text of a UTF-8 file. Raises `origin.error` if the file cannot be read or is not UTF-8."""
     try:
         return files.read_text(path) if isinstance(path, Path) else path.read_text(encoding="utf-8")
     except OSError as error:
@@ -77,7 +77,7 @@ def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
 
 
 def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) -> T:
-    """Return the tables of a TOML file as a struct of type `kind`. Raises the origin's error if the file cannot be
+    """Return the tables of a TOML file as a struct of type `kind`. Raises `origin.error` if the file cannot be
     read, is not TOML, or has an unknown key or an invalid value.
     """
     try:
@@ -91,7 +91,7 @@ def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) ->
 
 def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tuple[RowOrigin, object]]:
     """Return the rows of a JSON file, each with its origin. The file holds one row or a list of rows; a .jsonl file
-    holds one row per line. Raises the origin's error if the file cannot be read or is not JSON.
+    holds one row per line. Raises `origin.error` if the file cannot be read or is not JSON.
     """
     with limit_memory(origin.file):
         text = read_text(path, origin)
@@ -121,7 +121,7 @@ def _types_of_keys(kind: type[msgspec.Struct]) -> Mapping[str, str]:
 
 
 def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
-    """Return a row as a struct of type `kind`. Raises the origin's error, which names the key, if a key is unknown or
+    """Return a row as a struct of type `kind`. Raises `origin.error`, which names the key, if a key is unknown or
     missing, or a value has the wrong type.
     """
     types = _types_of_keys(kind)

@@ -602,9 +602,9 @@ _MAX_CHOICES = 2000
 
 
 def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], bool]) -> int | None:
-    """Return the largest k such that a verdict holds if any k unknown episodes are bad; None if it fails for k = 0.
+    """Return the largest k such that a verdict holds whichever k unknown episodes are bad; None if it fails for k = 0.
 
-    Each unit counts its unknown episodes as good. `stays` returns whether the verdict holds for given units. All
+    The given `units` count unknown episodes as good. `stays` returns whether the verdict holds for changed units. All
     choices of one bad episode are tried, then all choices of two, and so on, up to 2,000 choices in total. Because of
     this limit, the result may be too small, but it is never too large.
     """

@@ -172,7 +172,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         try:
             if self._signals is not None and name not in self._signals:
                 remedy = "`safevla specs --template` has examples; write separate comparisons, not abs, min or max"
-                raise FormulaError(f"there is no signal form {str(form)!r}", remedy=remedy)
+                raise FormulaError(f"there is no function {str(form)!r}", remedy=remedy)
             if self._signals is not None:
                 self._signals[name]  # raises an error for invalid arguments
         except FormulaError as error:
@@ -300,7 +300,7 @@ def _explain_unknown_word(text: str, error: UnexpectedInput, signals: Mapping[st
         call = re.search(r"([A-Za-z_]\w*)\s*$", text_before)
         if call and call[1] not in syntax.RESERVED and signals is not None and f"{call[1]}(" not in signals:
             remedy = f"operators: {_OPERATORS}; write separate comparisons, not abs, min or max"
-            return _column_error(call.start() + 1, f"there is no operator or signal form {_shorten(call[1])!r}", remedy)
+            return _column_error(call.start() + 1, f"there is no operator or function {_shorten(call[1])!r}", remedy)
     return None
 
 

@@ -170,7 +170,7 @@ class DatasetWriter:
         if self.features and features != self.features:
             names = {**self.features, **features}
             differing = ", ".join(name for name in names if self.features.get(name) != features.get(name))
-            problem = f"the episode has other features than earlier episodes: {differing}"
+            problem = f"the episode's features differ from those of earlier episodes: {differing}"
             raise RunError(problem, remedy="A dataset has episodes of one robot: export each robot separately.")
         self.features = features
         if self._frames_writer is None:

@@ -314,7 +314,7 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
     contacts, contact_starts = _take_ranges(batch.contacts.starts, records)
     shift: Ints | int
     contact_shift: Ints | int
-    if isinstance(bodies, slice):  # in successive episodes, all indices of bodies shift alike
+    if isinstance(bodies, slice):  # in successive episodes, all indices of bodies shift by the same number
         shift = contact_shift = -int(bodies.start)
     else:
         shift = body_starts[:-1] - batch.body_starts[chosen]

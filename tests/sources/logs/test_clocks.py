@@ -80,7 +80,8 @@ def test_a_clock_that_goes_back_is_an_error_that_says_where_and_by_how_much(by_h
     assert "`clock`" not in caught.value.remedy  # no topic could be it
     with pytest.raises(RecordError) as caught:
         place({"eef": part, "back": part._replace(topic="/back"), "mug": stamps("/mug", even, even)})
-    assert "`clock` under [episode]: /mug." in caught.value.remedy
+    assert "`clock` under [episode]" in caught.value.remedy
+    assert caught.value.remedy.endswith(": /mug.")
 
 
 def test_of_a_topic_with_two_stamps_these_say_whether_it_can_be_the_clock_and_with_one_the_log():
@@ -88,7 +89,7 @@ def test_of_a_topic_with_two_stamps_these_say_whether_it_can_be_the_clock_and_wi
     parts = {f"/{count}": stamps(f"/{count}", back, [*back[:count], *[0] * (3 - count)]) for count in (1, 2)}
     with pytest.raises(RecordError) as caught:
         place({"eef": stamps("/eef", back, back), **parts})
-    assert "`clock` under [episode]: /2." in caught.value.remedy
+    assert caught.value.remedy.endswith(": /2.")
 
 
 def test_increasing_stamps_hold_though_the_log_goes_back_and_other_topics_go_by_the_order_of_the_file():

@@ -264,8 +264,8 @@ class RepeatRules(HostRules):
                 require(fits, f"The image of {camera} is {image.dtype} {image.shape}, not uint8 {wants.image_size}.")
 
     def test_images_are_upright(self) -> None:
-        """Fail if flipping or mirroring an image brings it closer to the image of the hook `upright`. Uses the first
-        entry of `other_wants` that has cameras. Stops if the shape is wrong, because another rule reports this.
+        """Fail if an image, turned or mirrored, is closer than before to the image that the hook `upright` returns.
+        Uses the first entry of `other_wants` that has cameras. Ignores a wrong shape, which another rule reports.
         """
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()

@@ -271,7 +271,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         )
 
     def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
-        renders, self._renders_next = self._renders_next, True  # `render_next` holds for one observation
+        renders, self._renders_next = self._renders_next, True  # `render_next(False)` affects only one observation
         if not renders:
             return policy.UnrenderedImages(self._wants.cameras)
         return {camera: self._render_image() for camera in self._wants.cameras}
@@ -460,7 +460,9 @@ class FakeStage(Stage):
         if not bodies:
             return Camera(self._camera)
         positions = self._body_positions(record)
-        shown = [name for name in bodies if name != "table"] or ["table"]  # the table is large, so others come first
+        shown = [name for name in bodies if name != "table"] or [
+            "table"
+        ]  # the table is large, so aim at the other bodies
         x, y, z = np.mean([positions[name] for name in shown], axis=0)
         return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_UP_M, elevation_deg=-90.0)
 

@@ -65,7 +65,7 @@ def _gaussian_blur(picture: Picture | Colors, deviation: float) -> Colors:
 
 
 def _blur_evenly(picture: Picture, strength: int, _: np.random.RandomState) -> Colors:
-    # Blurs in all directions alike, with a standard deviation of 1 to 10 pixels.
+    # Blurs equally in all directions, with a standard deviation of 1 to 10 pixels.
     return np.clip(_gaussian_blur(picture, strength + 1), 0, 1) * 255
 
 

@@ -28,9 +28,10 @@ from safevla_recorder.episode import Floats
 CHECK = "pictures"
 HOST, CAMERAS = "libero", ("agentview", "robot0_eye_in_hand")
 SCENES = resources.files(__package__).joinpath("scenes.npz")
-ALIKE_DEG, CLEAR_DEG = 40.0, 20.0
-"""Limits [degrees]. Replies agree with recorded actions if their mean angle is at most `ALIKE_DEG`. Another orientation
-clearly fits better if its angle is `CLEAR_DEG` smaller. Random replies cause this finding with a probability of 4 %."""
+MAX_ANGLE_DEG, MIN_GAIN_DEG = 40.0, 20.0
+"""Limits for the warning that another orientation of the pictures fits better: its mean angle between replies and
+recorded actions is at most `MAX_ANGLE_DEG`, and at least `MIN_GAIN_DEG` smaller than that of the pictures as sent.
+Random replies cause the warning with a probability of 4 %."""
 _BACK = slice(None, None, -1)
 TURNS: Mapping[str, tuple[slice, ...]] = {
     "as sent by the dialect": (),
@@ -145,7 +146,7 @@ def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
     best = min(angles, key=lambda turn: angles[turn])
     angle_lines = "\n".join(f"{angle:>4.0f}° {turn}" for turn, angle in angles.items())
     measured = f"angles between the model's motion and the recorded motion in successful episodes\n{angle_lines}"
-    if angles[best] > ALIKE_DEG or (best != AS_SENT and angles[AS_SENT] - angles[best] < CLEAR_DEG):
+    if angles[best] > MAX_ANGLE_DEG or (best != AS_SENT and angles[AS_SENT] - angles[best] < MIN_GAIN_DEG):
         return passed_check(CHECK, f"orientation undecided; {measured}")
     if best != AS_SENT:
         problem = f"the model seems to expect pictures {best}, compared with the dialect's pictures\n{measured}"

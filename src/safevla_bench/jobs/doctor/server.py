@@ -180,7 +180,7 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
         return passed_check("chunk", f"{chunk_size}, all executed")
     if replan < action_count:
         return passed_check("chunk", f"{chunk_size}, {replan} executed")
-    detail = f"{chunk_size}, but the dialect would execute {replan}"
+    detail = f"{chunk_size}, fewer than the {replan} that the dialect executes"
     return warned_check("chunk", detail, f"Pass --policy-arg replan={action_count}, as in the eval command below.")
 
 

@@ -249,7 +249,7 @@ def _call_on_node(code: str, folder: Path, function: Any, item: Any) -> Any:
     try:
         own_code = describe_code()
         if own_code != code:
-            problem = f"the node {platform.node()} has other code than this machine:\n  {own_code}\n  {code}"
+            problem = f"the code of the node {platform.node()} differs from this machine's:\n  {own_code}\n  {code}"
             raise RunError(problem, remedy="Install the same code on every node, because verdicts depend on the code.")
         if not item.path.is_absolute():  # the path is relative to the folder of the command
             os.chdir(folder)

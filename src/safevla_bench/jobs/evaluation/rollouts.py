@@ -157,7 +157,7 @@ def _warn_of_other_code(
         yield episode
         if episode.code and episode.code not in warned and any(is_other_code(episode.code, code) for code in own_codes):
             warned.add(episode.code)
-            text = "%s ran with other code than this command:\n  %s\n  %s"
+            text = "%s ran with code that differs from this command's:\n  %s\n  %s"
             _log.warning(text, episode.planned.episode_id, episode.code, " and ".join(own_codes))
 
 

@@ -20,7 +20,7 @@ Method = Literal["directed", "random"]
 GENERATION: Final = 8  # points per generation; the number of workers does not change it
 # Number of random generations before the descents, which begin at the best random points.
 _RANDOM_GENERATIONS = 3
-# Initial standard deviation of a descent. The unit cube has the width 1.
+# Initial standard deviation of the points of a descent (by CMA-ES), in the unit cube, whose edges have the length 1.
 _INITIAL_STEP = 0.1
 _FAILED_MARGIN = 1e3
 _MAX_DRAWS = 10_000
@@ -41,7 +41,7 @@ class UnitCube:
         self.places = int((self.free < len(space.names)).sum())  # number of coordinates in `free` that are placements
 
     def to_meters(self, point: Floats) -> Floats:
-        """Return the placements [m] for a point [d]. Coordinates that cannot vary are at the low end of their range."""
+        """Return the placements in m for a point [d]. Coordinates that cannot vary are at the low end of their range."""
         return self._to_coordinates(point)[:-2]
 
     def choose(self, point: Floats) -> tuple[int, int]:

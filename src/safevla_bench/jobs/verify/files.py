@@ -409,7 +409,7 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
         detail = f"{omitted} episodes were invalid or lost when the run was judged, but now {judged.left_out.count}"
         return [mismatch(folder.SCORES, detail)]
     findings = [_check_source(run, scores_file, judged)]
-    # Keep the stored provenance, because its messages on invalid episodes may name another folder than `run`.
+    # Keep the stored provenance, because its messages on invalid episodes may name a folder other than `run`.
     sources_and_digests = zip(judged.sources, scores_file.list_archives(), strict=False)
     sources = tuple(replace(source, archive_sha256=digest) for source, digest in sources_and_digests)
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)

@@ -357,7 +357,7 @@ def complete_protocol(protocol: object) -> object:
         return {**protocol, "about": "", "sources": {}}
     wait_steps = protocol.get("wait_steps")
     # The run of a script lists the distinct numbers of waiting steps.
-    # If there is only one number, it holds for all episodes.
+    # If there is only one number, it applies to all episodes.
     steps = wait_steps[0] if isinstance(wait_steps, list) and len(wait_steps) == 1 else None
     return {**msgspec.to_builtins(load_protocol()), "name": OWN_LOOP, "wait_steps": steps, "wait_steps_by_suite": {}}
 

@@ -99,7 +99,7 @@ class ChunkModel(ABC):
 
 
 class RemoteModel(ChunkModel):
-    """A model behind the server that answers first among an endpoint's servers. `kind` is a key of `KINDS`."""
+    """A model on a policy server: of the endpoint's servers, the first that answers. `kind` is a key of `KINDS`."""
 
     kind: str
 

@@ -144,7 +144,7 @@ class Gr00tModel(RemoteModel):
             socket = self._socket = self._socket or self._open_socket()
             socket.setsockopt(zmq.SNDTIMEO, round(1000 * seconds))
             socket.setsockopt(zmq.RCVTIMEO, round(1000 * seconds))
-            is_stray = socket.poll(0) > 0  # a message is unread; unlike a REQ socket, a DEALER shows such messages
+            is_stray = socket.poll(0) > 0  # an unread message, which a DEALER socket, unlike REQ, does not drop
             if not is_stray:
                 socket.send_multipart([b"", message])  # a server expects an empty part first, as a REQ socket sends it
                 _, *parts = socket.recv_multipart()

@@ -27,7 +27,7 @@ T = TypeVar("T", bound=NDArray[Any])
 
 JPEG_QUALITY = 95  # the default of `tf.image.encode_jpeg`
 _LOBES = 3  # of the Lanczos filter, on each side
-LEAST_SINE = 1e-10  # for smaller sines of half the angle, a rotation counts as zero
+LEAST_SINE = 1e-10  # a rotation counts as zero if the sine of half its angle is smaller
 PANDA_OPENING_M = 0.08  # distance between the fingers of a Panda's open gripper
 
 

@@ -73,7 +73,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         dialect = adapt_dialect(self._base_dialect, params)
         check_requirements(params, _get_map(greeting, "action_spec"), dialect, chosen=self._is_dialect_chosen)
         if self._has_connected and dialect.wants != self.wants:
-            problem = f"the server {self.address} requests other observations than at the start of the run"
+            problem = f"the server {self.address} requests observations that differ from those at the start of the run"
             raise PolicyError(problem, remedy="The server was restarted with another model. Resume the run.")
         self.dialect, self.wants = dialect, dialect.wants
         seed = params.get("env_seed")

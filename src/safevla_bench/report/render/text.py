@@ -229,10 +229,10 @@ _FORMULA = re.compile(r"""(?:^|(?<=[;|]))(?=[\s"]*[=+\-@＝＋－＠])""")
 def render_csv(table: Table) -> str:
     """Return CSV text: a line of headings and a line for each row, with exact numbers.
 
-    The columns `NAME low` and `NAME high` follow a column NAME with intervals. `NAME n` follows it if a value has
-    another n than its row. `NAME note` follows it if cells have other details, such as reasons for missing values. A
-    missing value is an empty field. Remarks are on every row, in the last column. Text that a spreadsheet could read as
-    a formula gets an apostrophe at its beginning; a number never gets one.
+    After a column NAME come `NAME low` and `NAME high` if it has intervals; `NAME n` if the n of some value differs
+    from the n of its row; and `NAME note` if cells have other details, such as reasons for missing values. A missing
+    value is an empty field. Remarks are on every row, in the last column. Text that a spreadsheet could read as a
+    formula gets an apostrophe at its beginning; a number never gets one.
     """
     remarks = [spreadsheet_text(" ".join(table.remarks))] if table.remarks else []
     columns = [

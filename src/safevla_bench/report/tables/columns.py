@@ -103,7 +103,7 @@ def metric_cell(metric: Metric, cell: Summary) -> Cell:
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
-    # If the value is over another number of episodes than `n`, the cell shows that number; never if `n` is None.
+    # If the value is over a number of episodes other than `n`, the cell shows that number; never if `n` is None.
     n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
     why = "no success" if cell.n else "no episode"
     if isinstance(cell.number(metric), Mean):

@@ -149,7 +149,7 @@ def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, kind: str, step_t
     cause = "The clock of every mapped topic was set back during recording."
     remedy = f"{cause} Cut the file at this message, or record again."
     if usable_clocks:
-        choice = "write a topic of increasing times as `clock` under [episode]"
+        choice = "set `clock` under [episode] to a topic whose times increase"
         remedy = f"The clock was set back during recording; {choice}: {', '.join(dict.fromkeys(usable_clocks))}."
     raise RecordError(f"the {kind} of {topic} go back {step_text}", remedy=remedy)
 

@@ -133,8 +133,8 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
         is_torque = has_forces and re.search("t[xyz]$", name.lower())
         if axis and kind != "other" and not is_torque:
             axes_by_set.setdefault((group, kind), {}).setdefault(axis, []).append(index)
-    # If names state no kind, or only "rotation", four axes are a quaternion.
-    # Three axes are a position if names state no kind, or a rotation of unknown form ("turn") for "rotation".
+    # If the names do not say what kind of quantity a set is, or only say "rotation", four axes are a quaternion.
+    # Three axes are then a position or, for "rotation", a rotation in an unknown representation ("turn").
     plain_kinds = {"": "position", "rotation": "turn"}
     named_sets = []
     for (group, kind), axes in axes_by_set.items():

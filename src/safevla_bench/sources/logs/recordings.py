@@ -85,7 +85,7 @@ def _read_rosbag2(folder: Path) -> Recording:
     parts = [part_by_name[name] for name in dict.fromkeys(listed_names)]
     is_numbered = len({_part_key(path)[0] for path in parts}) == 1
     if is_numbered and parts != sorted(parts, key=_part_key):
-        problem = "lists the recording's files in another order than their numbers; the numbers are used"
+        problem = "lists the recording's files in an order that differs from their numbers; the numbers are used"
         warn_once(str(place.file), problem)
     # Without listed parts, all files belong to the recording.
     unlisted_parts = [

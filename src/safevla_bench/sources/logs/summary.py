@@ -28,7 +28,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
         for name, columns in mapping.sources.items():
             samples = episode.series[name]
             rows, times_s = samples.values[samples.known], episode.time_s[samples.known]
-            if samples.between is not None:  # include messages between instants
+            if samples.between is not None:  # use all messages, not only the last before each instant
                 all_messages = samples.between[0][np.isfinite(samples.between[0]).all(axis=1)]
                 rows = all_messages if len(all_messages) else rows
             if isinstance(columns, PoseColumns):

@@ -180,8 +180,8 @@ class RunFolderWriter:
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], continuation: str) -> None:
-    # Raises `RunError` unless the request may resume the folder's run. If resuming is forbidden, `continuation` is the
-    # command for remedies; "" = an equal request may resume the run.
+    # Raises `RunError` unless the request may resume the folder's run. If `continuation` is "", a request that equals
+    # the run's may; otherwise none may, and the error's remedy suggests the command `continuation`.
     place = Place(file=str(folder))
     existing = run_folder.read_description(folder)
     if continuation and run_folder.is_own_loop(existing):
