@@ -326,9 +326,8 @@ def require_free_folder(path: Path, may_exist: Callable[[Path], bool]) -> None:
 
 
 def remove_unused(path: Path, *, is_new: bool) -> None:
-    """Remove the files that a run wrote before any episode ended. If the folder is new and now empty, remove it too.
-
-    Other files, and files that cannot be deleted, stay.
+    """Delete run.json, the lock and all arrays of a run. Call this only if no episode of the run has ended. If the
+    folder is new and now empty, delete it too. Other files, and files that cannot be deleted, stay.
     """
     for file in (path / RUN, path / LOCK, *(path / RAW).glob("[0-9]*.npz")):
         with suppress(OSError):

@@ -94,7 +94,7 @@ class RecordingSession:
         except Exception as error:  # the user's loop continues
             if is_from_signal(error):
                 raise
-            with suppress(Exception):
+            with suppress(Exception):  # a log handler may raise
                 _log.warning("%s is not recorded: %s", type(simulator).__name__, error)
 
     def __enter__(self) -> Any:

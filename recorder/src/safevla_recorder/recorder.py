@@ -337,7 +337,7 @@ class EpisodeRecorder(EpisodeLog):
     def __init__(self, scene: SceneMap, arms: Mapping[str, Arm] | None = None) -> None:
         """Store the scene and the robot's arms by name, in the order of the record; None = the robot has one arm.
 
-        Raises `HostError` if `arms` has fewer than two arms or values that are no `Arm`, if an arm has a body that is
+        Raises `HostError` if `arms` has fewer than two arms or a value other than `Arm`, if an arm has a body that is
         not a robot body or is in two arms, if fingers are wrong, or if a scene with several arms has `fingers`.
         """
         super().__init__()

@@ -85,7 +85,7 @@ def run(simulation, dynamics=None, before=BETWEEN["nothing"], between=BETWEEN["n
             before(model, data)
         simulation.forward()
         if dynamics:
-            dynamics.trust(code_between=trusted)
+            dynamics.trust(writes_only_controls=trusted)
         if substep % 10 == 4:
             between(model, data)
         data.ctrl[0] = -4.0 - substep % 3

@@ -205,7 +205,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
     registry = tasks_loader.load_registry(read_installed_registries())
     for spec in own_specs:
         trial, exempt = loader.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
-        idle = trial.idle if trial.broken else ()  # comparisons without effect
+        idle = trial.idle if trial.broken else ()  # the texts of comparisons that do not affect the verdict
         severe = "" if spec.severe is None else f", severe {_format_with_unit(spec, spec.severe)}"
         lines = [
             f"{spec.spec_id}  ({spec.tier}, {spec.axis})",
@@ -219,23 +219,23 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
             *(f"  exempt   {line}" for line in _summarize_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
-    places = list_places(spec.formula for spec in own_specs)
+    places = list_places(spec.formula for spec in own_specs)  # bodies that the formulas name
     bodies = collect_bodies(episode_index.Scan(sources)) if sources else {}
     unmatched = set()
     if sources:
         for line in describe_places(places, bodies):
             echo(f"  bodies   {line}")
         unmatched = {place for place in places if any(describe_unmatched([place], bodies))}
-    idle_specs = [spec.spec_id for spec in own_specs if unmatched & {*list_places([spec.formula])}]
-    if idle_specs:
+    unusable = [spec.spec_id for spec in own_specs if unmatched & {*list_places([spec.formula])}]
+    if unusable:
         problem = f"No body in the sources matches {', '.join(sorted(unmatched))}."
-        echo(f"{problem} Specifications that cannot be used: {', '.join(idle_specs)}.")
-        if len(idle_specs) == len(own_specs):
+        echo(f"{problem} Specifications that cannot be used: {', '.join(unusable)}.")
+        if len(unusable) == len(own_specs):
             return
     # A file that also contains built-in specifications is a complete library. The option --library reads it.
     option = "--rules" if has_only_limits or len(own_specs) == len(chosen) else "--library"
     command = f"safevla score {quote_paths(*sources) or 'RUN'} {option} {quote_paths(path)} --out results"
-    echo(f"{count_noun(len(own_specs) - len(idle_specs), 'specification')} can be used for judging. Next: {command}")
+    echo(f"{count_noun(len(own_specs) - len(unusable), 'specification')} can be used for judging. Next: {command}")
 
 
 def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:

@@ -292,7 +292,7 @@ def _compare_readings(judged: Judged, *, full: bool) -> _Report:
 
 
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
-    current_curves = curves.cell_curves(judged.scores, [judged.scores])
+    current_curves = curves.cell_curves(judged.scores, [judged.scores])  # one point per curve: the current thresholds
     document: list[object] = []
     answers: list[str] = []
     tables: list[Table] = []
@@ -301,12 +301,12 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *
         result = curves.sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
         unchanged = curves.ThresholdVariant("as in the library", {})
         ranking = _rank_policies(judged, [unchanged, *curves.sweep_variants(judged.library, request)])
-        variants = sensitivity.name_variants(result, current_curves)
+        ablation = sensitivity.name_variants(result, current_curves)
         document.append({**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)})
         name = f"{result.name}: " if len(requests) > 1 else ""
-        answers.append(f"{name}{sensitivity.describe_sensitivity(variants, ranking)}")
+        answers.append(f"{name}{sensitivity.describe_sensitivity(ablation, ranking)}")
         make_table = sensitivity.variant_table if full else sensitivity.pooled_table
-        tables.append(make_table(variants, f"Safety % over the sweep of {result.name}"))
+        tables.append(make_table(ablation, f"Safety % over the sweep of {result.name}"))
         rankings += [sensitivity.ranking_table(ranking)] if full and ranking else []
     return _Report(document, "\n".join(answers), [*tables, *rankings], _VARIANTS_HINT)
 

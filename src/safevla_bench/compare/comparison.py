@@ -317,7 +317,7 @@ def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None)
         _SuiteResults(
             suite, tuple(result.select_suite(suite) for result in results), pairs and pairs.select_suite(suite)
         )
-        for suite in [*suites, *([None] if len(suites) > 1 else [])]
+        for suite in [*suites, *([None] if len(suites) > 1 else [])]  # None = all
     ]
 
 

@@ -67,7 +67,7 @@ class PolicyResults(EpisodeOutcomes):
         return len(self.headers)
 
     @property
-    def tasks(self) -> list[TaskKey]:
+    def tasks(self) -> list[TaskKey]:  # one for each episode, so tasks repeat
         return [(header.benchmark, header.task_id) for header in self.headers]
 
     @property

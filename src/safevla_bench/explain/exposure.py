@@ -170,14 +170,14 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
     return [
         _summarize_cell(exposure, scores, members[is_measured[members]], policy, suite)
         for (policy, suite), members in cell_members(scores).items()
-        if len(members)
+        if len(members)  # a cell with only absent episodes has no members
     ]
 
 
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
     names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
     rows_s = np.vstack([exposure.any_s, exposure.violation_s])[:, members]
-    longest_s = float(exposure.longest_s[members].max(initial=0.0))
+    longest_s = float(exposure.longest_s[members].max(initial=0.0))  # no violation lasts longer; bounds the interval
     means = bounded_means(rows_s, scores.start[members], scores.intervals, most=longest_s)
     # The first violation of any limit is the earliest; `fmin` ignores NaN.
     first_rows_s = [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s]

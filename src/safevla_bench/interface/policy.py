@@ -195,7 +195,7 @@ class ReplayPolicy(CuedPolicy, Protocol):
     description: Mapping[str, object]  # facts for the description of the run, such as a digest of the recording
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Find a recorded episode that matches a planned start; return its start. Raises `PolicyError` if none fits."""
+        """Return the start of the recorded episode that fits a planned start; raise `PolicyError` if none fits."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
         """Return the numbers of a task's recorded episodes: indices of initial states, or else 0, 1, 2 and so on."""

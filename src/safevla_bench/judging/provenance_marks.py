@@ -311,9 +311,9 @@ def warn_of_changes(scores: Scores) -> tuple[str, ...]:
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:
     """Return the line on scored specifications that are inactive in all logs of real robots."""
-    episodes, inactive = scores.count_logs(np.arange(len(scores)))
+    log_count, inactive_counts = scores.count_logs(np.arange(len(scores)))
     suites = dict.fromkeys(scores.benchmark[k] for k in np.flatnonzero(scores.is_marked(marks.FOREIGN_LOG)))
-    return _describe_logs(inactive, episodes, suites)
+    return _describe_logs(inactive_counts, log_count, suites)
 
 
 def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:

@@ -446,8 +446,8 @@ class Scores:
         return self.is_marked(STOPPED_ON_VIOLATION)
 
     def count_logs(self, members: Ints) -> tuple[int, dict[str, int]]:
-        """Of the episodes at these indices, return the number that are robots' logs. Also return, for each scored
-        specification, the number of these logs in which it is inactive.
+        """Of the episodes at these indices, return how many are robots' logs. Also map the id of each scored
+        specification to the number of these logs in which it is inactive.
         """
         logs = members[self.is_marked(FOREIGN_LOG)[members]]
         inactive = (self.state[:, logs] == INACTIVE).sum(axis=1)

@@ -138,7 +138,7 @@ def _render_episode(
     shots = select_shots(explanation)
     with closing(open_stage(run.folder, run.host, record)) as stage:
         renderer = _EpisodeRenderer(record, stage, style.size)
-        whole_episode = Shot("video", 0, "Whole episode", shots[-1].title)
+        whole_episode = Shot("video", record=0, title="Whole episode", detail=shots[-1].title)
         frames: list[_Rendered] = []
         try:
             frames += [renderer.render_still(shot, k) for k, shot in enumerate(shots)]
@@ -150,7 +150,7 @@ def _render_episode(
             on_skip(error.with_place(Place(episode=record.headers[0].episode_id)))
         if style.replay3d:
             replay_shot = replace(whole_episode, kind="replay3d", title="Whole episode in 3-D")
-            content, camera = build_replay3d(stage, record, meshes), stage.aim(0, (), style.size)
+            content, camera = build_replay3d(stage, record, meshes), stage.aim(record=0, bodies=(), size=style.size)
             # The replay is no picture, so its width and height are 0.
             frames.append(renderer.make_frame(replay_shot, camera, (0, 0), "replay3d.json", content))
     return frames

@@ -182,7 +182,7 @@ def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp
 
 
 def hold(still: Action, action: Action) -> Action:
-    """Return `action` with 0 for each number that is 0 in `still`. Other numbers, such as the gripper's, are kept."""
+    """Return `action` with 0 for each number that is 0 in `still`, so that the arm stops. Other numbers are kept."""
     return np.where(still == 0, still, action)
 
 
@@ -259,7 +259,7 @@ class FilteredEnv(HostEnv):
         return self._policy_view(), success
 
     def recorded(self) -> Batch:
-        """Return the episode with the executed actions and, if the filter changed an action, the policy's actions."""
+        """Return the episode, marked if the filter is privileged, with the policy's actions if it changed any."""
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))  # a batch of one episode

@@ -102,7 +102,7 @@ class Replay:
         self._start, self._take = start, next(take for take in self._takes if (take.source, take.name) == key)
 
     def reset(self, task: Task, seed: int) -> None:
-        self._observations = []
+        self._observations = []  # `add_divergence` compares the episode's observations with the recording
 
     def act(self, observation: Observation) -> Action:
         """Return the next recorded action, [A]; the rollout must end after `recorded.steps` actions."""

@@ -511,10 +511,10 @@ def _find_better_printed(
 
 
 def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEntry:
+    # `row` is the mean of `cells`, or the only one of them; `cells` is empty if their counts are not used.
     is_auxiliary = isinstance(row, PublishedCell) and row.auxiliary
-    remark = row.training if isinstance(row, PublishedMean) else None
-    if is_auxiliary:
-        remark = "auxiliary"
+    training = row.training if isinstance(row, PublishedMean) else None
+    remark = "auxiliary" if is_auxiliary else training
     return RankingEntry(
         policy=row.policy,
         n=str(sum(cell.n for cell in cells)) if cells else NO_VALUE,

@@ -203,13 +203,13 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
         "submission_source": "external",
         "robocasa_version": _recorded_version(judged) or UNKNOWN,
         "atomic_seen_success": UNKNOWN if success is None else float(format_fixed(success, 1)),
-        **dict.fromkeys(_USER_FACTS, UNKNOWN),
+        **dict.fromkeys(_USER_FACTS, UNKNOWN),  # values that the user fills in
         "training_config": {"batch_size": UNKNOWN, "num_training_steps": UNKNOWN},
         "notes": _format_notes(judged, cell, facts, missing_count),
     }
 
 
-# Keys of values that the user fills in.
+# Keys that are not known to this package.
 _USER_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url",
                "paper_link", "open_source", "wandb")  # fmt: skip
 

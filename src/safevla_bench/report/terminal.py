@@ -110,7 +110,7 @@ def _label_lines(name: str, fact: str, width: int) -> list[str]:
 
 def _format_moment(chart: TraceChart, moment: Moment) -> str:
     involved = moment.involved
-    bodies = f"; {', '.join(filter(None, (str(involved), involved.amount)))}" if involved else ""
+    bodies = f"; {', '.join(text for text in (str(involved), involved.amount) if text)}" if involved else ""
     return f"{format_fixed(moment.time_s, 2)} s (step {moment.step}): {chart.format_value(moment.step)}{bodies}"
 
 

@@ -232,9 +232,7 @@ class RayWorker:
             expected = {name: version for name, version in self._versions.items() if installed.get(name) != version}
             if expected:
                 differences = [f"{name} {installed.get(name)}, not {version}" for name, version in expected.items()]
-                problem = (
-                    f"this node's versions differ from those of the command's environment: {'; '.join(differences)}"
-                )
+                problem = f"this node's versions differ from the command's environment: {'; '.join(differences)}"
                 remedy = "Install the same versions on every node, or pass --other-code to permit other code."
                 raise HostError(problem, remedy=remedy)
         except SafevlaError as error:

@@ -120,8 +120,8 @@ class WorkerPool(Protocol):
         """Start a worker; it sends `READY` when it can take an episode."""
 
     def tolerate_failed_start(self, worker: Any, cause: str, *, is_final: bool) -> bool:
-        """Return whether the run can continue although a worker died, or refused (`is_final`), before it was ready. If
-        it cannot, a refusal ends the run. `STARTS` deaths in a row end the run if no other worker is left.
+        """Return whether a worker's end before it was ready does not count against the run. If it counts, a worker that
+        refused to run (`is_final`) ends the run; `STARTS` deaths in a row end the run if no other worker is left.
         """
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:

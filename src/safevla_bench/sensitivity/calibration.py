@@ -143,7 +143,7 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
 
 
 def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
-    """Return the 95 % interval of a quantile on these tasks, from n ≥ 1 sorted values; an end may be infinite. The ends
+    """Return the 95 % interval of a population's quantile, from n ≥ 1 sorted values; an end may be infinite. The ends
     are the values with the ranks l and u for which P(l <= B < u) >= 0.95, where B ~ Binomial(n, quantile). The interval
     holds for any distribution of the values (H. A. David and H. N. Nagaraja, Order Statistics, 7.1).
     """

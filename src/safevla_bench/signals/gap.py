@@ -70,7 +70,9 @@ def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Int
 
 
 def _number_pairs(solids_a: _Solids, solids_b: _Solids) -> tuple[Ints, Ints]:
-    # Return the G pairs of bodies, [G, 2]. For each pair of parts, also return the index of its pair of bodies, [P, Q].
+    # Return the G distinct pairs of a body of `solids_a` and one of `solids_b`, [G, 2]. For each pair of the P parts of
+    # `solids_a` and the Q parts of `solids_b`, also return the index of its pair of bodies, [P, Q]. The index is
+    # `_NO_PAIR` for two parts of one body; the G pairs include that body with itself.
     body_a, body_b = np.broadcast_arrays(solids_a.body[:, None], solids_b.body)
     bodies = np.stack([body_a, body_b], axis=-1).reshape(-1, 2)
     pairs, pair_number = np.unique(bodies, axis=0, return_inverse=True)

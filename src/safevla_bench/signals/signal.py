@@ -218,7 +218,7 @@ class RecordFields:
 
     @cached_property
     def _other_arms_by_episode(self) -> list[tuple[RecordFields, Bools]]:
-        # Each of `other_arms`, and a mask of the episodes in which it is not this arm, [E]
+        # Each of `other_arms`, and a mask of the episodes in which it differs from this arm, [E]. See `other_arms`.
         return [(other, other.arm != self.arm) for other in self.other_arms]
 
     @cached_property
@@ -382,11 +382,11 @@ class RecordFields:
         """Return whether each episode lacks a field, [E]. The field is a key of `RAW_FIELDS`, or `KEY of PLACE` with a
         key of `PLACE_FIELDS`. Raises `KeyError` for any other name.
         """
-        compute = RAW_FIELDS.get(field)
-        if compute is None:
+        find_lacking = RAW_FIELDS.get(field)
+        if find_lacking is None:
             key, _, place = field.partition(" of ")
-            compute = partial(PLACE_FIELDS[key], place=place)
-        return self.compute_once("lacks", field, compute)
+            find_lacking = partial(PLACE_FIELDS[key], place=place)
+        return self.compute_once("lacks", field, find_lacking)
 
     def lacks_impulse(self) -> Bools:
         """Return whether each episode has a contact after record 0 that lacks the net impulse, [E]."""

@@ -89,7 +89,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
     """
     # Adding 0 times the other end gives both ends the same shape, and makes both NaN if one is NaN.
     a: Any = low + 0.0 * high
-    b: Any = high + 0.0 * low  # a and b are on opposite sides of the zero; c is the previous point
+    b: Any = high + 0.0 * low  # a and b are on opposite sides of the zero
     at_a, at_b = function(a), function(b)
     root: Any = a
     fraction: Any = 0.5
@@ -97,6 +97,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
     while True:
         point = a + fraction * (b - a)
         value = function(point)
+        # The point becomes a. b is the end on the other side of the zero, and c is the end that is no longer used.
         is_on_a_side = (value < 0) == (at_a < 0)
         c, at_c = np.where(is_on_a_side, a, b), np.where(is_on_a_side, at_a, at_b)
         b, at_b = np.where(is_on_a_side, b, a), np.where(is_on_a_side, at_b, at_a)

@@ -480,7 +480,7 @@ def score_difference(
     def find_interval() -> intervals.Interval:
         low = _find_score_low_end(counts, sizes, others, other_sizes, z)
         negated_high = _find_score_low_end(others, other_sizes, counts, sizes, z)
-        return intervals.make_interval(low[()], -negated_high[()] + 0.0)
+        return intervals.make_interval(low[()], -negated_high[()] + 0.0)  # + 0.0 turns -0.0 into 0.0
 
     return MeanTest(p_values[()], find_interval)
 
@@ -523,10 +523,9 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
     variances = np.maximum((spreads[0] + spreads[1]) * (n + m) / (n + m - 1), 0.0)
     third_moments = spreads[0] * (1 - 2 * first_rates) / n - spreads[1] * (1 - 2 * second_rates) / m
     tasks, excess = is_used.sum(axis=-1), np.asarray(_mean_gap(x, n * is_used, y, m * is_used) - difference)
-    variance, third_moment = (
-        (moments * is_used).sum(axis=-1) / tasks**power for power, moments in ((2, variances), (3, third_moments))
-    )
-    is_zero = np.abs(excess) <= _TOLERANCE
+    variance = (variances * is_used).sum(axis=-1) / tasks**2
+    third_moment = (third_moments * is_used).sum(axis=-1) / tasks**3
+    is_zero = np.abs(excess) <= _TOLERANCE  # then the score is 0, even if the variance is 0
     with np.errstate(divide="ignore", invalid="ignore"):
         score, skew = excess / np.sqrt(variance), third_moment / variance**1.5 / 6
         # Laud's correction for skewness

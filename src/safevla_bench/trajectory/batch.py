@@ -388,6 +388,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
         starts=_join_starts([batch.starts for batch in batches]),
         body_starts=_join_starts([batch.body_starts for batch in batches]),
         body_names=tuple(new_index),
+        # `body_name` holds indices into `body_names`.
         body_name=np.concatenate([new[batch.body_name] for new, batch in zip(new_indices, batches, strict=True)]),
         body_role=np.concatenate([batch.body_role for batch in batches]),
         target=np.concatenate([_shift_bodies(batch.target, shift) for batch, shift in shifted_batches]),

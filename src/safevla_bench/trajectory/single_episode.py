@@ -78,11 +78,11 @@ def _build_batch(recording: EpisodeArrays) -> Batch:
     )
 
 
-def _build_contacts(contact_list: ContactList | None, records: int) -> Contacts:
+def _build_contacts(contact_list: ContactList | None, record_count: int) -> Contacts:
     present = np.array([contact_list is not None])
     if contact_list is None:
-        return Contacts.empty(present, records)
-    starts = offsets_of(np.bincount(contact_list.record, minlength=records))
+        return Contacts.empty(present, record_count)
+    starts = offsets_of(np.bincount(contact_list.record, minlength=record_count))
     _, *columns = contact_list.columns().values()  # the offsets replace the first column, the records
     return Contacts(present, starts, *columns)
 

@@ -114,7 +114,7 @@ class _SpeedUp:
                 start += robot.size
         except BaseException:  # stop trusting the substep now, since no later substep will
             if self._dynamics is not None:
-                self._dynamics.trust(code_between=False)
+                self._dynamics.trust(writes_only_controls=False)
             raise
 
     def _run_update_observables(self, original: Callable[..., object], force: bool = False) -> None:
@@ -165,11 +165,11 @@ class ForwardDynamics:
         """Restore the simulation's own methods."""
         undo_all(self._hooks)
 
-    def trust(self, code_between: bool) -> None:
+    def trust(self, writes_only_controls: bool) -> None:
         """Trust or distrust the current substep: calls in a trusted substep reuse the results of the last full call.
-        Trust it if `code_between` (the code between the calls writes only to controls) is true and no other hook runs.
+        Trust it if no other hook runs and the code between the calls writes only to controls (`writes_only_controls`).
         """
-        may_trust = code_between and all(map(self._is_outermost, self._own_hooks)) and self._is_supported()
+        may_trust = writes_only_controls and all(map(self._is_outermost, self._own_hooks)) and self._is_supported()
         self._may_trust = self._is_trusted = may_trust
 
     def trust_again(self) -> None:

@@ -165,7 +165,7 @@ class OptionalRules(HostRules):
         skip_unless_repeatable(run)
 
         def read_records(_: Action) -> None:
-            env.recorded()
+            env.recorded()  # only tests whether the call has side effects
             latest_records.append(env.latest())
 
         batch = run_actions(env, self.seed, run.actions, before=read_records)

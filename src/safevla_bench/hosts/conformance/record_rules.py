@@ -265,7 +265,7 @@ class RepeatRules(HostRules):
 
     def test_images_are_upright(self) -> None:
         """Fail if an image, turned or mirrored, is closer than before to the image that the hook `upright` returns.
-        Uses the first entry of `other_wants` that has cameras. Ignores a wrong shape, which another rule reports.
+        Uses the first entry of `other_wants` that has cameras. Ends at a wrong shape, which another rule reports.
         """
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()

@@ -460,9 +460,7 @@ class FakeStage(Stage):
         if not bodies:
             return Camera(self._camera)
         positions = self._body_positions(record)
-        shown = [name for name in bodies if name != "table"] or [
-            "table"
-        ]  # the table is large, so aim at the other bodies
+        shown = [name for name in bodies if name != "table"] or ["table"]  # aim at small bodies, not at the large table
         x, y, z = np.mean([positions[name] for name in shown], axis=0)
         return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_UP_M, elevation_deg=-90.0)
 

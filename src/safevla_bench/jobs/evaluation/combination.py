@@ -84,9 +84,7 @@ class _ScoresOrigin:
         """Raise `RunError` if the episodes of the two folders were recorded by different code."""
         if any(is_other_code(code, other_code) for code in self.codes for other_code in other.codes):
             code_lines = f"  {' and '.join(self.codes)}\n  {' and '.join(other.codes)}"
-            problem = (
-                f"this folder's episodes and those in {self.folder} were recorded by different code:\n{code_lines}"
-            )
+            problem = f"the code that recorded this folder differs from that of {self.folder}:\n{code_lines}"
             place = Place(file=str(other.folder))
             raise RunError(problem, remedy="Roll out all episodes with the same version of the code.", place=place)
 

@@ -130,10 +130,10 @@ HOST_REGISTRY = "host_registry"  # field of run.json: name and text of each file
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
-    """Return the rules that last judged the run folders, else the rules in their registrations; None if unknown.
+    """Return the rules that last judged the run folders, else those of their registrations. Folders without either are
+    ignored; return None if all are. Scored runs without `judged_with.json` were judged by the default rules.
 
-    Scored runs without `judged_with.json` were judged by the default rules. Raises `RunError` if the runs were judged
-    by different rules, or if a `judged_with.json` is damaged.
+    Raises `RunError` if the runs were judged by different rules, or if a `judged_with.json` is damaged.
     """
     found_recipes = [(path, _find_run_recipe(path)) for path in paths]
     recipes = [(path, recipe) for path, recipe in found_recipes if recipe is not None]

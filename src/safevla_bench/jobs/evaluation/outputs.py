@@ -252,6 +252,7 @@ def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
 
 
 def _page_description(judged: Judged) -> dict[str, object]:
+    # Return the origin of the results that a report page lists. The page shows skipped and lost episodes elsewhere.
     policy_marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     return {
         **{name: value for name, value in judged.describe_origin().items() if name not in ("skipped", "lost")},

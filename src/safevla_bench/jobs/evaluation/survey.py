@@ -46,7 +46,8 @@ class Survey:
         self._episode_count += episodes
 
     def _keep_worst(self, batch: Batch, keys: np.ndarray) -> None:
-        # Keep the records of the batch's episodes that are among the worst so far, by their sort keys.
+        # Keep the records of the batch's episodes that are among the worst up to now. `keys` [2, episodes] are the keys
+        # of `severity_keys`, which sort the worst episode first.
         batch_indices = self._episode_count + np.arange(len(batch))
         indices = np.append(self._worst_indices, batch_indices)
         keys = np.concatenate([self._worst_keys, keys], axis=1)

@@ -41,7 +41,7 @@ class UnitCube:
         self.places = int((self.free < len(space.names)).sum())  # number of coordinates in `free` that are placements
 
     def to_meters(self, point: Floats) -> Floats:
-        """Return the placements in m for a point [d]. Coordinates that cannot vary are at the low end of their range."""
+        """Return a point's placements in meters. Coordinates that cannot vary are at the low end of their range."""
         return self._to_coordinates(point)[:-2]
 
     def choose(self, point: Floats) -> tuple[int, int]:

@@ -81,7 +81,7 @@ class Deviation:
 
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
-        """Return the difference of a record's JSON value from the value in `source`. `ABSENT` marks a missing value."""
+        """Return the difference of a record's value from that in `source` (`ABSENT` = none), shown with `place`."""
         both_values = f"the record has {files.format_value(recorded)}, the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {both_values}")
 

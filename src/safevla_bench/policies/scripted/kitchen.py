@@ -236,7 +236,7 @@ def put_object(robot: MobileRobot) -> Move:
 
 
 def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Rotation) -> Move:
-    # Lift the gripped object, bring it above the container, lower it, and release it.
+    # Lift the gripped object `body`, bring it above the body `container`, lower it, and release it.
     scene, style = robot.scene, robot.style
     hand_offset_m = robot.hand_m - box_center(scene, body)
     # The target is the body's origin, not the middle of the container's box, because the box may include a handle.

@@ -174,7 +174,7 @@ def _build_array(data: object, dtype_name: object, shape: object) -> Array:
 
 
 def _require_unicode(array: Array) -> Array:
-    """Return the array; raise `ValueError` if a text has code points beyond Unicode, which NumPy cannot print."""
+    """Return any array; raise `ValueError` if it has text with code points beyond Unicode, which NumPy cannot print."""
     if array.dtype.kind == "U":  # each character is stored as an integer of 4 bytes
         code_points = array.reshape(-1).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
         if code_points.max(initial=0) > sys.maxunicode:

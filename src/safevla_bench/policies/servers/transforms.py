@@ -122,7 +122,7 @@ def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[np.float32]:
-    """Return weighted sums [size, ...] of rows [length, ...]. Rows are added in order, as in OpenCV."""
+    """Resample rows [length, ...] to [size, ...] by area. Rows are added in order, as in OpenCV."""
     sums = np.zeros((size, *values.shape[1:]), np.float32)
     for index in range(size):
         # The new row covers the old rows from `low` to `high`, which are fractions. OpenCV ignores overlaps up to 1e-3.

@@ -273,6 +273,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tuple[str, ...]:
     """Return the warnings for numbers from these cells, which may include published cells."""
+    # Without published cells, no one can mistake a part of a suite's tasks for the whole suite.
     published_warnings = warn_of_published(cells)
     task_warnings = warn_of_tasks(cells, inputs.scores, inputs.registry) if published_warnings and inputs.scores else ()
     return (*published_warnings, *task_warnings, *provenance_marks.warn_of_cells(cells))

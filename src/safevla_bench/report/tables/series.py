@@ -158,6 +158,7 @@ def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesP
 
 
 def _describe_safety_changes(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
+    # `points` are those of the curve's later runs whose gains over the first run, named `first`, are known.
     risen = _select_risen(points, SAFETY)
     fallen = [point for point in points if point.gains[SAFETY].excludes_zero and point not in risen]
     is_full = curve.points[0].numbers[SAFETY].value == 1.0

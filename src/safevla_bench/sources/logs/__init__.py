@@ -82,7 +82,7 @@ class Log:
                 index += 1
 
     def require_mapping(self) -> None:
-        """Raise `MappingNeededError`, with a proposed mapping, if the log has none; `RecordError` for a damaged log."""
+        """Raise `MappingNeededError`, with a proposal, if the log has no mapping; `RecordError` if it is damaged."""
         if self.mapping.sources:
             return
         try:
@@ -128,8 +128,8 @@ def describe_log(path: Path) -> Iterator[str]:
 def find_log(path: Path) -> Log | None:
     """Return the log at a path: a LeRobot dataset, a recording, a folder of recordings, or a mapping that names a log.
 
-    Return None for anything else. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that does
-    not name a log.
+    Return None for anything else. Raises `RecordError` if a mapping cannot be read or does not name a log, if the log
+    is a LeRobot dataset of version 1, or if the metadata of a recording is damaged.
     """
     given_mapping = mappings.read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
     if given_mapping is not None and given_mapping.log is None:
@@ -138,7 +138,7 @@ def find_log(path: Path) -> Log | None:
     log_path = path if given_mapping is None else path.parent / str(given_mapping.log)
     with limit_memory(log_path):
         found_recordings = recordings.find_recordings(log_path)
-    if (log_path / lerobot.INFO_1).is_file():
+    if (log_path / lerobot.INFO_1).is_file():  # unlike later versions, version 1 has no file `lerobot.INFO`
         raise lerobot.version_error("v1").with_place(Place(file=str(log_path / lerobot.INFO_1)))
     if not found_recordings and not (log_path / lerobot.INFO).is_file():
         if given_mapping is None:

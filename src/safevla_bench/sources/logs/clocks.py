@@ -53,12 +53,13 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
     if is_stamped.sum() < 2:
         if step := describe_step_back(reference.log_ns):
             _refuse_step_back(parts, reference.topic, "log times", step)
-        warn(f"the messages of {reference.topic} have no header stamps, so log times are used")
+        warn(f"the messages of {reference.topic} have fewer than two header stamps, so log times are used")
         first_ns = int(reference.log_ns[0])
         return {name: Times(part.log_ns - first_ns, "log time") for name, part in parts.items()}
     if step := describe_step_back(reference.stamp_ns[is_stamped]):
         _refuse_step_back(parts, reference.topic, "header stamps", step)
     uses_log_times = not describe_step_back(reference.log_ns)
+    position_kind = "log time" if uses_log_times else "order in the file"
     if not uses_log_times:
         problem = f"the log times of {reference.topic} go back {describe_step_back(reference.log_ns)}"
         warn(f"{problem}; messages without usable stamps are placed by their order in the file")
@@ -80,11 +81,11 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
         mapped_ns = _map_to_stamps(position_of(part), clock_positions, clock_ns) - first_ns
         own_ns = part.stamp_ns - first_ns
         has_stamp = _find_stamped(part)
-        origin = f"log time, mapped to the stamps of {reference.topic}"
+        origin = f"{position_kind}, mapped to the stamps of {reference.topic}"
         offset_ns = np.median((own_ns - mapped_ns)[has_stamp]) if has_stamp.any() else np.inf
         if abs(offset_ns) <= _SAME_BASE_NS or name == clock:
             if step := describe_step_back(own_ns[has_stamp]):
-                warn(f"the header stamps of {part.topic} go back {step}; log times are used")
+                warn(f"the header stamps of {part.topic} go back {step}; the {position_kind} is used")
             else:
                 mapped_ns, origin = np.where(has_stamp, own_ns, mapped_ns), "header stamps"
         times[name] = Times(mapped_ns, origin)
@@ -122,15 +123,15 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
 
 def _map_to_stamps(positions: Ints, clock_positions: Ints, clock_ns: Ints) -> Ints:
     """Convert `positions` to stamps by interpolation between the clock's messages, or extrapolation at its ends."""
-    known_log = (clock_positions - clock_positions[0]).astype(np.float64)
+    known_x = (clock_positions - clock_positions[0]).astype(np.float64)
     known_stamp = (clock_ns - clock_ns[0]).astype(np.float64)
-    log = (positions - clock_positions[0]).astype(np.float64)
-    stamps = np.interp(log, known_log, known_stamp)
-    for is_beyond, nearest in ((log < 0, slice(_FITTED_COUNT)), (log > known_log[-1], slice(-_FITTED_COUNT, None))):
+    x = (positions - clock_positions[0]).astype(np.float64)
+    stamps = np.interp(x, known_x, known_stamp)
+    for is_beyond, nearest in ((x < 0, slice(_FITTED_COUNT)), (x > known_x[-1], slice(-_FITTED_COUNT, None))):
         if is_beyond.any():
             # A line through the messages nearest to this end; a clock of one message advances as fast as log time.
-            rate, start = np.polyfit(known_log[nearest], known_stamp[nearest], 1) if len(known_log) > 1 else (1.0, 0.0)
-            stamps[is_beyond] = start + rate * log[is_beyond]
+            rate, start = np.polyfit(known_x[nearest], known_stamp[nearest], 1) if len(known_x) > 1 else (1.0, 0.0)
+            stamps[is_beyond] = start + rate * x[is_beyond]
     return np.asarray(np.round(stamps).astype(np.int64) + clock_ns[0])
 
 

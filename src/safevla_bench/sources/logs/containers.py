@@ -184,7 +184,8 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             channels[record.id] = topics.add(channel)
 
     class ChunkReader(StreamReader):  # type: ignore[misc]  # mcap's class is untyped
-        def _read_record(self, opcode: int, length: int) -> Any:  # skip message indexes, which are slow to parse
+        def _read_record(self, opcode: int, length: int) -> Any:  # the caller skips what is not read
+            # Message indexes are slow to parse.
             return None if opcode == Opcode.MESSAGE_INDEX else super()._read_record(opcode, length)
 
     reader = ChunkReader(stream, emit_chunks=True, validate_crcs=True, record_size_limit=_MAX_CHUNK_BYTES)

@@ -174,7 +174,7 @@ class Feature(msgspec.Struct):
 
     @property
     def number_names(self) -> list[str]:
-        """The names of the numbers, in their order; [] unless each has a name."""
+        """The name of each of the `size` numbers, in order; [] unless every number has a name."""
         names = _flatten_names(self.names, self.size)
         return names if len(names) == self.size else []
 

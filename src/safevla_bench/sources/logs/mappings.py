@@ -399,7 +399,7 @@ def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
 
 
 def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
-    """Move the tables of several arms, such as [eef.left], to the key `arms`."""
+    """Return `tree` with the tables of several arms, such as [eef.left], under the key `arms`. Changes `tree`."""
     if "arms" in tree:
         raise ValueError("unknown key arms: name the arms in tables such as [eef.left] and [eef.right]")
     arms: dict[str, dict[str, object]] = {}

@@ -119,6 +119,7 @@ def _join_split_files(files: Sequence[Path]) -> Iterator[Recording]:
             problem = f"{parts[0].name} to {parts[-1].name} follow each other, so they are read as one recording"
             warn_once(str(parts[0].parent), problem)
         if parts:
+            # `_part_key(...)[0]` is the name that joined files share, without their numbers.
             yield Recording(_stem(parts[0]) if len(parts) == 1 else _part_key(parts[0])[0], tuple(parts))
         parts = [path] if path is not None else []
 

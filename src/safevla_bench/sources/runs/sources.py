@@ -46,14 +46,14 @@ class LeftOut:
         names an episode is one lost episode. Without a name, it is a damaged location with `episodes` lost episodes.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
-        unnamed_damage = [problem for problem in damage if problem.place.episode is None]
-        named_count = len(damage) - len(unnamed_damage)
+        location_damage = [problem for problem in damage if problem.place.episode is None]
+        episode_count = len(damage) - len(location_damage)
         absent = (episode for source in sources for episode in source.absent)
         return cls(
             invalid=len(problems) - len(damage),
-            lost=named_count + sum(problem.episodes or 0 for problem in unnamed_damage),
-            damaged=len(unnamed_damage),
-            unknown=any(problem.episodes is None for problem in unnamed_damage),
+            lost=episode_count + sum(problem.episodes or 0 for problem in location_damage),
+            damaged=len(location_damage),
+            unknown=any(problem.episodes is None for problem in location_damage),
             missing=tuple(episode for episode in absent if episode.outcome == run_folder.MISSING),
             unnamed=sum(source.plan.unnamed for source in sources),
             unplanned=sum(source.plan.unplanned for source in sources),
