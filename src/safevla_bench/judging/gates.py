@@ -406,8 +406,8 @@ def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
 
 @dataclass(frozen=True)
 class _ScopeValues:
-    """The values of a metric for one gate. `n` values are known; `known` [k] has their mean in each of k initial
-    states. `low` [m] and `high` [m] are the means in all m states with unknown values as 0 and as 1. `unknown` counts
+    """The values of a metric for one gate. `n` values are known; `known` [K] has their mean in each of K initial
+    states. `low` and `high` are the means in all M states, [M] each, if unknown values are 0 or 1. `unknown` counts
     unknown values by reason. `options` are the command-line options that leave them out.
     """
 

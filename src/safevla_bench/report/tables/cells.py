@@ -438,7 +438,7 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
     )
     mean_notes = [
         "Means over suites are unweighted; a policy that did not run all suites has no mean.",
-        "Intervals of means over suites: VSI: MOVER; rates: Clopper-Pearson (exact) if all n are equal, else Gaffke.",
+        "Intervals of mean rates over suites: Clopper-Pearson (exact) if all n are equal, else Gaffke; of VSI: MOVER.",
     ]
     notes = (describe_intervals(main_cells), *(mean_notes if len(suite_names) > 1 else []))
     unmarked = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]
