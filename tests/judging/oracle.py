@@ -712,9 +712,9 @@ class Episode:
     def change(self, form: str, place: Place, t: int) -> Any:
         rates: list[Any] = []
         for body in place.bodies():
-            if any(place.is_lost(k, body) for k in (t - 1, t + 1)):
+            if any(place.is_lost(k, body, t) for k in (t - 1, t + 1)):
                 return ANY
-            before, after = (place.pose(k, body) for k in (t - 1, t + 1))
+            before, after = (place.pose(k, body, t) for k in (t - 1, t + 1))  # a change of what is held is no motion
             if before is None or after is None:
                 return None
             turn = turn_between(before[1], after[1]) if form == "turning_rate" else distance(before[0], after[0])
@@ -821,10 +821,11 @@ class Place:
             return [body for body in posed if self.episode.roles[body] == self.word]
         return [body for body in posed if fnmatch.fnmatchcase(body, self.word)]
 
-    def is_lost(self, t: int, body: str) -> bool:
+    def is_lost(self, t: int, body: str, at: int | None = None) -> bool:
+        """Whether what `body` means at record `at` (else t) is lost at t."""
         if (body in ("eef", "world") and body == self.word) or self.needs == "o":
             return False
-        if self.episode.lost(t, self.meant(t, body)):
+        if self.episode.lost(t, self.meant(t if at is None else at, body)):
             return True
         part = self.hanging_part(body)  # of which something may hang on a lost body
         is_read = any(body not in self.episode.steps[t].get(field, {}) for field in self.fields())
@@ -837,8 +838,8 @@ class Place:
     def meant(self, t: int, body: str) -> str | None:
         return {"held": self.episode.held[t], "handled": self.episode.handled[t]}.get(self.word, body)
 
-    def pose(self, t: int, body: str) -> tuple[Vector, Vector] | None:
-        """Position, and orientation if it is read; None where the record does not have them."""
+    def pose(self, t: int, body: str, at: int | None = None) -> tuple[Vector, Vector] | None:
+        """Position, and orientation if it is read, of what `body` means at record `at` (else t); None if not recorded."""
         if self.word == "world":
             return (0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0)
         step = self.episode.steps[t]
@@ -846,7 +847,7 @@ class Place:
             return step.get("eef_pos_m", ()), unit(step["eef_quat_wxyz"]) if "q" in self.needs else ()
         if "o" in self.needs:
             return (step["opening"][body],), ()
-        body = str(self.meant(t, body))
+        body = str(self.meant(t if at is None else at, body))
         part = None if self.word in ALONE else self.hanging_part(body)
         nowhere = ((0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0))
         hung = None if part is None else self.episode.part_pose(t, part) or nowhere

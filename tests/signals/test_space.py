@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builders import derive, episode, rest_positions
+from builders import BOWL, PLATE, ROLES, derive, episode, rest_positions
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.explain.bodies import find_contributors
@@ -143,6 +143,28 @@ def test_the_first_and_last_record_take_the_rate_of_their_neighbors(name):
     np.testing.assert_allclose(rate if "turning" in name else np.degrees(rate), [4, 4, 8, 12, 12])
     short = episode(2, eef_pos_m=places[:2], body_quat_wxyz=turns[:2])
     assert np.isnan(derive(short, name)).all()
+
+
+def test_a_change_of_the_held_body_is_no_motion():
+    """The rate at a record is that of the body held there, by its own poses; of a lost pose, it is unknown."""
+    n, places, turns = 9, rest_positions(9).astype(float), np.tile([1.0, 0.0, 0.0, 0.0], (9, 2, 1))
+    places[:, 1, 0], turns[:, 1] = 5.0 + 0.1 * np.arange(n), HALF_TURN_ABOUT_X
+    held = np.repeat([0, 1, 0], 3)  # bowl, plate, bowl
+    batch = episode(
+        n,
+        dt=0.5,
+        roles={**ROLES, "plate": "target"},
+        body_pos_m=places,
+        body_quat_wxyz=turns,
+        gripper_contact=np.full(n, True),
+        gripped_body=np.array([BOWL, PLATE])[held],
+        valid_bodies=(PLATE,),
+        pose_valid=np.arange(n)[:, None] != 2,
+    )
+    unknown = [np.nan if k == 3 else value for k, value in enumerate(held)]
+    for place in ("held", "handled"):
+        np.testing.assert_allclose(derive(batch, f"speed({place})"), 0.2 * np.array(unknown), atol=1e-12)
+        np.testing.assert_allclose(derive(batch, f"turning_rate({place})"), 0.0 * np.array(unknown))
 
 
 def test_a_name_stands_in_either_quotes():

@@ -328,8 +328,13 @@ class RecordFields:
 
         `by` may be negative. Beyond an end of the episode, the position at that end counts. NaN as in `held_pos`.
         """
-        rows = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
-        return self._known_poses(self.batch.body_pos_m, self.held_body, rows=rows)
+        return self.shifted_poses(self.held_body, by)[0]
+
+    def shifted_poses(self, body: Ints, by: int) -> tuple[Floats, Floats]:
+        """Return, as `held_pos_shifted` does, each record's position [m], [N, 3], and unit quaternion, of its body[k]."""
+        rows = np.clip(np.arange(len(body)) + by, self.first_record, self.last_record)
+        position = self._known_poses(self.batch.body_pos_m, body, rows=rows)
+        return position, unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, body, rows=rows))
 
     @cached_property
     def held_quat(self) -> Floats:

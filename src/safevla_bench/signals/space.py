@@ -56,6 +56,19 @@ class Track:
     body: Ints
     position: Floats
     quaternion: Floats
+    around: tuple[PoseTrack, PoseTrack] | None = None
+    """For rates of held bodies: the poses of the bodies of each record but the first and last, one record before and
+    one after it, [n - 2, 1]. If None, the bodies are the same in all records.
+    """
+
+    @property
+    def neighbors(self) -> tuple[PoseTrack, PoseTrack]:
+        """As `around`, for any place, [n - 2, K]."""
+        before, after = slice(-2), slice(2, None)
+        return self.around or (
+            PoseTrack(self.position[before], self.quaternion[before]),
+            PoseTrack(self.position[after], self.quaternion[after]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,8 @@ class Form:
     """True if each place must be one body: neither a role nor a pattern."""
     ahead: bool = False
     """True if a value depends on later records, or on all earlier ones."""
+    is_rate: bool = False
+    """True if a value is a central difference of a body's poses."""
     is_gap: bool = False
     """True if the value is measured between collision shapes, by `gap.measure_gaps`."""
     person_column: int | None = None
@@ -122,14 +137,13 @@ def _flatten_pairs(values: Floats) -> Floats:
 
 
 def _measure_speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    (track,) = tracks
-    moved_m = np.sqrt(np.square(track.position[2:] - track.position[:-2]).sum(axis=-1))
+    before, after = tracks[0].neighbors
+    moved_m = np.sqrt(np.square(after.position - before.position).sum(axis=-1))
     return _divide_by_time(moved_m, time_s)
 
 
 def _measure_turning_rate(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    (track,) = tracks
-    before, after = track.quaternion[:-2], track.quaternion[2:]
+    before, after = (neighbor.quaternion for neighbor in tracks[0].neighbors)
     # Quaternions q and -q are the same rotation.
     nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)
     # The difference of the quaternions has the norm 2 sin(angle / 4), and their sum has the norm 2 cos(angle / 4).
@@ -211,7 +225,14 @@ PLACED_FORMS: Mapping[str, Form] = {
         ahead=True,
     ),
     "speed": Form(
-        "m/s", ("of",), {}, "Speed of {of} by central difference.", _measure_speed, is_greatest=True, ahead=True
+        "m/s",
+        ("of",),
+        {},
+        "Speed of {of} by central difference.",
+        _measure_speed,
+        is_greatest=True,
+        ahead=True,
+        is_rate=True,
     ),
     "turning_rate": Form(
         "deg/s",
@@ -223,6 +244,7 @@ PLACED_FORMS: Mapping[str, Form] = {
         turned=("of",),
         unplaced=("of",),
         ahead=True,
+        is_rate=True,
     ),
     "tilt": Form(
         "deg",
@@ -483,7 +505,14 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
         return Track(_NO_BODY, fields.eef_pos[records][:, None], fields.eef_quat[records][:, None])
     if place in (HELD_BODY, HANDLED):
         attributes = [f"{place}_body", f"{place}_pos", f"{place}_quat"]
-        return Track(*(getattr(fields, attribute)[records][:, None] for attribute in attributes))
+        body, position, quaternion = (getattr(fields, attribute)[records][:, None] for attribute in attributes)
+        if not kind.is_rate:
+            return Track(body, position, quaternion)
+        interior, bodies = slice(records.start + 1, records.stop - 1), getattr(fields, f"{place}_body")
+        before, after = (
+            PoseTrack(*(poses[interior][:, None] for poses in fields.shifted_poses(bodies, by))) for by in (-1, 1)
+        )
+        return Track(body, position, quaternion, (before, after))
     if kind.channel:
         listed_bodies, values = fields.batch.poses(kind.channel).episode_poses(episode)
         is_chosen = _matches_place(fields, listed_bodies, place)
