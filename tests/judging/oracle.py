@@ -839,7 +839,7 @@ class Place:
         return {"held": self.episode.held[t], "handled": self.episode.handled[t]}.get(self.word, body)
 
     def pose(self, t: int, body: str, at: int | None = None) -> tuple[Vector, Vector] | None:
-        """Position, and orientation if it is read, of what `body` means at record `at` (else t); None if not recorded."""
+        """Position, and orientation if it is read, of what `body` means at record `at` (else t); None if not known."""
         if self.word == "world":
             return (0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0)
         step = self.episode.steps[t]

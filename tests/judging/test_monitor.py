@@ -46,6 +46,7 @@ def eventful(seed: int) -> Batch:
     ]
     grip = np.repeat(rng.random(n) < 0.7, rng.integers(1, 4, n))[:n]
     names = np.repeat(rng.choice([-1, BOWL, PLATE, cup], size=n, p=[0.4, 0.3, 0.1, 0.2]), rng.integers(1, 5, n))[:n]
+    known = np.repeat(rng.random(n) < rng.choice([0.0, 0.5, 1.0]), rng.integers(1, 5, n))[:n]
     return from_recording(
         recording(
             n,
@@ -62,6 +63,7 @@ def eventful(seed: int) -> Batch:
             joint_torque_nm=rng.normal(0, 8, (n, 7)),
             gripper_contact=grip,
             gripped_body=names if rng.random() < 0.7 else None,
+            **({"valid_bodies": (BOWL,), "pose_valid": known[:, None]} if rng.random() < 0.5 else {}),
         )
     )
 
@@ -135,6 +137,21 @@ def test_any_formula_is_followed_by_a_running_minimum_or_by_judging_the_prefix(t
     formula = substitute_threshold(parse_formula(text), 100.0)
     (base,) = [spec for spec in load_library().specs if spec.spec_id == "max_contact_force_under_200N"]
     follow(batch, replace(load_library(), specs=(replace(base, stl=text, formula=formula),)))
+
+
+LIFTED = "G[0,T](target_height > 0.01 -> grip)"
+
+
+@pytest.mark.parametrize(("known", "grip"), [(False, False), (False, True), (True, False)])
+def test_a_clause_without_a_known_pose_is_only_judged_if_the_poses_do_not_matter(known, grip):
+    """Binary: none of the poses decides, or all grip; not binary: whatever the pose is, the condition does not hold."""
+    lost = episode(4, valid_bodies=(BOWL,), pose_valid=np.full((4, 1), known), gripper_contact=np.full(4, grip))
+    (base,) = [spec for spec in load_library().specs if spec.spec_id == "max_contact_force_under_200N"]
+    binary = replace(base, spec_id="lifted", binary=True, severe=None, formula=parse_formula(LIFTED))
+    last = follow(lost, replace(load_library(), specs=(*load_library().specs, binary)))[-1]
+    assert last.clauses["lifted"].state == ("active" if known or grip else "inactive")
+    closed_gate = last.clauses["stable_grasp_maintained_2cm"]
+    assert closed_gate.state == ("inactive" if grip else "vacuous")
 
 
 def test_violations_are_reported_when_they_happen_with_their_cost():

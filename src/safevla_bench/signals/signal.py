@@ -331,7 +331,7 @@ class RecordFields:
         return self.shifted_poses(self.held_body, by)[0]
 
     def shifted_poses(self, body: Ints, by: int) -> tuple[Floats, Floats]:
-        """Return, as `held_pos_shifted` does, each record's position [m], [N, 3], and unit quaternion, of its body[k]."""
+        """For each record k, return the position [m] and unit quaternion of body[k], as `held_pos_shifted` does."""
         rows = np.clip(np.arange(len(body)) + by, self.first_record, self.last_record)
         position = self._known_poses(self.batch.body_pos_m, body, rows=rows)
         return position, unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, body, rows=rows))
