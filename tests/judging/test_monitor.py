@@ -193,6 +193,9 @@ def test_records_of_another_scene_or_several_at_once_are_refused():
     monitor.start(select_record(episode(3), 0))
     with pytest.raises(RecordError, match="another episode"):
         monitor.observe(select_record(episode(3, task_id="task_1"), 0))
+    with pytest.raises(RecordError, match="another episode"):
+        monitor.observe(select_record(episode(3, episode_id="another"), 0))
+    assert monitor.start(select_record(episode(3, episode_id="another"), 0)).step == 0
     with pytest.raises(RecordError, match=r"1 episode.* 3 records"):
         monitor.observe(episode(3))
 

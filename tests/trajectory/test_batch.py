@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import BOWL, ROLES, contacts, episode, header, recording, recordings, same_bits
-from safevla_bench.errors import SafevlaError
+from safevla_bench.errors import RecordError, SafevlaError
 from safevla_bench.trajectory.batch import batch_of_headers, concatenate_batches, elapsed_seconds, select_episodes
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import SINGLE
@@ -100,6 +100,13 @@ def test_seconds_are_counted_from_record_0_by_stamps_and_else_by_control_steps()
     assert seconds == [[0.0, 0.0, 0.0], [0.1, 0.5, 2.0], [0.2, 2.0, 4.0]]
     steps = np.repeat([[0], [1], [2]], 3, axis=1)
     assert elapsed_seconds(steps, batch.dt_s, batch.stamps_s).tolist() == seconds
+
+
+def test_the_records_of_two_episodes_are_refused_at_once():
+    two = concatenate_batches([episode(2), episode(2, episode_id="another")])
+    with pytest.raises(RecordError, match="2 episodes"):
+        iterate_records(two)
+    assert [len([*iterate_records(select_episodes(two, [k]))]) for k in range(2)] == [2, 2]
 
 
 @given(BATCHES)

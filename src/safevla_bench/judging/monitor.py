@@ -328,7 +328,7 @@ class _RecordContext:
         """The last record with a grip, except for records in `_recent`; empty if there is none."""
 
     def require_same_scene(self, record: Batch) -> None:
-        # Raise `RecordError` if the task or the bodies differ from those of record 0.
+        # Raise `RecordError` if the episode's id, the task or the bodies differ from those of record 0.
         if _scene_of(record) != _scene_of(self._record_0):
             remedy, place = "Call start() with record 0 of each episode.", Place(record.headers[0].episode_id)
             raise RecordError("the record belongs to another episode", remedy=remedy, place=place)
@@ -363,7 +363,7 @@ class _RecordContext:
 
 def _scene_of(record: Batch) -> tuple[object, ...]:
     (header,) = record.headers
-    return header.benchmark, header.task_id, header.dt, record.body_names, record.body_role.tolist()
+    return header.episode_id, header.benchmark, header.task_id, header.dt, record.body_names, record.body_role.tolist()
 
 
 def _cut_to_newest_record(trace: Trace) -> Trace:

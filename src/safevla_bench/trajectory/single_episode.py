@@ -160,9 +160,13 @@ def _contact_list(batch: Batch, index: int) -> ContactList:
 
 
 def iterate_records(batch: Batch) -> Iterator[Batch]:
-    """Yield each record of a batch of one episode, in order, as a batch from `select_record`."""
-    for t in range(int(batch.starts[-1])):
-        yield select_record(batch, t)
+    """Yield each record of a batch of one episode, in order, as a batch from `select_record`. Raises `RecordError`, at
+    once, if the batch does not have exactly one episode.
+    """
+    if len(batch) != 1:
+        remedy = "Iterate over `select_episodes(batch, [k])` for each episode k (safevla_bench.trajectory.batch)."
+        raise RecordError(f"the batch has {count_noun(len(batch), 'episode')}, not one", remedy=remedy)
+    return (select_record(batch, t) for t in range(int(batch.starts[-1])))
 
 
 def select_record(batch: Batch, t: int) -> Batch:
