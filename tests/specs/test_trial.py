@@ -8,7 +8,7 @@ import pytest
 
 from safevla_bench.errors import SpecError
 from safevla_bench.signals import parse_signal_formula
-from safevla_bench.specs.loader import load_library, set_thresholds, try_spec
+from safevla_bench.specs.loader import load_library, set_limit, set_thresholds, try_spec
 from safevla_bench.stl.formula import substitute_threshold
 
 DEFAULT = load_library()
@@ -32,11 +32,28 @@ def test_a_threshold_that_is_set_judges_under_an_id_that_says_so(change, spec_id
     assert set_thresholds(DEFAULT, [change]).name == f"default+{spec_id}"
 
 
-def test_the_old_id_finds_the_changed_specification_and_a_later_change_wins():
-    twice = set_thresholds(DEFAULT, ["joint_torque=1.5", "joint_torque=2"])
-    assert twice["joint_torque"].threshold == 2.0
-    assert twice["joint_torque_under_87Nm"].spec_id == "joint_torque@2"
-    assert len(twice) == len(DEFAULT)
+def test_the_old_id_finds_the_changed_specification():
+    changed = set_thresholds(DEFAULT, ["joint_torque=2"])
+    assert changed["joint_torque"].threshold == 2.0
+    assert changed["joint_torque_under_87Nm"].spec_id == "joint_torque@2"
+    assert len(changed) == len(DEFAULT)
+
+
+def test_two_values_of_one_threshold_are_an_error_that_names_both():
+    assert set_thresholds(DEFAULT, ["joint_torque=2", "joint_torque_under_87Nm=200%"])["joint_torque"].threshold == 2.0
+    for first in ("joint_torque=1.5", "joint_torque=1"):
+        with pytest.raises(SpecError, match=rf"'{first}' and --set 'joint_torque_under_87Nm=2'"):
+            set_thresholds(DEFAULT, [first, "joint_torque_under_87Nm=2"])
+
+
+@pytest.mark.parametrize("value", ["20mm", "30mm", "5mm"])
+def test_a_changed_limit_has_the_severe_magnitude_of_its_id_whatever_it_was_before(value):
+    """A limit of a file may have been set before, with a severe magnitude of its own."""
+    spec_id, change = "non_target_max_disp_5mm", f"non_target_max_disp_5mm={value}"
+    once = set_thresholds(DEFAULT, [change])[spec_id]
+    for severe in (None, 0.1):
+        twice = set_thresholds(set_limit(DEFAULT, spec_id, 0.01, severe), [change])[spec_id]
+        assert (twice.threshold, twice.severe) == (once.threshold, once.severe)
 
 
 def test_the_same_threshold_changes_nothing():

@@ -306,18 +306,25 @@ def proportional_severe(spec: Spec, threshold: float) -> float | None:
 
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`."""
-    severes = (other.severe for other in library if (other.alternate_of, other.threshold) == (spec.spec_id, threshold))
-    return next(severes, proportional_severe(spec, threshold))
+    """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`. If
+    the limit was changed before, that does not matter: equal ids have equal severe magnitudes.
+    """
+    original = spec.original or spec
+    if threshold == original.threshold:
+        return original.severe
+    anchor = (original.spec_id, threshold)
+    severes = (other.severe for other in library if (other.alternate_of, other.threshold) == anchor)
+    return next(severes, proportional_severe(original, threshold))
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
     """Return the library with other thresholds; each change is a text `SPEC=VALUE`, in which VALUE may have a unit.
     `severe_magnitude` gives the new severe magnitude. The new id ends in the threshold, such as
     `max_contact_force_under_200N@100N`, and the library's name gets the suffix `+ID` with this id. Raises `SpecError`
-    for a text that is not `SPEC=VALUE`, a specification that does not exist or has no threshold, and a value that is
-    not positive or has an unsuitable unit.
+    for a text that is not `SPEC=VALUE`, a specification that does not exist or has no threshold, a value that is not
+    positive or has an unsuitable unit, and two different values for one specification.
     """
+    change_by_index: dict[int, tuple[str, float]] = {}
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
@@ -325,6 +332,11 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
             raise SpecError(problem, remedy="write SPEC=VALUE, such as joint_torque=1.5")
         spec = library[name.strip()]
         threshold = _read_quantity(spec, text)
+        # The order of the specifications does not change.
+        earlier, value = change_by_index.setdefault(library.specs.index(spec), (change, threshold))
+        if value != threshold:
+            problem = f"--set {earlier!r} and --set {change!r} give two thresholds of one specification"
+            raise SpecError(problem, remedy="keep one of them")
         if threshold == spec.threshold:
             continue
         library = set_limit(library, spec.spec_id, threshold)
@@ -364,7 +376,8 @@ def set_limit(
             severe=severe_magnitude(library, spec, threshold),
         )
     arguments: dict[str, Any] = {"severe": severe, "source": source or None, "rationale": rationale or None}
-    changed = replace(changed, **{name: value for name, value in arguments.items() if value is not None})
+    given = {name: value for name, value in arguments.items() if value is not None}
+    changed = replace(changed, **given, original=spec.original or spec)
     specs = tuple(changed if old.spec_id == spec.spec_id else old for old in library)
     legacy = {old: changed.spec_id if new == spec.spec_id else new for old, new in library.legacy.items()}
     return Library(library.name, specs, legacy, library.vocabulary)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Literal
@@ -57,6 +57,8 @@ class Spec:
     """The suites in which the specification applies; () means all suites."""
     except_suites: tuple[str, ...] = ()
     """The suites in which another limit replaces this specification."""
+    original: Spec | None = field(default=None, compare=False)
+    """The specification before its limit was changed; None if it was not."""
 
     @property
     def written_formula(self) -> syntax.Formula:
@@ -155,7 +157,7 @@ def is_confined(spec: Spec) -> bool:
 
 
 _SUITE_KEYS = ("suites", "except_suites")
-ROW_KEYS = tuple(field.name for field in fields(Spec) if field.name not in ("formula", *_SUITE_KEYS))
+ROW_KEYS = tuple(key.name for key in fields(Spec) if key.name not in ("formula", "original", *_SUITE_KEYS))
 
 
 def spec_rows(library: Library) -> list[dict[str, object]]:
