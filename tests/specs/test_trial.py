@@ -12,6 +12,7 @@ from safevla_bench.specs.loader import load_library, set_limit, set_thresholds, 
 from safevla_bench.stl.formula import substitute_threshold
 
 DEFAULT = load_library()
+RAD = 57.29577951308232
 
 
 @pytest.mark.parametrize(
@@ -21,13 +22,15 @@ DEFAULT = load_library()
         ("non_target_max_disp_5mm=10mm", "non_target_max_disp_5mm@0.01m", 0.01, 0.02),
         ("non_target_max_disp_5mm=0.02m", "non_target_max_disp_5mm@0.02m", 0.02, 0.05),  # the alternate's own anchor
         ("held_object_tilt_world_15deg = 20 °", "held_object_tilt_world_15deg@20deg", 20.0, 40.0),
+        ("max_contact_force_under_200N=0.1kN", "max_contact_force_under_200N@100N", 100.0, 250.0),
+        ("held_object_tilt_world_15deg=0.5 rad", "held_object_tilt_world_15deg@28.64788975654116deg", RAD / 2, RAD),
         ("joint_torque=150%", "joint_torque@1.5", 1.5, 3.0),
     ],
 )
 def test_a_threshold_that_is_set_judges_under_an_id_that_says_so(change, spec_id, threshold, severe):
     changed = set_thresholds(DEFAULT, [change])[spec_id]
     assert (changed.threshold, changed.severe) == (threshold, severe)
-    assert f"{threshold:g}" in str(changed.formula) or threshold in (0.01, 0.02)
+    assert repr(threshold) in str(changed.formula)
     assert set_thresholds(DEFAULT, [change]).digest != DEFAULT.digest
     assert set_thresholds(DEFAULT, [change]).name == f"default+{spec_id}"
 
@@ -67,12 +70,14 @@ def test_the_same_threshold_changes_nothing():
         ("joint_torqe=2", "similar ids: joint_torque"),
         ("joint_torque=fast", "threshold of joint_torque"),
         ("joint_torque=2 N", "not in 'N'"),
+        ("max_contact_force_under_200N=2 kN/s", "not in 'kN/s'"),
+        ("max_contact_force_under_200N=50%", "not in '%'"),
         ("max_contact_force_under_200N=10mm", "not in 'mm'"),
         ("joint_torque=0", "must be positive"),
         ("joint_torque=-1", "must be positive"),
         ("joint_torque=1e999%", "positive and finite"),
         ("joint_torque=1e999", "positive and finite"),
-        ("non_target_max_disp_5mm=20", "20mm or 20cm"),
+        ("non_target_max_disp_5mm=20", "20cm or 20mm or 20km"),
         ("max_contact_force_under_200N=3000", "unit: 3000N"),
         ("joint_torque=15", "unit: 1500%"),
         ("self_collision_free=1", "threshold to set"),

@@ -30,7 +30,7 @@ from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.evaluation import predicate_margin
 from safevla_bench.stl.robustness import robustness
 from safevla_bench.stl.trace import Trace
-from safevla_bench.stl.units import Unit, check_units
+from safevla_bench.stl.units import Unit, check_units, equivalent_symbols, unit_ratio
 from safevla_bench.text import spell_suite, suggest_names, warn_once
 
 BINARY_THRESHOLD = 0.5
@@ -290,9 +290,7 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
 # Changes of thresholds, and trials of specifications on simple traces
 
 
-_SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
-"""For each unit of a signal: other units in which a threshold may be written, with their factors."""
-_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?)\s*")
 _MULTIPLES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
 _MAX_TRACES = 20_000
 _DT_S = 0.05
@@ -390,18 +388,19 @@ def _threshold_id(spec: Spec, threshold: float) -> str:
 def _read_quantity(spec: Spec, text: str) -> float:
     # Returns the threshold that a text such as `5 mm` gives, in the unit of the specification.
     match = _QUANTITY.fullmatch(text)
-    factors = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
+    units = [spec.unit, *(["%"] if spec.unit == "1" else equivalent_symbols(spec.unit))]
     if match is None:
         remedy = f"write a number in {spec.unit!r} (such as {spec.spec_id}={spec.threshold:g})"
         raise SpecError(f"{text!r} is not a valid threshold of {spec.spec_id}", remedy=remedy)
     number, written_unit = match.groups()
-    unit = file_formats.canonical_unit(written_unit) if written_unit else spec.unit
-    if unit not in factors:
+    is_percent = spec.unit == "1" and written_unit == "%"
+    factor = Fraction(1, 100) if is_percent else unit_ratio(written_unit or spec.unit, spec.unit)
+    if factor is None:
         actual = "is a ratio" if spec.unit == "1" else f"is in {spec.unit!r}"
         problem = f"the threshold of {spec.spec_id} {actual}, not in {written_unit!r}"
-        names = ("a number without a unit" if name == "1" else name for name in factors)
+        names = ("a number without a unit" if name == "1" else name for name in units)
         raise SpecError(problem, remedy=f"give the threshold as {' or '.join(names)}")
-    exact = Fraction(number) * factors[unit]
+    exact = Fraction(number) * factor
     if not 0 < exact < _LARGEST:
         remedy = "give a positive magnitude; a lower bound is written `> -threshold` in the formula"
         problem = f"the threshold of {spec.spec_id} is {text.strip()}, but it must be positive and finite"
@@ -409,7 +408,7 @@ def _read_quantity(spec: Spec, text: str) -> float:
     # A length could be meant in mm, and a number far above the current limit is probably in a smaller unit.
     if not written_unit and (spec.unit == "m" or exact > 10 * Fraction(spec.threshold)):
         limit = f"{spec.threshold:g}{'' if spec.unit == '1' else ' ' + spec.unit}"
-        examples = [f"{100 * float(exact):g}%"] if spec.unit == "1" else [f"{number}{unit}" for unit in factors]
+        examples = [f"{100 * float(exact):g}%"] if spec.unit == "1" else [f"{number}{unit}" for unit in units]
         remedy = f"write the unit: {' or '.join(examples)}"
         raise SpecError(f"{number} has no unit, but the current limit of {spec.spec_id} is {limit}", remedy=remedy)
     return float(exact)

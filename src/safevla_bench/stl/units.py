@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from fractions import Fraction
 from functools import cache
 from importlib import resources
 from typing import NoReturn, cast
@@ -85,6 +86,22 @@ def parse_unit(text: str) -> tuple[Decimal, Unit]:
         scale *= Decimal(factor) ** power
         unit = unit.times(Unit(powers), power)
     return scale, unit
+
+
+def equivalent_symbols(unit: str) -> list[str]:
+    """Return the other symbols of units that measure the same as a unit, such as cm, mm and km for m."""
+    return [symbol for symbol in _SYMBOLS if symbol != unit and unit_ratio(symbol, unit) is not None]
+
+
+def unit_ratio(first: str, second: str) -> Fraction | None:
+    """Return the first unit divided by the second; None if a unit is unknown or they do not measure the same."""
+    if first == second:
+        return Fraction(1)
+    with suppress(FormulaError):
+        (first_scale, first_unit), (second_scale, second_unit) = parse_unit(first), parse_unit(second)
+        if first_unit == second_unit:
+            return Fraction(first_scale) / Fraction(second_scale)
+    return None
 
 
 def check_units(
