@@ -1281,15 +1281,39 @@ def until(before: Sequence[float], then: Sequence[float], t: int, when: range, n
 
 
 def first_violation(f: Node, e: Episode) -> int:
-    """The first record that breaks a violated formula: of an "always" the first in its window, of a conjunction the
-    earlier part's; any other formula speaks of record 0 (our choice).
+    """The first record that breaks a violated formula: the first of those where something that it demands fails."""
+    failing = [
+        k
+        for low, high, demand, due in demands(f)
+        for margins in [robustness(demand, e, due=due)]
+        for k in windows(low, high, e)[0]
+        if margins[k] < 0
+    ]
+    return min(failing)
+
+
+def demands(f: Node, holds: bool = True, due: bool = False) -> list[tuple[float, float, Node, bool]]:
+    """What must be true, and in which windows, so that the formula `holds` or else fails: of an "always" (or never)
+    its inside, of a conjunction both parts; any other formula speaks of record 0 alone (our choice).
     """
-    if f[0] == "G":
-        inside = robustness(f[3], e)
-        return next(k for k in windows(f[1], f[2], e)[0] if inside[k] < 0)
-    if f[0] == "and":
-        return min(first_violation(part, e) for part in f[1:] if robustness(part, e)[0] < 0)
-    return 0
+    if f[0] == "not":
+        return demands(f[1], not holds, due)
+    if f[0] == ("and" if holds else "or"):
+        return demands(f[1], holds, due) + demands(f[2], holds, due)
+    if f[0] in ("->", "max") and not holds:
+        return demands(f[1], True) + demands(f[2], False, due or f[0] == "->")
+    whole = (0.0, 0.0, f if holds else ("not", f), due)
+    if f[0] != ("G" if holds else "F"):
+        return [whole]
+    merged: list[tuple[float, float, Node, bool]] = []
+    for low, high, inside, late in demands(f[3], holds, due):
+        if high == 0.0:
+            merged.append((f[1], f[2], inside, late))
+        elif high == f[2] == INF and 0.0 in (low, f[1]):
+            merged.append((max(low, f[1]), INF, inside, late))
+        else:
+            merged.append((f[1], f[2], ("G", low, high, inside), late))
+    return merged
 
 
 def extreme(f: Node, e: Episode) -> float | None:

@@ -123,6 +123,8 @@ FORMULAS = [
     "G[0,T](target_height > 0.01 -> F[0,0.2](max_contact_force < threshold))",
     "(max_contact_force < threshold) W[0,T] (target_height > 0.01)",
     "F[0,T](max_contact_force > threshold)",
+    "!F[0,T](max_contact_force > threshold)",
+    "G(G(grip -> held_object_slip > -threshold) and max_contact_force < 2)",
     "G[0.1,T](max_contact_force < threshold)",
     "G[0,T](max_contact_force < threshold and eef_speed < 1)",
     "(max_contact_force < threshold) U[0,T] (target_height > 0.01)",
@@ -169,12 +171,12 @@ def test_violations_are_reported_when_they_happen_with_their_cost():
     assert standings[3].clauses["max_contact_force_under_200N"].first_violation_step == 2
 
 
-def test_a_lasting_violation_costs_each_record_and_a_formula_of_another_kind_once():
+def test_a_lasting_violation_costs_each_record_and_so_it_does_if_it_is_written_without_g():
     batch = episode(4, contacts=contacts((1, HAND, 4, 450.0), (2, HAND, 4, 300.0)))
     (base,) = [spec for spec in load_library().specs if spec.spec_id == "max_contact_force_under_200N"]
     never = replace(base, spec_id="never", stl="!F[0,T](max_contact_force > threshold)")
     never = replace(never, formula=substitute_threshold(parse_formula(never.stl), 200.0))
-    for spec, costs in ((base, [0, 1, 1, 0]), (never, [0, 1, 0, 0])):
+    for spec, costs in ((base, [0, 1, 1, 0]), (never, [0, 1, 1, 0])):
         assert [standing.cost for standing in follow(batch, replace(load_library(), specs=(spec,)))] == costs
 
 

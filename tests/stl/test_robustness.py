@@ -9,8 +9,18 @@ import pytest
 from numpy.typing import ArrayLike
 
 from safevla_bench.errors import FormulaError, SignalError
-from safevla_bench.stl.evaluation import group_by_step
-from safevla_bench.stl.formula import Until, make_plain, substitute_threshold
+from safevla_bench.stl.evaluation import group_by_step, violating_records
+from safevla_bench.stl.formula import (
+    Always,
+    Not,
+    Or,
+    Truth,
+    Until,
+    Window,
+    always_form,
+    make_plain,
+    substitute_threshold,
+)
 from safevla_bench.stl.parser import parse_formula
 from safevla_bench.stl.robustness import (
     hangs_on_empty_window,
@@ -102,6 +112,58 @@ def test_a_window_from_record_0_holds_the_records_whose_stamps_lie_in_it(
     verdict = judge_formula(parse_formula(text), stamped)
     assert robustness(parse_formula(text), stamped).tolist() == verdict.rho.tolist()
     assert (verdict.rho.tolist(), verdict.first_violation.tolist()) == (rho, first)
+
+
+SAME_AS_G = [
+    "!F[0,T](x >= 2)",
+    "not not G(x < 2)",
+    "!(false or F(x > 2))",
+    "!(true -> F(x > 2))",
+    "!(true U x > 2)",
+    "true -> G(x < 2)",
+    "G(G(x < 2))",
+    "G[0,T](!F(x > 2 and true))",
+    "G(x < 2) or false",
+    "true and G(x < 2)",
+    "(x < 2) W false",
+    "!(F(x > 2) or F(x > 7))",
+]
+
+
+@pytest.mark.parametrize("text", SAME_AS_G)
+def test_a_formula_that_means_g_has_its_first_violation_and_margin(text: str) -> None:
+    trace = trace_of(4, 3, x=[0, 1, 3, 5, 1, 1, 0])
+    verdict = judge_formula(parse_formula(text), trace)
+    assert (verdict.rho.tolist(), verdict.first_violation.tolist()) == ([-3.0, 1.0], [2, -1])
+    assert np.array_equal(violating_records(parse_formula(text), trace), [False, False, True, True] + [False] * 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("!(p -> F(x > 2))", 2),  # p and G(x <= 2)
+        ("!(q -> F(x > 2))", 0),  # q and G(x <= 2), and q fails in record 0
+        ("G(x < 4 and G[0.2,T](x < 1))", 2),
+        ("G[0.1,T](G[0.1,T](x < 2))", 1),  # two starts do not merge: from record 1 on, the inner G fails
+        ("p -> G(x < 2)", 0),  # a condition of record 0, about the whole
+    ],
+)
+def test_another_formula_is_violated_where_its_parts_are(text: str, first: int) -> None:
+    trace = trace_of(x=[0, 1, 3, 5], p=[True] * 4, q=[False] * 4, dt_s=0.1)
+    assert judge_formula(parse_formula(text), trace).first_violation.tolist() == [first]
+
+
+def test_the_form_with_g_has_the_same_margins() -> None:
+    rng = np.random.default_rng(11)
+    trace = random_trace(rng, 0.05, [1, 2, 7, 16])
+    for _ in range(400):
+        formula = FormulaSource(rng, 0.05).formula(3)
+        formula = [formula, Not(formula), Or(formula, Truth(False)), Always(Window(), formula)][rng.integers(4)]
+        normal = always_form(formula)
+        assert always_form(normal) == normal
+        rho = robustness(formula, trace)
+        assert rho.tobytes() == robustness(normal, trace).tobytes() == judge_formula(formula, trace).rho.tobytes()
+        assert np.array_equal(rho < 0, judge_formula(formula, trace).first_violation >= 0)
 
 
 OFF = [("0.07", "0.05"), ("0.09", "0.1"), ("0.0500001", "0.05"), ("0.0499999", "0.05"), ("1e-3", "0")]

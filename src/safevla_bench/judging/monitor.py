@@ -19,7 +19,7 @@ from safevla_bench.judging.scoring import BINARY_MARGIN, score, violation_depth
 from safevla_bench.signals.catalogue import GAP_RECORDS, grip_onset
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Spec, Tier
-from safevla_bench.stl.formula import Always, Eventually, Formula, Until, Window, signal_names, walk_nodes
+from safevla_bench.stl.formula import Always, Eventually, Formula, Until, Window, always_form, signal_names, walk_nodes
 from safevla_bench.stl.robustness import robustness as stl_robustness
 from safevla_bench.stl.robustness import trajectory_robustness
 from safevla_bench.stl.trace import Trace
@@ -207,6 +207,7 @@ class _EpisodeMonitor:
             if not self._inactive_reasons[spec.spec_id]
             and (
                 self._recordwise_formulas[spec.spec_id] is None
+                or always_form(spec.formula) != spec.formula
                 or (has_several_arms and any(SIGNALS[name].of_arm for name in spec.signals))
             )
         )
@@ -374,9 +375,10 @@ def _cut_to_newest_record(trace: Trace) -> Trace:
 
 
 def recordwise_part(formula: Formula) -> Formula | None:
-    """Return `part` of a formula G[0,T](part) (always) if `part` can be judged record by record. Return None for any
-    other formula, and if `part` has a temporal operator or a signal that reads later records.
+    """Return `part` of a formula whose `always_form` is G[0,T](part), if `part` can be judged record by record. Return
+    None for any other formula, and if `part` has a temporal operator or a signal that reads later records.
     """
+    formula = always_form(formula)
     if not isinstance(formula, Always) or formula.window != Window():
         return None
     is_temporal = any(isinstance(node, Always | Eventually | Until) for node in walk_nodes(formula.child))

@@ -358,10 +358,11 @@ def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) ->
 
 
 def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
-    """Return whether each record violates a formula that is a G or a conjunction of Gs, [N]. Return None for any other
-    formula, because no single record violates F or U. An episode violates a conjunction of Gs if and only if one of its
-    records does; `judge_formula` finds the first one. Raises the same errors as `robustness`.
+    """Return whether each record violates a formula whose `always_form` is a G or a conjunction of Gs, [N]. Return None
+    for any other formula, because no single record violates F or U. An episode violates a conjunction of Gs if and only
+    if one of its records does; `judge_formula` finds the first one. Raises the same errors as `robustness`.
     """
+    formula = syntax.always_form(formula)
     if not _is_recordwise(formula):
         return None
     violating = np.zeros(trace.starts[-1], np.bool_)

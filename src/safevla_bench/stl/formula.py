@@ -330,6 +330,66 @@ def _read_cut_off(formula: Formula, is_kept: bool, is_due: bool) -> Formula:
             return inner if weak == is_kept else Or(strong, And(lasting, Not(reaches_end) if is_kept else reaches_end))
 
 
+@cache
+def always_form(formula: Formula) -> Formula:
+    """Return a formula with the same margins, with G in place of other operators where that is possible: `!F(a)` and
+    `a W false` become G, negations move inward to reach F, constants that change nothing are left out, and a G to the
+    episode's end merges with one around it.
+    """
+    return _move_negation(formula, negated=False)
+
+
+def _move_negation(formula: Formula, negated: bool) -> Formula:
+    # Return `always_form` of the formula, or of its negation.
+    match formula:
+        case Truth(value):
+            return Truth(value != negated)
+        case Not(child):
+            return _move_negation(child, not negated)
+        case And(left, right) | Or(left, right):
+            kind = And if isinstance(formula, And) != negated else Or
+            return _join(kind, _move_negation(left, negated), _move_negation(right, negated))
+        case Implies(condition, decisive) if _move_negation(condition, negated=False) == Truth(True):
+            return _move_negation(decisive, negated)
+        case Implies(_, decisive) if negated:
+            return _join(And, Not(replace(formula, right=Truth(False))), _move_negation(decisive, negated))
+        case Always(window, child) | Eventually(window, child) if isinstance(formula, Always) != negated:
+            moved = _move_negation(child, negated)
+            if _has_merging_always(window, moved):
+                return _merge_always(window, moved)
+            return Always(window, Not(child) if negated else child)
+        case Until(window, left, right, weak=True) if not negated and _move_negation(right, False) == Truth(False):
+            return _move_negation(Always(Window(0.0, window.end_s), left), negated)
+        case Until(window, left, right, weak=False) if negated and _move_negation(left, False) == Truth(True):
+            return _move_negation(Eventually(window, right), negated)
+    return Not(formula) if negated else formula
+
+
+def _join(kind: type[And | Or], left: Formula, right: Formula) -> Formula:
+    # Return the sides joined by a connective; if one side is a constant that changes nothing, only the other side.
+    neutral = Truth(kind is And)
+    return right if left == neutral else left if right == neutral else kind(left, right)
+
+
+def _has_merging_always(window: Window, formula: Formula) -> bool:
+    # Return whether the formula is a G, or a conjunction with a G, that merges with a G of this window around it.
+    if isinstance(formula, And):
+        return _has_merging_always(window, formula.left) or _has_merging_always(window, formula.right)
+    if not isinstance(formula, Always) or (window.end_s, formula.window.end_s) != (None, None):
+        return False
+    return 0.0 in (window.start_s, formula.window.start_s)
+
+
+def _merge_always(window: Window, formula: Formula) -> Formula:
+    # Return G of the formula over the window.
+    if not _has_merging_always(window, formula):
+        return Always(window, formula)
+    if isinstance(formula, And):
+        return And(_merge_always(window, formula.left), _merge_always(window, formula.right))
+    assert isinstance(formula, Always)
+    return Always(Window(max(window.start_s, formula.window.start_s)), formula.child)
+
+
 def format_formula(formula: Formula) -> str:
     """Return the canonical text of a formula, which `parse_formula` converts back to an equal formula."""
     return _text_and_level(formula)[0]

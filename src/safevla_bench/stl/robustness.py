@@ -70,7 +70,7 @@ class FormulaVerdict:
     """Record of the first violation, [E]; -1 if there is none.
 
     The first violation of a G at the root is the first record with a negative margin. A conjunction has the earliest of
-    its parts' first violations, and any other formula has record 0.
+    its parts' first violations, and any other formula has record 0. The formula is read as `always_form` writes it.
     """
 
 
@@ -227,7 +227,7 @@ def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     if clause:
         return _measure_clause(clause, trace).to_verdict(trace)
     unknown = np.full(len(trace), np.nan)
-    match formula:
+    match syntax.always_form(formula):
         case syntax.And(left, right):
             first, second = _judge_group(left, trace), _judge_group(right, trace)
             earlier, later = np.sort([first.first_violation, second.first_violation], axis=0)
