@@ -178,6 +178,12 @@ def test_a_step_that_was_refused_can_be_made_again():
         (lambda recorder: recorder.begin(forces(), poses={"cup": (0, 0)}), "but no role"),
         (lambda recorder: recorder.begin(forces(), poses=poses(2)), r"\[2, 3\]"),
         (lambda recorder: recorder.begin(forces(), poses=poses(), env_ids=[3]), r"env_ids: \[3\]"),
+        (
+            lambda recorder: recorder.begin(forces(), poses=poses(), env_ids=[0, 1, 1]),
+            r"env_ids: \[0, 1, 1\].*\n.*bool",
+        ),
+        (lambda recorder: recorder.begin(forces(), poses=poses(), env_ids=[0.0, 1.0]), r"env_ids: \[0.0, 1.0\]"),
+        (lambda recorder: recorder.end([1, 0, 0]), r"env_ids: \[1, 0, 0\]"),
         (lambda recorder: recorder.begin(forces(), poses={}, env_ids=[1]), "block: differs from"),
         (
             lambda recorder: recorder.begin(forces(), poses=poses(), eef=dict.fromkeys("ab", (0, 0))),

@@ -106,7 +106,7 @@ class BatchRecorder:
             state: all numbers that determine a world's state, [N, S].
             parts: poses of the scene's `parts`, in their order, with orientations.
             subgoals: whether each predicate of the goal holds [N], by name.
-            env_ids: the worlds, given as numbers or as a mask [N]; None = all.
+            env_ids: the worlds, given as distinct numbers or as a Boolean mask [N]; None = all.
 
         Raises:
             HostError: a body, world, kind of reading or size is wrong, or other worlds are inside a control step.
@@ -196,7 +196,7 @@ class BatchRecorder:
         return self.end(is_done)
 
     def end(self, env_ids: Array | None = None) -> list[EndedEpisode]:
-        """End the episodes of the worlds `env_ids` (indices or a mask [N]; None = all). Return them sorted by world."""
+        """End the episodes of the worlds `env_ids` (see `begin`). Return them sorted by world."""
         worlds = [world for world in self._read_worlds(env_ids) if self._is_running[world]]
         self._is_running[worlds] = False
         return [self._copy_episode(world) for world in worlds]
@@ -288,10 +288,14 @@ class BatchRecorder:
         ids = np.arange(self.num_envs) if env_ids is None else copy_to_host(env_ids)
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
-        if ids.ndim != 1 or not set(ids.tolist()) <= set(range(self.num_envs)):
-            remedy = f"Give a mask of {self.num_envs} Booleans, or numbers from 0 to {self.num_envs - 1}."
-            raise HostError(f"env_ids: {ids.tolist()} are not numbers of worlds", remedy=remedy)
-        return sorted(set(ids.tolist()))
+        # A mask of zeros and ones that is not Boolean has repeated numbers, too. An empty list has the type float.
+        is_distinct = ids.ndim == 1 and len(set(ids.tolist())) == len(ids)
+        has_integers = ids.dtype.kind in "iu" or not ids.size
+        if not (is_distinct and has_integers and set(ids.tolist()) <= set(range(self.num_envs))):
+            problem = f"env_ids: {ids.tolist()} are not distinct integer numbers of worlds"
+            remedy = f"Give a mask of {self.num_envs} Booleans (done.bool() of a tensor, done.astype(bool) of an array)"
+            raise HostError(problem, remedy=f"{remedy}, or distinct integers from 0 to {self.num_envs - 1}.")
+        return sorted(ids.tolist())
 
 
 # The episode of one world; its contacts are computed from the net forces of declared pairs
