@@ -86,6 +86,8 @@ def test_max_steps_overrides_the_horizon():
         ({"tasks": []}, "nothing to run"),
         ({"policies": []}, "nothing to run"),
         ({"policies": ["a", "a"]}, "named twice"),
+        ({"tasks": [TASKS[0], *TASKS]}, "libero-object/task_0 is named twice"),
+        ({"seed": 10**20}, "64 bits"),
         ({"episodes": 51}, "states, but 51"),
         ({"tasks": [Task("other", "t", 0, "n", "i", STILL)]}, "horizon for 'other'"),
     ],

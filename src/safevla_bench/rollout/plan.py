@@ -68,10 +68,12 @@ def plan_episodes(
     protocol's number, else the benchmark's. With `protocol`, a task with one initial state and one episode in the
     benchmark has one episode. `recorded`, if given, lists the exact episode numbers to plan for each policy and task.
 
-    Raises `RunError` if there is nothing to run, if a policy is named twice, if an initial state does not exist, or if
-    a number of episodes or a horizon is unknown.
+    Raises `RunError` if there is nothing to run, if a policy or task is named twice, if an initial state does not
+    exist, if a number of episodes or a horizon is unknown, or if the seed does not fit into 64 bits.
     """
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
+    if not -(2**63) <= seed < 2**63:
+        raise RunError(f"the seed {seed} does not fit into 64 bits", remedy="Pass a smaller --seed.")
     plan = []
     for policy, task in product(policies, tasks):
         indices = (
@@ -171,6 +173,11 @@ def _check_plan(
     repeated = sorted({policy for policy in policies if policies.count(policy) > 1})
     if repeated:
         raise RunError(f"the policy {repeated[0]!r} is named twice", remedy="Name each policy once.")
+    names = [f"{task.suite}/{task.task_id}" for task in tasks]
+    if len(set(names)) < len(names):
+        repeated = [name for name in names if names.count(name) > 1]
+        remedy = "Name each suite and each task once; two names may mean the same suite."
+        raise RunError(f"the task {repeated[0]} is named twice", remedy=remedy)
     if is_recorded:
         return  # the recording has the numbers of episodes
     for task in tasks:
