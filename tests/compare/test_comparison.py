@@ -255,6 +255,7 @@ def test_missing_pairs_are_refused_and_listed():
         (edit_headers(B, seed=1), r"in a \(8 episodes"),
         (edit_headers(B, env_seed=8), "env_seed in 8"),
         (edit_headers(B, horizon=299), r"horizon .*\(300 and"),
+        (edit_headers(B, dt=0.1), r"dt .*\(0.05 s and 0.1 s\)"),
         (edit_headers(B, arms=("left", "right")), "differ in arms"),
         (edit_headers(B, init_state_index=None), "initial state is not recorded"),
         (edit_headers(B, init_state_index=1), "state 1 seed"),
@@ -264,6 +265,10 @@ def test_missing_pairs_are_refused_and_listed():
 def test_what_is_not_a_pair_is_refused_with_the_reason(other, problem):
     with pytest.raises(RunError, match=problem):
         pair_episodes([A, other])
+
+
+def test_measured_control_steps_that_vary_a_little_are_pairs():
+    assert pair_episodes([A, edit_headers(B, dt=0.0502)]).keys == pair_episodes([A, B]).keys
 
 
 def test_starts_and_protocols_are_compared_between_all_policies_not_with_the_first_alone():

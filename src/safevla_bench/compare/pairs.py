@@ -303,11 +303,12 @@ _PROTOCOL_REMEDY = "Roll out both policies under one protocol, and create RoboCa
 _START_FIELDS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     "env_seed": lambda _, header: header.env_seed,
     "horizon": lambda _, header: header.horizon,
+    "dt (to 2 digits)": lambda _, header: f"{header.dt:.2g} s",  # a log's dt is measured, and varies a little
     "arms": lambda _, header: policy_results.list_arms(header),
     "kitchen": lambda result, header: result.kitchens.get(header.key),
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }
-"""Name -> a function that reads a field of an episode. These fields and the initial state determine its start."""
+"""Name -> a function that reads a field of an episode. These fields and the initial state determine how it runs."""
 TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "target object": lambda header: header.target_object or "none",
     "instruction": lambda header: header.instruction or "",
