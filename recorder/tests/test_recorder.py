@@ -218,9 +218,35 @@ def test_vectors_between_two_bodies_add_up_in_each_substep_whichever_shape_is_na
 def test_an_action_of_complex_numbers_is_refused():
     recorder = squeeze()
     recorder.substep([])
-    with pytest.raises(HostError, match="complex"):
+    with pytest.raises(HostError, match="real numbers"):
         recorder.step([1j], poses=poses())
     assert recorder.build_recording(HEADER).records == 3
+
+
+@pytest.mark.parametrize("action", [0.5, [[0.5]], [0.5, 1.0], [[0.5], [1.0, 2.0]], "up"])
+def test_an_action_that_is_no_list_as_long_as_the_first_is_refused_in_its_step(action):
+    recorder = squeeze()
+    recorder.substep([])
+    with pytest.raises(HostError, match="the action: "):
+        recorder.step(action, poses=poses())
+    recorder.step([0.5], poses=poses())
+
+
+@pytest.mark.parametrize(
+    ("readings", "problem"),
+    [
+        ({"poses": {"box": ((0, 0, 0, 1), UPRIGHT)}}, r"position of box: .*\[4\], expected \[3\]"),
+        ({"poses": {"box": ((0, 0, 0), np.eye(3))}}, r"orientation of box: .*\[3, 3\], expected \[4\]"),
+        ({"poses": {"box": ((0, 0, 0), (0, 0, 0, 0))}}, "orientation of box is a quaternion of zeros"),
+        ({"eef": ((0, 0), UPRIGHT)}, "position of the end effector"),
+        ({"torques_nm": [[1.0, 2.0]]}, "the torques: "),
+        ({"state": [[1.0]]}, "the state: "),
+        ({"state": [[1.0], [1.0, 2.0]]}, "the state: not"),
+    ],
+)
+def test_a_reading_of_another_shape_is_refused_in_record_0(readings, problem):
+    with pytest.raises(HostError, match=problem):
+        EpisodeRecorder(scene()).begin([], **{"poses": poses(), **readings})
 
 
 def test_the_newest_record_has_the_contacts_of_its_instant_and_no_fields_of_the_whole():
@@ -327,7 +353,7 @@ def test_poses_and_torques_must_be_given_by_arm_and_stay_those_of_record_0():
         with pytest.raises(HostError, match="different or wrong sizes"):
             recorder.begin([], poses=poses(), eef=eef)
     for torques in (1.0, None, [[1.0]]):
-        with pytest.raises(HostError, match="not a list"):
+        with pytest.raises(HostError, match="torques of an arm"):
             recorder.begin([], poses=poses(), torques_nm={"a": [1.0], "b": torques})
     recorder = record_arms()
     with pytest.raises(HostError, match="other joints"):

@@ -18,9 +18,9 @@ COMMON = {"benchmark": "my-lab", "task_id": "push", "dt": 0.05, "target_object":
 
 def recorder(steps=2):
     episode = EpisodeRecorder(SCENE)
-    episode.begin([("box", "top", 1.0)], poses={"box": ((0, 0, 0), None)})
+    episode.begin([("box", "top", 1.0)], poses={"box": ((0, 0, 0), None)}, torques_nm=[1.0])
     for step in range(steps):
-        episode.substep([("box", "top", 1.0)])
+        episode.substep([("box", "top", 1.0)], torques_nm=[1.0])
         episode.step([1.0], poses={"box": ((0.1 * step, 0, 0), None)})
     return episode
 
@@ -153,6 +153,8 @@ def test_one_writer_at_a_time(tmp_path):
         ({"outcome": "timeout"}, "outcome 'timeout' contradicts"),
         ({"outcome": "crashed", "success": False}, "outcome 'crashed' contradicts"),
         ({"target_object": "table"}, "field target_object: 'table'"),
+        ({"joint_torque_limit_nm": [87.0, 0.0]}, "limit_nm: the value"),
+        ({"joint_torque_limit_nm": [87.0, 12.0]}, "limit_nm: 2 limits were given for 1"),
     ],
 )
 def test_a_header_that_no_record_may_have_is_refused_before_anything_is_written(tmp_path, changes, message):
@@ -187,9 +189,9 @@ def test_a_policy_that_sees_privileged_state_is_marked(tmp_path):
 
 def test_there_may_be_no_target_and_a_control_step_of_whole_seconds_and_limits_of_joints(tmp_path):
     with writer(tmp_path) as run:
-        run.write(recorder(), success=True, target_object=None, dt=1, joint_torque_limit_nm=np.array([2.0, 3.0]))
+        run.write(recorder(), success=True, target_object=None, dt=1, joint_torque_limit_nm=np.array([2.0]))
     header = read_header(tmp_path, 0)
-    assert (header["target_object"], repr(header["dt"]), header["joint_torque_limit_nm"]) == (None, "1.0", [2.0, 3.0])
+    assert (header["target_object"], repr(header["dt"]), header["joint_torque_limit_nm"]) == (None, "1.0", [2.0])
     assert rows(tmp_path)[0]["outcome"] == "success"
 
 

@@ -186,7 +186,8 @@ def _select_valid_costs(cost: object) -> dict[str, float]:
 
 def check_recorded_numbers(recording: EpisodeArrays) -> None:
     """Raise `RecordError`, which names episode and field, for the first invalid number: not finite, larger than 1e100,
-    a negative force or impulse, or a header integer over 64 bits. NaN is valid for an impulse that was not recorded.
+    a quaternion of zeros, a negative force or impulse, or a header integer over 64 bits. NaN is valid for an impulse
+    that was not recorded.
     """
     for problem, field_name in _find_invalid_numbers(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)
@@ -206,6 +207,8 @@ def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]
             yield "a number is not finite", spec.name
         elif values is not None and spec.is_bounded and np.any(np.abs(values) > channels.LARGEST):
             yield "a number is implausibly large", spec.name
+        elif values is not None and spec.is_rotation and not values.reshape(-1, 4).any(axis=1).all():
+            yield "a quaternion has norm zero", spec.name
     contacts = recording.contacts
     if contacts is not None:
         recorded = channels.recorded_forces(recording.header.get("forces"))

@@ -25,6 +25,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from safevla_recorder import episode, errors
 from safevla_recorder.attachment import LoopRules, RecordableEnv, TaskLabel, package_versions
+from safevla_recorder.channels import LARGEST
 from safevla_recorder.identity import UNKNOWN, describe_code
 from safevla_recorder.mujoco.hook import Undo, undo_all
 from safevla_recorder.recorder import WritableEpisode
@@ -548,6 +549,10 @@ class RunWriter:
             problem = f"the outcome {outcome!r} contradicts success {fields['success']}"
             remedy = f"Use one of {', '.join(episode.OUTCOMES)}; success is true only with the outcome 'success'."
             raise _field_error("outcome", problem, remedy)
+        limits, torques = fields.get("joint_torque_limit_nm"), recording.joint_torque_nm
+        if limits is not None and torques is not None and len(limits) != torques.shape[1]:
+            problem = f"{len(limits)} limits were given for {torques.shape[1]} recorded torques"
+            raise _field_error("joint_torque_limit_nm", problem, "Give one limit for each joint, in their order.")
         episode.check_recorded_numbers(recording)
         if self._privileged:
             recording = replace(recording, extra=episode.add_header_mark(recording.extra, "privileged"))
@@ -600,6 +605,11 @@ def _convert_field(name: str, value: object) -> Any:
     if name == "dt" and type(plain) is int:
         plain = float(plain)
     field_type = _FIELD_TYPES.get(name)
+    if name == "joint_torque_limit_nm" and plain is not None:
+        if not isinstance(plain, (list, tuple)) or not all(_is_limit(limit) for limit in plain):
+            remedy = "Give a list with the limit of each joint in N·m, finite and above zero."
+            raise _field_error(name, f"the value is {plain!r}", remedy)
+        return [*plain]
     if plain is None or field_type is None:
         return plain
     # Compare types exactly, because a bool is also an int.
@@ -607,6 +617,10 @@ def _convert_field(name: str, value: object) -> Any:
         remedy = f"Give a value of type {field_type.__name__}; dt must be > 0."
         raise _field_error(name, f"the value is {plain!r}", remedy)
     return plain
+
+
+def _is_limit(limit: object) -> bool:
+    return isinstance(limit, (int, float)) and not isinstance(limit, bool) and 1 / LARGEST <= limit <= LARGEST
 
 
 def _field_error(field: str, problem: str, remedy: str) -> errors.RecordError:

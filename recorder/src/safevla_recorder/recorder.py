@@ -133,16 +133,16 @@ class EpisodeLog(ABC):
 
     def _add_step(self, action: Action, row: Row) -> None:
         """Add the record of the control step driven by `action` [A], and decode contacts every `BLOCK` steps. Raises
-        `HostError` if the action has complex numbers, if some of the step's contacts are lost because records were read
-        in the middle of the step, or if the source cannot return its contacts.
+        `HostError` if the action is not a list of real numbers as long as the first action, if some of the step's
+        contacts are lost because records were read in the middle of the step, or if the source cannot return its
+        contacts.
         """
-        if np.iscomplexobj(action):
-            raise HostError("the action has complex numbers", remedy="Correct the policy's output.")
+        numbers = read_list("the action", action, len(self._actions[0]) if self._actions else None)
         if self._rejected_record == len(self._rows):
             problem = f"the records were read in the middle of control step {len(self._rows)}, whose contacts are lost"
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")
         self._rows.append(row)
-        self._actions.append(np.array(action, dtype=np.float64))
+        self._actions.append(numbers)
         if self._source is not None:
             self._substep_ends.append(len(self._source))
             if len(self._substep_ends) == BLOCK:
@@ -384,7 +384,7 @@ class EpisodeRecorder(EpisodeLog):
             subgoals: whether each predicate of the goal holds, by name.
 
         Raises:
-            HostError: a shape or body is not in the scene, or an arm is missing.
+            HostError: a shape or body is not in the scene, an arm is missing, or a reading has another shape.
         """
         unknown = sorted(set(poses) - set(self.scene.roles))
         if unknown:
@@ -466,10 +466,8 @@ class EpisodeRecorder(EpisodeLog):
         if not self._arms and isinstance(torques_nm, Mapping):
             raise HostError("torques that are given by arm need named arms", remedy=_NAME_ARMS)
         if not self._arms or torques_nm is None:
-            return None if torques_nm is None else np.array(torques_nm, dtype=np.float64)
-        by_arm = [np.array(torques, dtype=np.float64) for torques in self._list_by_arm(torques_nm, "torques")]
-        if any(torques.ndim != 1 for torques in by_arm):
-            raise HostError("the torques of an arm are not a list", remedy="Pass a list with a number for each joint.")
+            return None if torques_nm is None else read_list("the torques", torques_nm)
+        by_arm = [read_list("the torques of an arm", torques) for torques in self._list_by_arm(torques_nm, "torques")]
         joint_counts = dict(zip(self._arms, map(len, by_arm)))
         if self._joint_counts and joint_counts != self._joint_counts:
             raise HostError("the torques belong to joints other than those in record 0", remedy="Pass the same joints.")
@@ -522,25 +520,27 @@ class EpisodeRecorder(EpisodeLog):
             last, peak = self._substep_torques[-1], np.abs(self._substep_torques).max(axis=0)
         reading = Reading(poses, self._join_poses(eef), state, parts, subgoals)
         check_families(_describe_families(reading, last), self._first_families)
-        self._add_step(np.asarray(action), self._make_row(reading, last, peak))
+        self._add_step(action, self._make_row(reading, last, peak))  # type: ignore[arg-type]  # copied to an array
         self._substep_torques, self._substeps = [], 0
 
     def _make_row(self, reading: Reading, torques: Floats | None, peak: Floats | None) -> Row:
         # Return the arrays of one record by name. A reading that was not passed has no array.
         poses, eef, state, parts, subgoals = reading
         self.scene.require_parts(len(parts))
-        eef_position, eef_quat = eef or (None, None)
-        body_quats = [poses[name][1] for name in self._bodies]
+        arm_count = len(self._arms) or 1
+        eef_position, eef_quat = _read_pose("the end effector", eef or (None, None), arm_count)
+        body_poses = [_read_pose(name, poses[name]) for name in self._bodies]
+        part_poses = [_read_pose(f"part {k}", pose) for k, pose in enumerate(parts)]
         values: dict[str, object] = {
             "eef_pos_m": eef_position,
             "eef_quat_wxyz": eef_quat,
-            "body_pos_m": [poses[name][0] for name in self._bodies] or None,
-            "body_quat_wxyz": [quat for quat in body_quats if quat is not None] or None,
+            "body_pos_m": [position for position, _ in body_poses] or None,
+            "body_quat_wxyz": [quat for _, quat in body_poses if quat is not None] or None,
             "joint_torque_nm": torques,
             "joint_torque_peak_nm": peak,
-            "sim_state": state,
-            "part_pos": [position for position, _ in parts] or None,
-            "part_quat": [quat for _, quat in parts] or None,
+            "sim_state": None if state is None else read_list("the state", state),
+            "part_pos": [position for position, _ in part_poses] or None,
+            "part_quat": [quat for _, quat in part_poses] or None,
             SUBGOALS: [bool(subgoals[name]) for name in self._subgoal_names] if subgoals else None,
         }
         return {name: np.array(value, dtype=np.float64) for name, value in values.items() if value is not None}
@@ -596,6 +596,35 @@ class _ContactBuffer:
         return MeasuredContacts(substeps, substep, geom1, geom2, force_n, are_net="force_n" not in self._forces)
 
 
+def read_list(name: str, values: ArrayLike, size: int | None = None) -> Floats:
+    """Return a copy of the numbers [size]; None = any size. Raises `HostError` if they are not such a flat list."""
+    try:
+        given = np.asarray(values)
+        numbers = None if np.iscomplexobj(given) else np.array(given, dtype=np.float64)
+    except (TypeError, ValueError):  # such as lists of different lengths
+        numbers = None
+    if numbers is None:
+        raise HostError(f"{name}: not a list of real numbers", remedy="Pass a flat list or array of real numbers.")
+    if numbers.ndim != 1 or size not in (None, len(numbers)):
+        wanted = "[any]" if size is None else f"[{size}]"
+        problem = f"{name}: the shape is {list(numbers.shape)}, expected {wanted}"
+        raise HostError(problem, remedy="Pass a flat list: position [3], quaternion [4] wxyz, or one number per joint.")
+    return numbers
+
+
+def _read_pose(name: str, pose: Any, arm_count: int = 1) -> tuple[Floats | None, Floats | None]:
+    # Return the position [3] and the quaternion [4] of a body, or of the end effectors of all arms.
+    position, quat = pose
+    if position is not None:
+        position = read_list(f"the position of {name}", position, 3 * arm_count)
+    if quat is not None:
+        quat = read_list(f"the orientation of {name}", quat, 4 * arm_count)
+        if not quat.reshape(-1, 4).any(axis=1).all():
+            problem = f"the orientation of {name} is a quaternion of zeros"
+            raise HostError(problem, remedy="Pass a unit quaternion, w first.")
+    return position, quat
+
+
 def check_families(given: Mapping[str, object], expected: Mapping[str, object]) -> None:
     """Raise `HostError` if a record or substep has other bodies, readings or sizes than record 0."""
     differing = sorted(name for name in {*given, *expected} if given.get(name) != expected.get(name))
@@ -611,5 +640,5 @@ def _describe_families(reading: Reading, torques: Floats | None) -> dict[str, ob
     eef_pose = {} if reading.eef is None else {"the pose of the end effector": reading.eef[1] is not None}
     arrays = {"state": reading.state, "torques": torques}
     goals = {f"the sub-goal {name}": True for name in reading.subgoals or ()}
-    sizes = {name: np.shape(values) for name, values in arrays.items() if values is not None}
+    sizes = {name: read_list(f"the {name}", values).shape for name, values in arrays.items() if values is not None}
     return {**body_poses, **eef_pose, **goals, **sizes}

@@ -165,7 +165,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         """Step and record; return the result with safety in `info`. Raises `HostError` before the first `reset`."""
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
-        self._action = np.asarray(action)
+        self._action = np.ravel(action)  # discrete actions are single numbers, and recorders need lists
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._action is not None:
             self._record_action()  # raises an error, because the simulator has made no step
