@@ -111,6 +111,18 @@ def test_what_is_not_given_is_not_recorded_and_what_is_declared_is_named():
     assert ("link", "table") in recording.extra["header"]["declared_pairs"]
 
 
+def test_an_episode_knows_how_long_its_own_control_steps_were():
+    recorder = start_recorder()
+    for substeps, done in ((3, [True, False, False]), (1, [True] * WORLDS)):
+        for _ in range(substeps):
+            recorder.substep(forces())
+        ranges_s = [ended.step_range_s() for ended in step(recorder, done)]
+        ranges = [[round(bound / scene().substep_s) for bound in range_s] for range_s in ranges_s]
+        assert ranges == ([[3, 3]] if substeps == 3 else [[1, 3], [1, 3]])
+    recorder.begin(forces(), poses=poses())
+    assert recorder.end()[0].step_range_s() == (0.0, np.inf)
+
+
 def test_rows_that_no_episode_needs_are_used_again():
     recorder = start_recorder()
     for number in range(1, 1000):

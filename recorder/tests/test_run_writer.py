@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,15 @@ from safevla_recorder import EpisodeRecorder, RunWriter, SceneMap
 from safevla_recorder.errors import FileError, RecordError, RunError
 
 SCENE = SceneMap({"box": "box", "top": "table"}, {"box": "target", "table": "furniture"}, substep_s=0.05)
-COMMON = {"benchmark": "my-lab", "task_id": "push", "dt": 0.05, "target_object": "box"}
+COMMON = {"benchmark": "my-lab", "task_id": "push", "dt": 0.1, "target_object": "box"}
 
 
-def recorder(steps=2):
-    episode = EpisodeRecorder(SCENE)
+def recorder(steps=2, substep_s=SCENE.substep_s):
+    episode = EpisodeRecorder(replace(SCENE, substep_s=substep_s))
     episode.begin([("box", "top", 1.0)], poses={"box": ((0, 0, 0), None)}, torques_nm=[1.0])
     for step in range(steps):
-        episode.substep([("box", "top", 1.0)], torques_nm=[1.0])
+        for _ in range(1 if step else 2):  # the first control step is twice as long
+            episode.substep([("box", "top", 1.0)], torques_nm=[1.0])
         episode.step([1.0], poses={"box": ((0.1 * step, 0, 0), None)})
     return episode
 
@@ -144,11 +146,13 @@ def test_one_writer_at_a_time(tmp_path):
         ({"task_id": 3}, "field task_id: the"),
         ({"env_seed": 0.5}, "field env_seed: the"),
         ({"dt": float("nan")}, "value is nan"),
-        ({"dt": float("inf")}, "cannot be written"),
+        ({"dt": float("inf")}, "dt is inf s"),
         ({"dt": None}, "value is missing"),
         ({"dt": 0.0}, "value is 0.0"),
         ({"dt": -1}, "value is -1"),
         ({"dt": True}, "value is True"),
+        ({"dt": 0.002}, "field dt: dt is 0.002 s, but .* 0.05 to 0.1 s"),
+        ({"dt": 0.11}, "field dt: dt is 0.11 s, but"),
         ({"task_id": ""}, "field task_id: the"),
         ({"outcome": "timeout"}, "outcome 'timeout' contradicts"),
         ({"outcome": "crashed", "success": False}, "outcome 'crashed' contradicts"),
@@ -189,7 +193,8 @@ def test_a_policy_that_sees_privileged_state_is_marked(tmp_path):
 
 def test_there_may_be_no_target_and_a_control_step_of_whole_seconds_and_limits_of_joints(tmp_path):
     with writer(tmp_path) as run:
-        run.write(recorder(), success=True, target_object=None, dt=1, joint_torque_limit_nm=np.array([2.0]))
+        changes = {"target_object": None, "dt": 1, "joint_torque_limit_nm": np.array([2.0])}
+        run.write(recorder(substep_s=0.5), success=True, **changes)
     header = read_header(tmp_path, 0)
     assert (header["target_object"], repr(header["dt"]), header["joint_torque_limit_nm"]) == (None, "1.0", [2.0])
     assert rows(tmp_path)[0]["outcome"] == "success"

@@ -30,7 +30,15 @@ from safevla_recorder.contacts import NOTHING, ContactFilter, GeomMap, Ints, Mea
 from safevla_recorder.episode import Bools, ContactList, EpisodeArrays, Floats, add_header_field
 from safevla_recorder.errors import HostError
 from safevla_recorder.geometry import Geometry
-from safevla_recorder.recorder import Reading, SceneMap, Shape, assemble_recording, check_families, subgoal_fields
+from safevla_recorder.recorder import (
+    Reading,
+    SceneMap,
+    Shape,
+    assemble_recording,
+    check_families,
+    step_range_s,
+    subgoal_fields,
+)
 
 Array = Any  # a NumPy array, a torch tensor, or another value that `numpy.asarray` accepts
 _BLOCK = 64
@@ -63,6 +71,8 @@ class BatchRecorder:
         self._pairs = find_pairs(scene, pairs)
         self._is_running = np.zeros(num_envs, dtype=np.bool_)
         self._first_row = np.zeros(num_envs, dtype=np.int64)  # index of the first row of each world's episode
+        # The different numbers of substeps in the control steps of each world's episode.
+        self._substep_counts: list[set[int]] = [set() for _ in range(num_envs)]
         self._restart(())
 
     def _restart(self, samples: Sequence[Array]) -> None:
@@ -137,6 +147,8 @@ class BatchRecorder:
         self._timeline.write(_READINGS, self._join_readings(readings)[worlds], worlds)
         self._clear_accumulated()
         self._is_running[worlds], self._first_row[worlds] = True, self._timeline.last
+        for world in worlds:
+            self._substep_counts[world] = set()
 
     def substep(self, net_force_n: Array | None = None, torques_nm: Array | None = None) -> None:
         """Take the readings of the substep that has just ended in all worlds: the net forces of the pairs, as for
@@ -192,6 +204,8 @@ class BatchRecorder:
         self._timeline.advance(int(self._first_row[self._is_running].min()))
         self._timeline.write(_READINGS, readings)
         self._timeline.write(_ACTION, actions)
+        for counts in self._substep_counts:
+            counts.add(self._substeps)
         self._clear_accumulated()
         return self.end(is_done)
 
@@ -206,7 +220,8 @@ class BatchRecorder:
         # A row of the table `_READINGS` contains all readings, one after the other. Split the rows into readings.
         boundaries = np.cumsum(list(self._reading_sizes.values()))[:-1]
         tables.update(zip(self._reading_sizes, np.split(tables.pop(_READINGS), boundaries, axis=1)))
-        return EndedEpisode(world, self._scene, self._pairs, tables, self._has_quat, self._subgoal_names)
+        counts = frozenset(self._substep_counts[world])
+        return EndedEpisode(world, self._scene, self._pairs, tables, self._has_quat, self._subgoal_names, counts)
 
     def _require_running(self) -> Bools:
         # Return whether each world is in an episode, [N]. Raise an error if no world is.
@@ -397,6 +412,11 @@ class EndedEpisode:
     _rows: Mapping[str, Floats]  # maps the name of each reading to its values in all R records, [R, size]
     _has_quat: Mapping[str, bool]  # maps each body with a pose to whether it has a quaternion
     _subgoal_names: tuple[str, ...] = ()
+    _substep_counts: frozenset[int] = frozenset()  # the different numbers of substeps in a control step
+
+    def step_range_s(self) -> tuple[float, float]:
+        """Return the durations in s of the shortest and the longest control step; (0, inf) if there is no step."""
+        return step_range_s(self._substep_counts, self._scene.substep_s)
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""

@@ -429,6 +429,7 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
 # The run folder of a user's own loop, with any simulator
 
 
+_DT_TOLERANCE = 0.02  # relative, for rounded values such as 0.033 s
 _REQUIRED_FOR_ROW = ("benchmark", "task_id")
 _REQUIRED_FOR_RECORD = (*_REQUIRED_FOR_ROW, "success", "dt", "target_object")
 _TEXT_FIELDS = ("episode_id", "benchmark", "task_id", "target_object", "instruction", "embodiment", "outcome")
@@ -549,6 +550,12 @@ class RunWriter:
             problem = f"the outcome {outcome!r} contradicts success {fields['success']}"
             remedy = f"Use one of {', '.join(episode.OUTCOMES)}; success is true only with the outcome 'success'."
             raise _field_error("outcome", problem, remedy)
+        shortest_s, longest_s = recorder.step_range_s()
+        if not shortest_s * (1 - _DT_TOLERANCE) <= fields["dt"] <= longest_s * (1 + _DT_TOLERANCE):
+            range_text = " to ".join(f"{value:g}" for value in sorted({shortest_s, longest_s}))
+            problem = f"dt is {fields['dt']:g} s, but the recorded substeps of a control step last {range_text} s"
+            remedy = "dt is the time of one control step: the number of its substeps times the substep's length in s."
+            raise _field_error("dt", problem, remedy)
         limits, torques = fields.get("joint_torque_limit_nm"), recording.joint_torque_nm
         if limits is not None and torques is not None and len(limits) != torques.shape[1]:
             problem = f"{len(limits)} limits were given for {torques.shape[1]} recorded torques"

@@ -16,6 +16,7 @@ not passed to `begin` are not recorded: missing values are never zeros. For a ro
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -113,6 +114,7 @@ class EpisodeLog(ABC):
         self._geoms, self._source = geoms, source
         self._rows = [first]
         self._actions: list[Action] = []
+        self._substep_counts: set[int] = set()  # the different numbers of substeps in a control step
         # Number of substeps in the source up to the end of each record whose contacts are not decoded yet.
         self._substep_ends: list[int] = []
         self._decoded_contacts: list[ContactList] = []
@@ -131,11 +133,11 @@ class EpisodeLog(ABC):
         if not self._rows:
             raise HostError("no episode has begun", remedy="Call begin after settling, and after an error in substep.")
 
-    def _add_step(self, action: Action, row: Row) -> None:
-        """Add the record of the control step driven by `action` [A], and decode contacts every `BLOCK` steps. Raises
-        `HostError` if the action is not a list of real numbers as long as the first action, if some of the step's
-        contacts are lost because records were read in the middle of the step, or if the source cannot return its
-        contacts.
+    def _add_step(self, action: Action, row: Row, substeps: int) -> None:
+        """Add the record of the control step driven by `action` [A], which had this number of substeps, and decode
+        contacts every `BLOCK` steps. Raises `HostError` if the action is not a list of real numbers as long as the
+        first action, if some of the step's contacts are lost because records were read in the middle of the step, or if
+        the source cannot return its contacts.
         """
         numbers = read_list("the action", action, len(self._actions[0]) if self._actions else None)
         if self._rejected_record == len(self._rows):
@@ -143,6 +145,7 @@ class EpisodeLog(ABC):
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")
         self._rows.append(row)
         self._actions.append(numbers)
+        self._substep_counts.add(substeps)
         if self._source is not None:
             self._substep_ends.append(len(self._source))
             if len(self._substep_ends) == BLOCK:
@@ -154,6 +157,11 @@ class EpisodeLog(ABC):
         names = tuple(self._geoms.roles)
         dropped = self._filter.dropped if self._filter else ()
         return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
+
+    def step_range_s(self) -> tuple[float, float]:
+        """Return the durations in s of the shortest and the longest control step; (0, inf) if there is no step."""
+        self.require_episode()
+        return step_range_s(self._substep_counts, self._geoms.substep_s)
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the records up to now as one episode with this header, whose fields are `HEADER_FIELDS`.
@@ -211,8 +219,18 @@ class EpisodeLog(ABC):
             self._supported.append(supported_bodies(contacts, ends - 1, geoms))
 
 
+def step_range_s(substep_counts: Collection[int], substep_s: float) -> tuple[float, float]:
+    """Return the durations in s of control steps with the fewest and the most substeps; (0, inf) if there is none."""
+    if not substep_counts:
+        return 0.0, math.inf
+    return min(substep_counts) * substep_s, max(substep_counts) * substep_s
+
+
 class WritableEpisode(Protocol):
     """An episode that a `RunWriter` can write: a recorder's episode, or an ended episode from a `BatchRecorder`."""
+
+    def step_range_s(self) -> tuple[float, float]:
+        """Return the durations in s of the shortest and the longest control step; (0, inf) if there is no step."""
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""
@@ -520,7 +538,8 @@ class EpisodeRecorder(EpisodeLog):
             last, peak = self._substep_torques[-1], np.abs(self._substep_torques).max(axis=0)
         reading = Reading(poses, self._join_poses(eef), state, parts, subgoals)
         check_families(_describe_families(reading, last), self._first_families)
-        self._add_step(action, self._make_row(reading, last, peak))  # type: ignore[arg-type]  # copied to an array
+        row = self._make_row(reading, last, peak)
+        self._add_step(action, row, self._substeps)  # type: ignore[arg-type]  # the action is copied to an array
         self._substep_torques, self._substeps = [], 0
 
     def _make_row(self, reading: Reading, torques: Floats | None, peak: Floats | None) -> Row:

@@ -347,8 +347,9 @@ class Recorder(EpisodeLog):
             raise HostError(problem, remedy="The episode is lost; look for overlapping bodies or extreme actions.")
         self._check_substeps()
         peak = np.abs(np.array(self._substep_torques)[:, self._arm_dofs]).max(axis=0)
+        substeps = len(self._substep_torques)
         self._substep_torques.clear()
-        self._add_step(action, self._copy_state(peak))
+        self._add_step(action, self._copy_state(peak), substeps)
 
     def _copy_state(self, torque_peak_nm: Floats) -> Row:
         # Return copies of the simulator's arrays by name, which `_build_channels` turns into channels.
