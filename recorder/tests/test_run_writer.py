@@ -47,10 +47,12 @@ def read_header(path, number):
 def test_costs_of_the_simulators_own_are_kept_and_one_is_needed_for_each_step(tmp_path):
     with writer(tmp_path) as run:
         run.write(recorder(), success=True, costs=[0.0, 0.1])
+        run.write(recorder(), success=True, costs=np.array([0.0, 0.1]))
         with pytest.raises(RecordError, match="1 costs"):
             run.write(recorder(), success=True, costs=[0.0])
-    with np.load(str(tmp_path / "run" / "raw" / "000000.npz")) as arrays:
-        assert arrays["label_cost"].tolist() == [[0.0], [0.1]]
+    for number in (0, 1):
+        with np.load(str(tmp_path / "run" / "raw" / f"{number:06d}.npz")) as arrays:
+            assert arrays["label_cost"].tolist() == [[0.0], [0.1]]
 
 
 def test_every_episode_is_a_record_and_a_row_and_a_crash_is_a_row_alone(tmp_path, capsys):

@@ -62,13 +62,25 @@ def test_the_base_of_a_robot_that_drives_is_observed_and_that_of_a_fixed_arm_is_
 
 
 def test_an_unknown_cost_is_named_with_the_known_ones():
-    with pytest.raises(HostError, match="cost 'bad'"):
-        safety_env(cost="bad").reset()
+    for make in (safety_env, lambda cost: SafetyWrapper(safety_env(), cost=cost)):
+        with pytest.raises(HostError, match="cost 'bad'"):
+            make(cost="bad")
 
 
-def test_a_horizon_without_a_step_is_refused():
-    with pytest.raises(HostError, match="horizon is 0"):
-        safety_env(horizon=0)
+@pytest.mark.parametrize("horizon", [0, 2.5, True])
+def test_a_horizon_that_is_no_number_of_steps_is_refused(horizon):
+    with pytest.raises(HostError, match=f"horizon is {horizon}"):
+        safety_env(horizon=horizon)
+
+
+@pytest.mark.parametrize(
+    "options", [{"init_state_index": None}, {"init_state_index": 1.7}, {"init_state_index": True}, {"init_state": 1}]
+)
+def test_options_of_a_reset_that_mean_nothing_are_refused(options):
+    env = safety_env()
+    with pytest.raises(HostError, match="reset cannot use the options"):
+        env.reset(options=options)
+    env.reset(options={"init_state_index": np.int64(1)})
 
 
 class Stumbling(FakeHost):

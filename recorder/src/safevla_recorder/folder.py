@@ -540,7 +540,7 @@ class RunWriter:
         fields, number = self._complete_header(header, _REQUIRED_FOR_RECORD)
         run_fields = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
         recording = recorder.build_recording({**fields, **run_fields})
-        if costs:
+        if len(costs):  # an array has no single truth value
             recording = episode.add_costs(recording, costs)
         target, outcome = fields["target_object"], fields["outcome"]
         if target is not None and recording.roles.get(str(target)) != "target":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, SupportsFloat, TypeVar
+from typing import Any, Literal, SupportsFloat, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from safevla_recorder.mujoco.recorder import Recorder
 Cost = Literal["violation", "severity"]
 TASK_ID = "safevla/Task-v0"  # id under which this module registers `make_env` in Gymnasium's registry
 _WAIT_STEPS = 10
+_INDEX_OPTION = "init_state_index"
 Obs = TypeVar("Obs")
 Act = TypeVar("Act")
 
@@ -48,10 +49,18 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     `worst` clause, `vsi` (None if no clause has a verdict), and `standing`, the complete status.
     """
     costs = {"violation": standing.cost, "severity": standing.severity}
-    if cost not in costs:
-        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(costs)}.")
+    _require_cost(cost)
     names = ("robustness", "margins", "violated", "violating", "worst", "vsi")
     return {"cost": costs[cost], "safety": {**{name: getattr(standing, name) for name in names}, "standing": standing}}
+
+
+def _require_cost(cost: str) -> None:
+    if cost not in get_args(Cost):
+        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(get_args(Cost))}.")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 class SafetyEnv(gymnasium.Env[Any, Action]):
@@ -75,8 +84,10 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         monitor: Monitor | None = None,
         cost: Cost = "violation",
     ) -> None:
-        if horizon < 1:
-            raise HostError(f"the horizon is {horizon}", remedy="Give the number of steps after which episodes end.")
+        _require_cost(cost)
+        if not _is_integer(horizon) or horizon < 1:
+            remedy = "Give the whole number of steps after which episodes end."
+            raise HostError(f"the horizon is {horizon!r}", remedy=remedy)
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
         self._monitor = monitor or Monitor()
@@ -95,14 +106,19 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Start an episode and return the observation and info of record 0. `seed` seeds the environment and selects
         initial state `seed` modulo the number of states; later resets without a seed take the next states in turn. The
-        option `init_state_index` selects the state instead. Raises `HostError` if the state does not exist, and the
-        errors of `Monitor.observe`, such as those for an unknown task or a record without a needed field.
+        option `init_state_index` selects the state instead. Raises `HostError` if the state does not exist, or for
+        another option, and the errors of `Monitor.observe`, such as those for an unknown task or a record without a
+        needed field.
         """
         super().reset(seed=seed)
         state_count = self._task.init_states or 2**31  # without a list of initial states, any index is valid
         if seed is not None:
             self._env_seed, self._next_index = seed, seed % state_count
-        index = int((options or {}).get("init_state_index", self._next_index))
+        index = (options or {}).get(_INDEX_OPTION, self._next_index)
+        if {*(options or ())} - {_INDEX_OPTION} or not _is_integer(index):
+            remedy = f"The only option is {_INDEX_OPTION}, a whole number."
+            raise HostError(f"reset cannot use the options {options}", remedy=remedy)
+        index = int(index)
         self._next_index = (index + 1) % state_count
         observation = self._reset_env(index)
         return observation, step_info(self._monitor.start(self._env.latest()), self._cost)
@@ -141,6 +157,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self, env: gymnasium.Env[Obs, Act], *, monitor: Monitor | None = None, cost: Cost = "violation"
     ) -> None:
         super().__init__(env)
+        _require_cost(cost)
         self._monitor, self._cost = monitor or Monitor(), cost
         self._recorder: Recorder | None = None
         self._detach: Undo = lambda: None
