@@ -229,6 +229,7 @@ def test_a_vector_of_environments_is_refused_with_the_line_that_records_its_work
     with pytest.raises(HostError, match="vector of environments") as caught:
         find_recordable(vector)
     assert "record_until_closed" in caught.value.remedy
+    assert "processes" not in str(caught.value)  # those of a SyncVectorEnv are in this process
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,9 @@ def test_an_episode_that_a_kill_left_without_its_row_is_written_again(tmp_path):
 def test_a_folder_of_something_else_of_another_host_or_damaged_is_refused_and_stays(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match="not empty"):
+    with pytest.raises(RunError, match="not empty") as caught:
         writer(tmp_path)
+    assert "another out=" in caught.value.remedy
     assert os.listdir(str(tmp_path / "run")) == ["notes.txt"]
     (tmp_path / "run" / "notes.txt").unlink()
     with writer(tmp_path) as run:
@@ -136,8 +137,9 @@ def test_a_folder_of_something_else_of_another_host_or_damaged_is_refused_and_st
 def test_one_writer_at_a_time(tmp_path):
     with writer(tmp_path) as run:
         run.write(recorder(), success=True)
-        with pytest.raises(RunError, match="run is writing"):
+        with pytest.raises(RunError, match="run is writing") as caught:
             writer(tmp_path)
+        assert "another out=" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

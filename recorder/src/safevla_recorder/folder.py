@@ -78,7 +78,8 @@ def _claim_worker_folder(path: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         is_ours = False
     if not is_ours:
-        require_free_folder(path, is_of_killed_writer)  # raises an error, because the folder contains run.json
+        # The folder contains run.json, so this raises an error.
+        require_free_folder(path, is_of_killed_writer, _OTHER_OUT)
     try:
         lock = lock_folder(path)
     except errors.RunError:
@@ -196,7 +197,7 @@ class RunFolder:
         self._block_count += 1
         self._open_blocks += 1
         if not self._written_description:
-            require_free_folder(self.path, is_of_killed_writer)
+            require_free_folder(self.path, is_of_killed_writer, _OTHER_OUT)
             _make_folder(self.path, RAW)
         self._write_description()
 
@@ -319,10 +320,17 @@ def is_of_killed_writer(path: Path) -> bool:
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(_PARTIAL))
 
 
-def require_free_folder(path: Path, may_exist: Callable[[Path], bool]) -> None:
+_OTHER_OUT = (
+    "Pass another out=: each process needs its own folder (docs/howto/recording.md). Remove this folder only if no "
+    "process records into it."
+)
+
+
+def require_free_folder(
+    path: Path, may_exist: Callable[[Path], bool], remedy: str = "Choose another --out, or remove the folder first."
+) -> None:
     """Raise `RunError` if `path` is a file, or a folder in which `may_exist` is false for any file."""
     if path.exists() and not (path.is_dir() and all(map(may_exist, path.iterdir()))):
-        remedy = "Choose another --out, or remove the folder first."
         raise errors.RunError("the folder exists and is not empty", remedy=remedy, place=errors.Place(file=str(path)))
 
 
@@ -385,9 +393,10 @@ def _escape_character(character: str) -> str:
 # A lock allows one writer per run folder. The operating system releases the lock when the writer's process ends.
 
 
-def lock_folder(folder: Path) -> int:
+def lock_folder(folder: Path, option: str = "--out") -> int:
     """Lock the folder for this process; return the lock's descriptor for `unlock_folder`. Warn if the file system has
     no locks. Raises `RunError` if another process has the lock, and `FileError` if the lock file cannot be opened.
+    `option` is the caller's option that names the folder.
     """
     place = errors.Place(file=str(folder))
     while True:
@@ -402,7 +411,7 @@ def lock_folder(folder: Path) -> int:
         except (OSError, ImportError) as error:
             os.close(descriptor)
             if isinstance(error, OSError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                remedy = "Wait for that run or stop it, or choose another --out."
+                remedy = f"Wait for that run or stop it, or choose another {option}."
                 raise errors.RunError("another run is writing to this folder", remedy=remedy, place=place) from None
             # Some cluster file systems have no locks; recording without a lock is better than not recording.
             _log.warning("%s: this file system has no locks: %s", folder, error)
@@ -489,8 +498,8 @@ class RunWriter:
         self._folder = RunFolder(self.path, describe_process())
         _make_folder(self.path)
         if not (self.path / RUN).exists():
-            require_free_folder(self.path, is_of_killed_writer)
-        self._lock = lock_folder(self.path)
+            require_free_folder(self.path, is_of_killed_writer, _OTHER_OUT)
+        self._lock = lock_folder(self.path, "out=")
         try:
             if (self.path / RUN).exists():
                 self._folder.reopen(host)

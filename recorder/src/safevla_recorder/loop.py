@@ -348,8 +348,8 @@ def list_attachments() -> list[tuple[str, EntryPoint]]:
 
 def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
     if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
-        remedy = "In each worker, record its environment: record_until_closed(env, policy, out, worker=N)."
-        problem = "a vector of environments cannot be recorded, since its workers are other processes"
+        remedy = "Record each of its environments where it is made: lambda: record_until_closed(make(), policy, out)."
+        problem = "a vector of environments cannot be recorded as a whole"
         return HostError(problem, remedy=remedy)
     problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
     remedy = (
