@@ -111,7 +111,7 @@ def limit_memory(file: object) -> Iterator[None]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out: in Python, NumPy or pyarrow, or while importing a module or starting a thread."""
+    # Return whether memory ran out: in Python, NumPy or pyarrow, or while importing a module or starting a thread.
     match error:
         case MemoryError():  # includes NumPy's `_ArrayMemoryError` and pyarrow's `ArrowMemoryError`
             return True

@@ -31,8 +31,8 @@ def format_call(name: str, arguments: Mapping[str, str]) -> str:
     return f"{name}({', '.join(shown)})"
 
 
+# The trusted files, and the name of the running `safevla` command.
 _trust: ContextVar[tuple[frozenset[Path], str]] = ContextVar("trust", default=(frozenset(), ""))
-"""The trusted files, and the name of the running `safevla` command."""
 
 
 @contextmanager

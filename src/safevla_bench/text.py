@@ -154,8 +154,8 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
+# Starts of commands in a CI log: `##[` and `##vso[` anywhere (Azure Pipelines), `::` at a line's start (GitHub).
 _LOG_COMMANDS = re.compile(r"#(?=#(?:vso)?\[)|(?<![^\r\n])[^\S\r\n]*:(?=:)")
-"""Starts of commands in a CI log: `##[` and `##vso[` anywhere (Azure Pipelines), `::` at a line's start (GitHub)."""
 
 
 def break_log_commands(text: str) -> str:

@@ -220,11 +220,11 @@ def _redact_user(after_scheme: str) -> str:
 # Invisible characters
 
 
+# Invisible characters that Python calls printable: fillers, blank letters, and characters that renderers ignore.
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U00013441\U00013442\U00016fe4\U0001d159\U000e0000-\U000e0fff]"
 )
-"""Invisible characters that Python calls printable: fillers, blank letters, and characters that renderers ignore."""
 
 
 def escape_controls(text: str) -> str:

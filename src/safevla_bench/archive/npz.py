@@ -72,8 +72,8 @@ def _read_stream(stream: IO[bytes]) -> Batch:
         raise DamageError(f"cannot be read: {error}", episodes=1, remedy=REMEDY_BROKEN) from None
 
 
+# Errors that zipfile raises for a damaged file, such as `OSError` for a position beyond the end of the file.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError, ValueError)
-"""Errors that zipfile raises for a damaged file, such as `OSError` for a position beyond the end of the file."""
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -118,8 +118,8 @@ def decode_array(content: bytes) -> NDArray[Any] | None:
     return array if version == (1, 0) and array.shape == shape else None
 
 
+# Errors that NumPy raises for a malformed header, which it parses as a Python literal or, if that fails, tokenizes.
 _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, RecursionError, MemoryError, TokenError)
-"""Errors that NumPy raises for a malformed header, which it parses as a Python literal or, if that fails, tokenizes."""
 
 
 def _decode_arrays(arrays: Arrays) -> Batch:

@@ -153,7 +153,7 @@ def _describe_damage(error: Exception) -> str:
 
 
 def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
-    """Yield the results of the calls, in order; a thread makes the next call while the current result is in use."""
+    # Yield the results of the calls, in order; a thread makes the next call while the current result is in use.
     with ThreadPoolExecutor(1) as thread:
         waiting: deque[Future[T]] = deque()
         for call in calls:

@@ -91,8 +91,8 @@ SCHEMA = pa.schema(
 )
 FORMER_TYPES = dict.fromkeys(_TEXT_MAPS, pa.map_(pa.string(), pa.string()))
 """Maps a column's name to the column's type in older files, which can still be read."""
+# Channels that have a column in a file only if an episode of the file has the channel.
 _RARE = [spec for spec in channels.NUMERIC if spec.is_rare]
-"""Channels that have a column in a file only if an episode of the file has the channel."""
 
 
 def rare_channels(batch: Batch) -> frozenset[str]:

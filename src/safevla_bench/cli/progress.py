@@ -28,7 +28,7 @@ _BAR_WIDTH = 12
 
 @contextmanager
 def _draw_on_stderr(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
-    """Draw on stderr during the `with` block. Text that the block prints is escaped; the drawing is not."""
+    # Draw on stderr during the `with` block. Text that the block prints is escaped; the drawing is not.
     from rich.console import Console
 
     unescaped_stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)

@@ -123,7 +123,7 @@ def _read_rules(
 
 
 def _load_pyarrow_without_pandas() -> None:
-    """Make pyarrow's first array while pandas cannot be imported, which saves 0.5 s. Later, pandas imports as usual."""
+    # Make pyarrow's first array while pandas cannot be imported, which saves 0.5 s. Later, pandas imports as usual.
     finder: Any = SimpleNamespace(find_spec=_refuse_pandas)
     sys.meta_path.insert(0, finder)
     try:

@@ -300,6 +300,7 @@ def _describe_differences(
 
 
 _PROTOCOL_REMEDY = "Roll out both policies under one protocol, and create RoboCasa kitchens as `safevla eval` does."
+# Name -> a function that reads a field of an episode. These fields and the initial state determine how it runs.
 _START_FIELDS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     "env_seed": lambda _, header: header.env_seed,
     "horizon": lambda _, header: header.horizon,
@@ -308,7 +309,6 @@ _START_FIELDS: Mapping[str, Callable[[policy_results.PolicyResults, Header], obj
     "kitchen": lambda result, header: result.kitchens.get(header.key),
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }
-"""Name -> a function that reads a field of an episode. These fields and the initial state determine how it runs."""
 TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "target object": lambda header: header.target_object or "none",
     "instruction": lambda header: header.instruction or "",

@@ -158,8 +158,8 @@ def _percent(share: float) -> str:
 # The power of tests
 
 
+# Maximum number of tasks for which the power of sign flips is simulated. For more tasks, a t test's power is used.
 _SIMULATED_TASKS = 12
-"""Maximum number of tasks for which the power of sign flips is simulated. For more tasks, a t test's power is used."""
 _REPLICATES = 2000
 
 

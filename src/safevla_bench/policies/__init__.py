@@ -25,8 +25,8 @@ POLICIES = PluginGroup(GROUP, "policy", "Kinds", PolicyError, "A checkpoint runs
 _NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
 _LONGEST_NAME = 60
 
+# Built-in policies that run no user code: the text after the colon and the arguments are only data.
 _CODE_FREE = frozenset({"maniskill", "metaworld", "noop", "random", "replay", "scripted"})
-"""Built-in policies that run no user code: the text after the colon and the arguments are only data."""
 
 
 def split_name(text: str) -> tuple[str | None, str]:

@@ -147,7 +147,7 @@ class _BoxPairs:
         return corners
 
     def _edge_separations(self) -> Floats:
-        """Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 for parallel edges."""
+        # Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 for parallel edges.
         cross_products = np.zeros((len(self.turn), 3, 3, 3))
         for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i of the first box with the axes of the second box
             cross_products[:, i, :, j], cross_products[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
@@ -168,7 +168,7 @@ def _least_corner_distances(corners: Floats, half: Floats) -> Floats:
 
 
 def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
-    """Return the least distance of two edges, [K]; infinity if no edges have their nearest points inside both edges."""
+    # Return the least distance of two edges, [K]; infinity if no edges have their nearest points inside both edges.
     # Arrays are [K, 12 edges, 12 edges, 3]. The parameters s and t of the nearest points on the lines of two edges are
     # from 0 to 1 if the points lie on the edges. Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
     start, other_start = corners[:, _EDGE_CORNERS[:, 0], None], other_corners[:, None, _EDGE_CORNERS[:, 0]]

@@ -14,8 +14,8 @@ from safevla_bench.signals.parts import ScenePoses
 from safevla_bench.trajectory.geometry import PoseTrack
 from safevla_recorder.episode import Floats
 
+# Lower end, upper end and radius of legs, trunk and head, as shares of the height.
 _SHARES = np.array([[0.0, 0.53, 0.0955], [0.53, 0.818, 0.1295], [0.87, 1.0, 0.065]])
-"""Lower end, upper end and radius of legs, trunk and head, as shares of the height."""
 
 
 def capsules(offset_m: Floats, height_m: float) -> Floats:

@@ -479,12 +479,12 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     ),
     "entered": lambda fields: ~fields.batch.entered.present,
 }
+# Maps each raw field of one arm to the kind (`Signal.of_arm`) of the signals that read the field.
 _KIND_OF_FIELD = {
     **dict.fromkeys(_ARM_CHANNELS[:3], "hand"),
     **dict.fromkeys((*_ARM_CHANNELS[3:], "supported"), "grip"),
     **{f"{name} of the held target": "grip" for name in ("body_pos_m", "body_quat_wxyz")},
 }
-"""Maps each raw field of one arm to the kind (`Signal.of_arm`) of the signals that read the field."""
 PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
 """Maps a field of bodies to a function that returns a mask of the episodes that lack the field at a place, [E]."""
 

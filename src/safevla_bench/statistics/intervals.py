@@ -20,17 +20,17 @@ Reals = float | Floats
 Counts = int | Ints
 CONFIDENCE = 0.95
 _HALVINGS = 60
+# Limit on the number of distinct values for the interval of a mean. Above it, neighboring values are averaged.
 _MAX_VALUES = 256
-"""Limit on the number of distinct values for the interval of a mean. Above it, neighboring values are averaged."""
 _DIGITS = 9  # decimals of the ends; rounding hides effects of the processor's order of additions
 _LINE = np.arange(0.0, 9.0, 0.025)
+# `_CUTS` are indices of points in `_LINE`. The integral ends at the first of these points at which the logarithm of
+# the integrand has fallen by `_FALL`. Integrals up to the first index in `_CUTS` use every fifth point of `_LINE`.
+# Integrals up to the next three indices use every third point, and integrals up to the last index use every point.
 _CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
-"""`_CUTS` are indices of points in `_LINE`. The integral ends at the first of these points at which the logarithm of
-the integrand has fallen by `_FALL`. Integrals up to the first index in `_CUTS` use every fifth point of `_LINE`.
-Integrals up to the next three indices use every third point, and integrals up to the last index use every point."""
+# At most `_ROWS` rows are integrated at a time, to fit into the processor's cache. At most `_FEW_ROWS` rows are
+# integrated without a loop over the values.
 _ROWS, _FEW_ROWS = 192, 16
-"""At most `_ROWS` rows are integrated at a time, to fit into the processor's cache. At most `_FEW_ROWS` rows are
-integrated without a loop over the values."""
 
 
 @dataclass(frozen=True, slots=True)

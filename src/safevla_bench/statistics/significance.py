@@ -570,8 +570,8 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
     return MeanTest(p_values[0] if is_single else p_values, find_interval)
 
 
+# Number of halvings in the search for a p-value. The p-value is at most 0.00025 too large, with a correct verdict.
 _P_HALVINGS = 12
-"""Number of halvings in the search for a p-value. The p-value is at most 0.00025 too large, with a correct verdict."""
 
 
 def invert_interval(

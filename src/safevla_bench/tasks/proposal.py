@@ -100,7 +100,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_GoalPhase, Predicate | None]]:
-    """Yield each phase of a goal predicate: with `predicate` if the predicate completes the phase, else with None."""
+    # Yield each phase of a goal predicate: with `predicate` if the predicate completes the phase, else with None.
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES:
@@ -157,7 +157,7 @@ def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, 
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]]:
-    """Return, for each template, the predicates that complete its phases, in the order of the phases."""
+    # Return, for each template, the predicates that complete its phases, in the order of the phases.
     handling = [phase.template for phase in phases if phase.template in _HANDLING_BY_DEMAND]
     hardest = max(handling, key=_HANDLING_BY_DEMAND.index, default="")
     merged: dict[str, tuple[str, ...]] = {}

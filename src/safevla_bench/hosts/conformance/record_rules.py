@@ -346,10 +346,9 @@ def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> f
 
 
 GRAVITY_M_S2 = 9.81
+# Limits for a body at rest: on the relative error of the net force, and on the impulse divided by weight times `dt`.
+# This quotient may exceed 1, because the impulse sums the norms of forces that partly oppose each other.
 _FORCE_TOLERANCE, _MAX_IMPULSE_RATIO = 0.05, 2.0
-"""Limits for a body at rest: on the relative error of the net force, and on the impulse divided by weight times `dt`.
-This quotient may exceed 1, because the impulse sums the norms of forces that partly oppose each other.
-"""
 _ANGLE_TOLERANCE_DEG = 2.0
 
 

@@ -18,17 +18,17 @@ Colors = NDArray[np.float64]  # a picture with values in [0, 1]
 SIZE = (256, 256)
 """Height and width of the pictures for which the noise is defined; LIBERO-plus's evaluation uses this size."""
 LEVELS = 10  # number of levels of each kind
+# Motion blur by level: radius and standard deviation [pixels].
 _MOTION = ((5, 2), (8, 3), (10, 4), (12, 5), (15, 6), (18, 8), (20, 10), (25, 12), (30, 15), (35, 20))
-"""Motion blur by level: radius and standard deviation [pixels]."""
+# Zoom blur by level: the end and the step of the range of zoom factors, which begins at 1.
 _ZOOM = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03),
          (1.36, 0.01), (1.41, 0.01), (1.46, 0.02), (1.51, 0.02), (1.56, 0.03))  # fmt: skip
-"""Zoom blur by level: the end and the step of the range of zoom factors, which begins at 1."""
+# Fog by level: weight of the fog, and decay of its fine structure (fog with a higher decay is smoother).
 _FOG = ((0.5, 3), (1.0, 2.8), (1.5, 2.5), (2.0, 2.2), (2.5, 2.0), (3.0, 1.8), (3.5, 1.6), (4.0, 1.5), (4.5, 1.4),
         (5.0, 1.3))  # fmt: skip
-"""Fog by level: weight of the fog, and decay of its fine structure (fog with a higher decay is smoother)."""
+# Glass by level: standard deviation of the blur [pixels], maximum displacement [pixels], and number of passes.
 _GLASS = ((0.5, 1, 3), (0.7, 1, 3), (0.9, 2, 3), (1.0, 2, 2), (1.1, 3, 2), (1.3, 3, 2), (1.5, 4, 2), (1.8, 4, 2),
           (2.2, 5, 1), (2.5, 5, 1))  # fmt: skip
-"""Glass by level: standard deviation of the blur [pixels], maximum displacement [pixels], and number of passes."""
 _GLASS_SIZE = 224
 
 
@@ -97,7 +97,7 @@ def _add_fog(picture: Picture, strength: int, draws: np.random.RandomState) -> C
 
 
 def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Colors:
-    """Return a random height map [size, size] in [0, 1] by the diamond-square algorithm; `size` is a power of two."""
+    # Return a random height map [size, size] in [0, 1] by the diamond-square algorithm; `size` is a power of two.
     heights, step, wobble = np.zeros((size, size)), size, 100.0
 
     def displace_mean(corner_sums: Colors) -> Colors:
@@ -137,7 +137,7 @@ def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomSt
     return np.clip(_gaussian_blur(displaced, deviation), 0, 1) * 255
 
 
+# Functions that add noise, one for each kind, in the order of the levels.
 _NOISE_FUNCTIONS: tuple[Callable[[Picture, int, np.random.RandomState], NDArray[np.floating]], ...] = (
     _blur_by_motion, _blur_evenly, _blur_by_zoom, _add_fog, _put_behind_glass
 )  # fmt: skip
-"""Functions that add noise, one for each kind, in the order of the levels."""

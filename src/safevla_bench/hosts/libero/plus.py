@@ -326,6 +326,7 @@ def _read_joints(number: int) -> Floats:
     return np.array(match[1].split(","), dtype=np.float64)
 
 
+# Pattern of a 1-D float64 array pickled by torch.save. Groups: array length, byte count, bytes as UTF-8.
 _PICKLED_STATE = re.compile(
     rb"\x80\x02cnumpy\.core\.multiarray\n_reconstruct\nq\x00cnumpy\nndarray\nq\x01K\x00\x85q\x02c_codecs\nencode\n"
     rb"q\x03X\x01\0\0\0bq\x04X\x06\0\0\0latin1q\x05\x86q\x06Rq\x07\x87q\x08Rq\t\(K\x01K(.)\x85q\ncnumpy\ndtype\n"
@@ -333,7 +334,6 @@ _PICKLED_STATE = re.compile(
     rb"(.*)q\x11h\x05\x86q\x12Rq\x13tq\x14b\.",
     re.DOTALL,
 )
-"""Pattern of a 1-D float64 array pickled by torch.save. Groups: array length, byte count, bytes as UTF-8."""
 
 
 def _read_state(path: Path) -> Floats:

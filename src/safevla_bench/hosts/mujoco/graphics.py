@@ -203,9 +203,8 @@ def _list_devices() -> tuple[EglDevice, ...]:
 
 
 def _use_writable_caches() -> None:
-    """If the user's cache folder is not writable, set a private folder for the caches of numba and Matplotlib. Workers
-    inherit the folder, which is removed when this process ends.
-    """
+    # If the user's cache folder is not writable, set a private folder for the caches of numba and Matplotlib. Workers
+    # inherit the folder, which is removed when this process ends.
     unset_names = [name for name in _CACHES if name not in os.environ]
     if not unset_names or _can_write(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()):
         return

@@ -250,7 +250,7 @@ def run_test_episode(host: str) -> str:
 
 
 def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
-    """Return a remark if the host has a fast mode, else ""; raise `HostError` if this mode changes an episode."""
+    # Return a remark if the host has a fast mode, else ""; raise `HostError` if this mode changes an episode.
     if type(env).run_fast is HostEnv.run_fast:  # not overridden
         return ""
     env.run_fast(False)

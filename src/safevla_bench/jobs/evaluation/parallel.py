@@ -145,7 +145,7 @@ def _list_parts(source: RecordSource) -> Iterator[FilePart]:
 
 
 def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset: Ruleset) -> JudgedChunk:
-    """Return the scores of the episodes in the index. The index omits invalid episodes, such as repeated ones."""
+    # Return the scores of the episodes in the index. The index omits invalid episodes, such as repeated ones.
 
     def require_scores() -> Iterator[JudgedChunk]:
         for judgement in judgements:
@@ -187,7 +187,7 @@ def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[Para
 
 
 def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function: Any, items: Iterable[Any]) -> Any:
-    """Yield the results in the order of `items`. At any time, at most two items per process are pending."""
+    # Yield the results in the order of `items`. At any time, at most two items per process are pending.
     pending: deque[Callable[[], Any]] = deque()
     for item in items:
         pending.append(submit(function, item))
@@ -217,7 +217,7 @@ def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Call
 
 
 def _end_with_parent() -> None:
-    """Make this worker process end when its parent, the process of the command, is killed."""
+    # Make this worker process end when its parent, the process of the command, is killed.
     threading.Thread(target=_await_parent, daemon=True).start()
 
 

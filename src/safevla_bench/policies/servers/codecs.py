@@ -40,8 +40,8 @@ from safevla_bench.memory import limit_memory
 MAX_VALUES = 100_000  # limit on the number of values in a message; an array counts as one value
 _MAX_AXES, _MAX_DTYPE_CHARS = 32, 64  # limits on an array's number of axes and on the length of its dtype's name
 _DTYPE_KINDS = "biufSU"  # Booleans, integers, floats, bytes and text; objects, records and complex numbers are refused
+# Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy would parse other texts as records, by Python's parser.
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
-"""Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy would parse other texts as records, by Python's parser."""
 _REMEDY = "Check that the server is of the chosen kind, and that this client supports its version."
 
 Array = NDArray[Any]

@@ -285,8 +285,8 @@ def _shortest_quaternion(quat_wxyz: Floats) -> Floats:
 
 
 _HALF_ROOT = float(np.sqrt(0.5))
+# Orientation of the grip site in the hand: robosuite 1.4 models/assets/grippers/panda_gripper.xml, right_gripper.
 _HAND_TO_SITE_WXYZ = np.array([_HALF_ROOT, 0.0, 0.0, -_HALF_ROOT])
-"""Orientation of the grip site in the hand: robosuite 1.4 models/assets/grippers/panda_gripper.xml, right_gripper."""
 
 
 def _round_to_single(array: Floats) -> Floats:

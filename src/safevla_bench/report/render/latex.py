@@ -72,7 +72,7 @@ def _count_lines(text: str, width: float) -> int:
 
 
 def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
-    """Divide rows with these heights [lines] into parts that fit on a page; the last part has room for `note_lines`."""
+    # Divide rows with these heights [lines] into parts that fit on a page; the last part has room for `note_lines`.
     starts, used_lines = [0], 0
     for k, height in enumerate(heights):
         needed_lines = height + (note_lines if k == len(heights) - 1 else 0)

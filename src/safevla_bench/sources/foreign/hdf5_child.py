@@ -152,7 +152,7 @@ def _decode_text(value: object) -> str | None:
 
 
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
-    """Return name and pose (position [m], quaternion wxyz, [7]) of each named top-level body without a free joint."""
+    # Return name and pose (position [m], quaternion wxyz, [7]) of each named top-level body without a free joint.
     if not xml or not xml.lstrip().startswith("<"):  # the text is missing, or is only a file name, as in robosuite 1.0
         return []
     remedy = "Copy the file again. Or remove this attribute, so that the simulator places the fixtures."

@@ -93,7 +93,7 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
 
 
 def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
-    """Return which messages have a stamp, [n]. Zero means no stamp, except in the first message if time starts at 0."""
+    # Return which messages have a stamp, [n]. Zero means no stamp, except in the first message if time starts at 0.
     is_stamped = np.asarray(part.stamp_ns != 0)
     nonzero_ns = part.stamp_ns[is_stamped]
     if not is_stamped.all() and len(nonzero_ns) > 1:
@@ -122,7 +122,7 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
 
 
 def _map_to_stamps(positions: Ints, clock_positions: Ints, clock_ns: Ints) -> Ints:
-    """Convert `positions` to stamps by interpolation between the clock's messages, or extrapolation at its ends."""
+    # Convert `positions` to stamps by interpolation between the clock's messages, or extrapolation at its ends.
     known_x = (clock_positions - clock_positions[0]).astype(np.float64)
     known_stamp = (clock_ns - clock_ns[0]).astype(np.float64)
     x = (positions - clock_positions[0]).astype(np.float64)
@@ -156,6 +156,6 @@ def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, kind: str, step_t
 
 
 def _find_own_times(part: Stamps) -> Ints:
-    """Return the times [ns] that a topic provides if it is the clock: its stamps, or else its log times."""
+    # Return the times [ns] that a topic provides if it is the clock: its stamps, or else its log times.
     stamped = _find_stamped(part)
     return part.stamp_ns[stamped] if stamped.sum() > 1 else part.log_ns

@@ -134,7 +134,7 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
 
 
 def _parse_idl_types(text: str) -> Mapping[str, Any]:
-    """Parse the types in an IDL text. Operators in constants are refused: parsing them takes exponential time."""
+    # Parse the types in an IDL text. Operators in constants are refused: parsing them takes exponential time.
     from rosbags.typesys.base import make_typesdict
     from rosbags.typesys.idl import IDLParser
 

@@ -72,7 +72,7 @@ def _is_named_like_hand(source: FoundSource) -> bool:
 def _split_by_arm(
     part: str, source: FoundSource, arms: Sequence[str]
 ) -> Iterator[tuple[str, FoundSource, Sequence[str]]]:
-    """Yield for each arm: its table in the mapping, the source reduced to its numbers, and lines that select them."""
+    # Yield for each arm: its table in the mapping, the source reduced to its numbers, and lines that select them.
     if part not in OF_ARMS or not arms:
         yield part, source, ()
         return

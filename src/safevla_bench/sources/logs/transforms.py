@@ -94,7 +94,7 @@ class FrameTree:
         return frames
 
     def _interpolate_frame(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
-        """Return a frame's origin (NaN = unknown) and rotation in its parent frame at each time."""
+        # Return a frame's origin (NaN = unknown) and rotation in its parent frame at each time.
         from scipy.spatial.transform import Rotation, Slerp
 
         edge = self._edges[child]

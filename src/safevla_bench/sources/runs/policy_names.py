@@ -174,7 +174,7 @@ def _group_same_policies(identities: Sequence[PolicyIdentity]) -> list[list[Poli
 
 
 def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
-    """Return a distinct label for each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2."""
+    # Return a distinct label for each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2.
     facts = [
         {
             **group[0].facts,
