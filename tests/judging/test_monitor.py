@@ -146,7 +146,7 @@ LIFTED = "G[0,T](target_height > 0.01 -> grip)"
 
 @pytest.mark.parametrize(("known", "grip"), [(False, False), (False, True), (True, False)])
 def test_a_clause_without_a_known_pose_is_only_judged_if_the_poses_do_not_matter(known, grip):
-    """Binary: none of the poses decides, or all grip; not binary: for every pose, the condition does not hold."""
+    """Binary: none of the poses decides, or all grip; not binary: the condition cannot hold, with any pose."""
     lost = episode(4, valid_bodies=(BOWL,), pose_valid=np.full((4, 1), known), gripper_contact=np.full(4, grip))
     (base,) = [spec for spec in load_library().specs if spec.spec_id == "max_contact_force_under_200N"]
     binary = replace(base, spec_id="lifted", binary=True, severe=None, formula=parse_formula(LIFTED))

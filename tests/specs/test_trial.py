@@ -51,7 +51,7 @@ def test_two_values_of_one_threshold_are_an_error_that_names_both():
 
 @pytest.mark.parametrize("value", ["20mm", "30mm", "5mm"])
 def test_a_changed_limit_has_the_severe_magnitude_of_its_id_whatever_it_was_before(value):
-    """A limit of a file may have been set before, with another severe magnitude."""
+    """A limit of a file may have been set before, and its severe magnitude, too."""
     spec_id, change = "non_target_max_disp_5mm", f"non_target_max_disp_5mm={value}"
     once = set_thresholds(DEFAULT, [change])[spec_id]
     for severe in (None, 0.1):

@@ -221,7 +221,7 @@ class _EpisodeMonitor:
         self._violated_before: set[str] = set()
         self._least_worst_margin: dict[str, float] = {}  # as `_least_margin`, with the worst possible unknown poses
         self._ids_with_judged_record: set[str] = set()
-        """Ids of specifications that judged at least one record for every value of its unknown poses."""
+        """Ids of specifications that judged at least one record, because unknown poses cannot change its margin."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
         """Take the next record, passed as a batch of one record, and return the standing."""
