@@ -316,6 +316,27 @@ def test_parts_of_an_object_have_its_name_and_links_are_bodies_with_joints():
     assert geom_ids(model, ["pad_r", "top"]) == (model.geom("pad_r").id, model.geom("top").id)
 
 
+@pytest.mark.parametrize("change", ["reset", "position", "orientation"])
+def test_record_0_of_a_state_whose_poses_were_not_computed_is_refused(change):
+    sim = Simulation()
+    if change != "reset":
+        mujoco.mj_forward(sim.model, sim.data)
+        sim.data.qpos[[2] if change == "position" else [5, 8]] += 0.02
+    with pytest.raises(HostError, match="belongs to an earlier state") as caught:
+        Recorder(sim.model, sim.data, scene(sim.model))
+    assert "mj_forward" in caught.value.remedy
+
+
+def test_after_a_step_of_fast_bodies_record_0_is_taken_and_the_state_stays():
+    sim = settle()
+    sim.data.qvel[:] = 5.0  # a substep moves bodies by 1 cm
+    for _ in range(5):
+        sim.step()
+        before = copy_state(sim.model, sim.data)
+        Recorder(sim.model, sim.data, scene(sim.model))
+        assert all(map(np.array_equal, before, copy_state(sim.model, sim.data)))
+
+
 def test_flexible_bodies_are_refused():
     class Soft:
         nflex = 1

@@ -266,6 +266,39 @@ _UNSTABLE_START = (
 )
 
 
+_STALE_M, _STALE_QUAT = 0.002, 0.01  # margins for the position [m] and for the difference of quaternions
+
+
+def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
+    """Raise `HostError` if the bodies' poses belong to another state than `qpos`, as after a state was set without
+    `mj_forward`. After `mj_step`, poses are one substep older than `qpos`, so they may differ by twice the motion in a
+    substep plus a margin. Computes on a copy. Bodies on mocap bodies are not checked, nor models with plugins.
+    """
+    import mujoco
+
+    if model.nplugin:  # a plugin may act when a copy is made
+        return
+    own, poses, previous_qpos = mujoco.MjData(model), [], data.qpos.copy()
+    mujoco.mj_integratePos(model, previous_qpos, data.qvel, -model.opt.timestep)
+    for qpos in (data.qpos, previous_qpos):
+        own.qpos[:], own.mocap_pos[:], own.mocap_quat[:] = qpos, data.mocap_pos, data.mocap_quat
+        mujoco.mj_kinematics(model, own)
+        poses.append((own.xpos.copy(), own.xquat.copy()))
+    is_checked = model.body_mocapid[model.body_rootid] < 0
+    for part, values, margin in ((0, data.xpos, _STALE_M), (1, data.xquat, _STALE_QUAT)):
+        now, previous = poses[0][part], poses[1][part]
+        difference = np.linalg.norm(values - now, axis=1)
+        if part:  # a quaternion and its negative are the same orientation
+            difference = np.minimum(difference, np.linalg.norm(values + now, axis=1))
+        is_stale = is_checked & (difference > 2 * np.linalg.norm(previous - now, axis=1) + margin)
+        if is_stale.any():
+            name = model.body(int(np.flatnonzero(is_stale)[0])).name
+            problem = f"record 0: the pose of the body {name!r} belongs to an earlier state, because a state was set"
+            problem += " and MuJoCo has not computed its poses and contacts"
+            remedy = "Call mujoco.mj_forward(model, data), or sim.forward(), after setting a state, before record 0."
+            raise HostError(problem, remedy=remedy)
+
+
 class Recorder(EpisodeLog):
     """Records one episode. The constructor takes record 0, the settled state.
 
@@ -282,7 +315,8 @@ class Recorder(EpisodeLog):
     ) -> None:
         """Take record 0. `unstable` is the value of `unstable_steps` when the initial state was set; 0 after a reset.
 
-        Raises `HostError` if the simulation has become unstable since then, if the model has flexible bodies, whose
+        Raises `HostError` if the simulation has become unstable since then, if the bodies' poses belong to an earlier
+        state than `data.qpos`, if the model has flexible bodies, whose
         contacts do not belong to geoms, if `scene` lacks a body's role or has an unknown fixture part, or if MuJoCo's
         contact list has an unexpected layout.
         """
@@ -292,6 +326,7 @@ class Recorder(EpisodeLog):
         if unstable_steps(data) != unstable:
             problem = "the simulation became unstable before the first record, and MuJoCo has reset its state"
             raise HostError(problem, remedy=_UNSTABLE_START)
+        _require_current_poses(model, data)
         self.scene = scene
         self._read_subgoals = read_subgoals
         self._subgoal_names: tuple[str, ...] = ()
