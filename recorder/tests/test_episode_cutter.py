@@ -271,6 +271,22 @@ def test_without_a_seed_or_initial_state_the_record_says_where_fixtures_stand_an
     assert [row.episode_id for row, _ in episodes] == [f"mine/b/t/worker_3/ep_00{k}" for k in range(2)]
 
 
+def test_no_fixtures_are_recorded_as_none_and_states_set_again_after_a_reset_are_counted(monkeypatch):
+    monkeypatch.setattr(StillEnv, "fixture_poses", lambda env: {})
+    cutter, episodes = cutter_of()
+    for states in (1, 2):
+        cutter.on_reset()
+        for _ in range(states):
+            cutter.on_state_set(4)
+        for action in (STILL, STILL, MOVE):
+            cutter.before_step(action)
+            cutter.after_step(False)
+        cutter.stop("enough")
+    files = [np.load(io.BytesIO(content)) for _, content in episodes]
+    headers = [json.loads(file["extra"].tobytes())["header"] for file in files]
+    assert headers == [{"fixtures": {}}, {"fixtures": {}, "states_set": 2}]
+
+
 def test_a_seed_holds_for_the_next_reset_alone():
     cutter, episodes = cutter_of()
     cutter.on_seed(7)

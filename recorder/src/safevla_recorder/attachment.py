@@ -310,9 +310,10 @@ class _RunningEpisode:
     row: EpisodeRow  # outcome, steps and reason are filled in when the episode ends
     recorder: Recorder
     detach: Undo
-    fixtures: dict[str, list[float]]  # poses of fixtures; empty if the seed and initial state determine them
+    fixtures: dict[str, list[float]] | None  # poses of fixtures; None if the seed and initial state determine them
     earlier_seed: dict[str, int]
     """The last seed, and the number of resets between it and this episode's reset; empty if this reset used a seed."""
+    states_set: int  # number of initial states that were set since the last reset
     steps: int = 0
     costs: list[object] = field(default_factory=list)
 
@@ -345,6 +346,7 @@ class EpisodeCutter:
         self._last_seed: int | None = None  # the most recent seed
         self._resets_since_seed = 0  # number of resets since `on_seed` was called
         self._init_state_index: int | None = None
+        self._states_set = 0  # number of initial states that were set since the last reset
         self._current_action: Action | None = None
         self._warned_reasons: set[str] = set()
         self.lost = 0
@@ -409,7 +411,7 @@ class EpisodeCutter:
     def on_reset(self) -> None:
         """After a reset, count settling steps from 0. The reset used the stored seed, and set no initial state."""
         self._awaits_reset = False
-        self._settling_steps = self._env.unstable_steps = 0
+        self._settling_steps = self._env.unstable_steps = self._states_set = 0
         self._init_state_index = None
         self._env_seed, self._pending_seed = self._pending_seed, None
         self._resets_since_seed += 1
@@ -419,6 +421,7 @@ class EpisodeCutter:
         """Count settling steps from 0 after an initial state was set. Store its index (None = unknown)."""
         self._awaits_reset = False
         self._settling_steps = 0
+        self._states_set += 1
         self._init_state_index = init_state_index
         self._env.unstable_steps = self._env.count_unstable_steps()
 
@@ -513,12 +516,12 @@ class EpisodeCutter:
             return
         # Record the fixtures' poses unless the seed and the initial state determine them.
         can_fixtures_vary = self._env_seed is None or self._init_state_index is None or self._env.has_soft_resets
-        fixtures = self._env.fixture_poses() if can_fixtures_vary else {}
+        fixtures = self._env.fixture_poses() if can_fixtures_vary else None
         earlier_seed = {}
         if self._env_seed is None and self._last_seed is not None and self._resets_since_seed:
             # The number `earlier_resets` does not include this episode's own reset.
             earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets_since_seed - 1}
-        self._running = _RunningEpisode(self._begin_row(), recorder, detach, fixtures, earlier_seed)
+        self._running = _RunningEpisode(self._begin_row(), recorder, detach, fixtures, earlier_seed, self._states_set)
         self._env_seed = None  # the next episode has a seed only after another reset with a seed
 
     def _begin_row(self) -> EpisodeRow:
@@ -564,12 +567,15 @@ class EpisodeCutter:
         recording = episode.add_costs(running.recorder.build_recording(header), running.costs)
         episode.check_recorded_numbers(recording)
         loop_fields = {
-            episode.FIXTURES: running.fixtures,
             episode.EARLIER_SEED: running.earlier_seed,
             "privileged": self._rules.privileged,
+            episode.STATES_SET: running.states_set if running.states_set > 1 else None,
             episode.SIMULATION: self._env.read_simulation(),
         }
-        known_loop_fields = {name: value for name, value in loop_fields.items() if value}  # leave out empty fields
+        # Leave out empty fields; but fixtures that are known to be none are recorded.
+        known_loop_fields = {name: value for name, value in loop_fields.items() if value}
+        if running.fixtures is not None:
+            known_loop_fields[episode.FIXTURES] = running.fixtures
         for name, value in {**self._env.header_fields(), **known_loop_fields}.items():
             recording = replace(recording, extra=episode.add_header_field(recording.extra, name, value))
         return recording

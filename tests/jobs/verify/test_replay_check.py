@@ -108,13 +108,36 @@ def test_an_episode_that_goes_on_after_its_success_is_found(hasty):
     assert [(difference.channel, difference.step) for difference in differences] == [("success", 2)]
 
 
+def describe_as_own_loop(run):
+    described = json.loads((run / RUN).read_text())
+    described["protocol"] = {"name": "own loop", "wait_steps": [described["protocol"]["wait_steps"]]}
+    (run / RUN).write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize(
+    ("header", "extra", "cause"),
+    [({"dt": 0.1}, {}, "control step was 0.1 s, but the host's is"), ({}, {"states_set": 2}, "set 2 states after one")],
+)
+def test_a_loop_that_the_host_cannot_repeat_is_unchecked_with_the_cause_and_a_rollout_differs(
+    hasty, header, extra, cause
+):
+    recording = to_recording(with_torques(alone(hasty), lambda torques: 2 * torques), 0)
+    for name, value in extra.items():
+        recording = replace(recording, extra=add_header_field(recording.extra, name, value))
+    changed = from_recording(replace(recording, header={**recording.header, **header}))
+    rewrite_archive(hasty, lambda batch: changed)
+    assert replay(hasty, 0)[0].verdict == "differs"
+    describe_as_own_loop(hasty)
+    (finding,) = replay(hasty, 0)
+    assert finding.verdict == "unchecked"
+    assert cause in finding.said
+
+
 def test_a_loop_of_ones_own_may_lack_channels_which_are_named_and_a_rollout_may_not(hasty):
     rewrite_archive(hasty, lambda batch: without("eef_quat_wxyz")(select_episodes(batch, [1])))
     (finding,) = replay(hasty, 0)
     assert "eef_quat_wxyz: the record has nothing" in finding.said
-    described = json.loads((hasty / RUN).read_text())
-    described["protocol"] = {"name": "own loop", "wait_steps": [described["protocol"]["wait_steps"]]}
-    (hasty / RUN).write_text(json.dumps(described))
+    describe_as_own_loop(hasty)
     (finding,) = replay(hasty, 0)
     assert finding.verdict == "agrees"
     assert finding.uncompared == ("eef_quat_wxyz", "horizon", "planned start")

@@ -237,8 +237,9 @@ def read_states(episode: Batch, width: int) -> Floats:
 
 def episode_seed(episode: Batch) -> EpisodeSeed:
     """Return the seed that recreates the episode's scene, without settling steps, because states are set directly. If
-    the record lacks the environment's seed or the index, but is a replay or has poses of fixtures, the seed starts from
-    the first state. Raises `HostError` if neither start is possible, or if the record's fixtures are not poses.
+    the record lacks the environment's seed or the index, but is a replay or knows the poses of fixtures, the seed
+    starts from the first state. Raises `HostError` if neither start is possible, or if the record's fixtures are not
+    poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
@@ -258,10 +259,10 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
 
 
 def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
-    # Returns the record's first state as a start, if the record is a replay or has poses of fixtures, else None.
+    # Returns the record's first state as a start, if the record is a replay or knows the poses of fixtures, else None.
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
-    if not len(states) or (not replay and not poses):
+    if not len(states) or (not replay and FIXTURES not in host_header(episode.extra[0])):
         return None
     fixtures = tuple((name, tuple(pose.tolist())) for name, pose in poses.items())
     name, source = str(replay.get("episode")), str(replay.get("source"))

@@ -36,7 +36,7 @@ from safevla_bench.trajectory.header import Header
 from safevla_recorder import robocasa
 from safevla_recorder.attachment import openblas_kernel
 from safevla_recorder.channels import CHANNELS, HANDLING, LINK_MOTION, NET_IMPULSE, SUBGOAL_NAMES, SUBGOALS, UNREPLAYED
-from safevla_recorder.episode import EARLIER_SEED, FIXTURES, SIMULATION, Floats, add_header_field
+from safevla_recorder.episode import EARLIER_SEED, FIXTURES, SIMULATION, STATES_SET, Floats, add_header_field
 from safevla_recorder.folder import OWN_LOOP
 from safevla_recorder.identity import TaskIdentity, find_official_name
 
@@ -415,7 +415,8 @@ def _compare_replay(
     if differences:
         detail = _describe_differences(differences, uncompared, _read_simulation(episode))
         if not from_state:
-            return files.mismatch(check, detail)
+            cause = _find_loop_cause(episode, replayed) if lenient else ""
+            return files.open_check(check, f"{cause} {detail}") if cause else files.mismatch(check, detail)
         caveat = _SOFT_RESETS if _had_soft_resets(episode) else ""
         caveat += "The replay began at the recorded first state, which lacks the memory of solver and controllers."
         return files.open_check(check, f"{detail} {caveat}")
@@ -443,6 +444,17 @@ def _read_simulation(episode: Batch) -> _Simulation:
         return msgspec.convert(marks.host_header(episode.extra[0]).get(SIMULATION, {}), _Simulation)
     except msgspec.ValidationError:
         return _Simulation()
+
+
+def _find_loop_cause(episode: Batch, replayed: Batch) -> str:
+    # Return why the host cannot repeat the episode of a user's loop, although nothing may be wrong; "" = no reason.
+    recorded_s, replayed_s = episode.headers[0].dt, replayed.headers[0].dt
+    if recorded_s != replayed_s:
+        return f"The loop's control step was {recorded_s:g} s, but the host's is {replayed_s:g} s."
+    states = marks.read_count(marks.host_header(episode.extra[0]), STATES_SET)
+    if states is not None and states > 1:
+        return f"The loop set {states} states after one reset, and the controllers remember the earlier ones."
+    return ""
 
 
 _SOFT_RESETS = "The environment had soft resets, so seed and initial state do not determine the start. "
