@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import gymnasium
@@ -245,6 +246,8 @@ class Loop(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-1, 1, (7,), np.float64)
     observation_space = gymnasium.spaces.Dict({})
 
+    repeats = 1  # of each action
+
     def __init__(self, control, state):
         self.env, self.state = control, state
 
@@ -257,8 +260,9 @@ class Loop(gymnasium.Env):
         return observation, {"mine": 1}
 
     def step(self, action):
-        observation, reward, done, _ = self.env.step(action)
-        return observation, reward, done, False, {"mine": 2}
+        for _ in range(self.repeats):
+            observation, reward, done, _ = self.env.step(action)
+        return observation, reward, done, False, {"mine": 2, "cost": 0.25}
 
 
 @pytest.mark.long
@@ -286,14 +290,47 @@ def test_the_wrapper_says_of_an_environment_that_a_loop_records_what_our_rollout
             host_env.step(action)
             *_, info = env.step(action)
             assert info["safety"]["robustness"] == monitor.observe(host_env.latest()).robustness
-        assert info["mine"] == 2
+        assert (info["mine"], info["env_cost"], info["cost"]) == (2, 0.25, float(info["safety"]["standing"].cost))
         batch = host_env.recorded()
         recording.close()
         assert read_sources([tmp_path / "run"])[0].sim_state.values.tobytes() == batch.sim_state.values.tobytes()
+        env.unwrapped.repeats = 2
+        with pytest.raises(HostError, match="2 steps of the simulator in one"):
+            env.step(action)
     finally:
         env.close()
         control.close()
         host_env.close()
+
+
+@pytest.mark.parametrize(("simulator_steps", "has_ended"), [(1, False), (2, False), (2, True)])
+def test_several_steps_of_the_simulator_in_one_are_refused_unless_the_episode_ended(
+    simulator_steps, has_ended, monkeypatch
+):
+    class Repeating(gymnasium.Env):
+        def step(self, action):
+            for _ in range(simulator_steps):
+                env._record_step(lambda: None)
+            return None, 0.0, has_ended, False, {"cost": 0.25}
+
+    env = SafetyWrapper(Repeating())
+    standing = Monitor().start(first_record())
+    monkeypatch.setattr(env, "_recorder", SimpleNamespace(record_step=lambda action: None))
+    monkeypatch.setattr(env, "_read_latest", first_record, raising=False)
+    monkeypatch.setattr(env, "_monitor", SimpleNamespace(observe=lambda record: standing))
+    if simulator_steps == 2 and not has_ended:
+        with pytest.raises(HostError, match="2 steps of the simulator in one"):
+            env.step(DOWN)
+    else:
+        *_, info = env.step(DOWN)
+        assert (info["cost"], info["env_cost"]) == (0.0, 0.25)
+    monkeypatch.undo()
+
+
+def first_record():
+    env = FAKE.make(FAKE.tasks("fake")[0], Wants())
+    env.reset(EpisodeSeed(0, 7, 10))
+    return env.latest()
 
 
 def test_the_wrapper_refuses_what_no_host_can_record():

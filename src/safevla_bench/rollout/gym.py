@@ -150,7 +150,8 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     """Wrapper for your own environment of LIBERO or another recordable simulator. Observations, rewards and the end of
     episodes stay the same. The simulator must exist after the environment's first `reset`. Record 0 is the state after
     your `reset`, so let the scene settle in `reset`. Each `step` must be one control step of the simulator, so apply
-    this wrapper before a wrapper that plays chunks of actions.
+    this wrapper before a wrapper that repeats actions or plays chunks of them. `info["cost"]` is the cost of this
+    package; a cost of the environment's own is kept as `info["env_cost"]`.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._read_latest: Callable[[], batch.Batch]
         self._action: NDArray[Any] | None = None  # the action of the current step, until its record is complete
         self._newest_record: batch.Batch
+        self._extra_steps = 0  # number of the simulator's steps in the current `step` after the recorded one
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset and record; return the result with safety in `info`. Raises `HostError` if recording is impossible."""
@@ -176,23 +178,32 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
         self._recorder = recorder
         self._read_latest = lambda: single_episode.from_recording(recorder.latest_record(header))
-        return observation, {**info, **step_info(self._monitor.start(self._read_latest()), self._cost)}
+        return observation, {**_keep_cost(info), **step_info(self._monitor.start(self._read_latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step and record; return the result with safety in `info`. Raises `HostError` before the first `reset`."""
+        """Step and record; return the result with safety in `info`. Raises `HostError` before the first `reset`, and if
+        the simulator has made several steps, unless the episode has ended and the environment may have reset itself.
+        """
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         self._action = np.ravel(action)  # discrete actions are single numbers, and recorders need lists
+        self._extra_steps = 0
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._action is not None:
             self._record_action()  # raises an error, because the simulator has made no step
+        if self._extra_steps and not (terminated or truncated):
+            problem = f"the environment made {self._extra_steps + 1} steps of the simulator in one step"
+            remedy = "Apply SafetyWrapper inside the wrapper that repeats actions, so that each step is judged."
+            raise HostError(problem, remedy=remedy)
         standing = self._monitor.observe(self._newest_record)
-        return observation, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
+        return observation, reward, terminated, truncated, {**_keep_cost(info), **step_info(standing, self._cost)}
 
     def _record_step(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         """Record right after the simulator's step, because the wrapped `step` may reset the simulator at success."""
         result = original(*args, **kwargs)
-        if self._action is not None:
+        if self._action is None:
+            self._extra_steps += 1
+        else:
             self._record_action()
         return result
 
@@ -212,6 +223,11 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         if self._recorder is not None:
             self._detach()
         self._recorder = None
+
+
+def _keep_cost(info: dict[str, Any]) -> dict[str, Any]:
+    # Return the environment's `info`, with its own cost under another name.
+    return {**info, "env_cost": info["cost"]} if "cost" in info else info
 
 
 class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
