@@ -559,7 +559,8 @@ class RunWriter:
             problem = f"the outcome {outcome!r} contradicts success {fields['success']}"
             remedy = f"Use one of {', '.join(episode.OUTCOMES)}; success is true only with the outcome 'success'."
             raise _field_error("outcome", problem, remedy)
-        shortest_s, longest_s = recorder.step_range_s()
+        # Episodes of a user's class may lack the method.
+        shortest_s, longest_s = getattr(recorder, "step_range_s", lambda: (0.0, float("inf")))()
         if not shortest_s * (1 - _DT_TOLERANCE) <= fields["dt"] <= longest_s * (1 + _DT_TOLERANCE):
             range_text = " to ".join(f"{value:g}" for value in sorted({shortest_s, longest_s}))
             problem = f"dt is {fields['dt']:g} s, but the recorded substeps of a control step last {range_text} s"

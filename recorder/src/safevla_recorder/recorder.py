@@ -229,9 +229,6 @@ def step_range_s(substep_counts: Collection[int], substep_s: float) -> tuple[flo
 class WritableEpisode(Protocol):
     """An episode that a `RunWriter` can write: a recorder's episode, or an ended episode from a `BatchRecorder`."""
 
-    def step_range_s(self) -> tuple[float, float]:
-        """Return the durations in s of the shortest and the longest control step; (0, inf) if there is no step."""
-
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""
 
@@ -483,8 +480,10 @@ class EpisodeRecorder(EpisodeLog):
         # The torques of all arms in one row [J], in the order of the arms.
         if not self._arms and isinstance(torques_nm, Mapping):
             raise HostError("torques that are given by arm need named arms", remedy=_NAME_ARMS)
-        if not self._arms or torques_nm is None:
-            return None if torques_nm is None else read_list("the torques", torques_nm)
+        if torques_nm is None:
+            return None
+        if not self._arms:
+            return read_list("the torques", torques_nm)  # type: ignore[arg-type]  # no mapping
         by_arm = [read_list("the torques of an arm", torques) for torques in self._list_by_arm(torques_nm, "torques")]
         joint_counts = dict(zip(self._arms, map(len, by_arm)))
         if self._joint_counts and joint_counts != self._joint_counts:

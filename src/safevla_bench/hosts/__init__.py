@@ -165,6 +165,33 @@ def drawn_reset_seed(seed: EpisodeSeed) -> int:
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
 
+def episode_header(
+    task: Task,
+    seed: EpisodeSeed,
+    *,
+    success: bool,
+    dt: float,
+    target_object: str | None,
+    versions: Mapping[str, str],
+    **further: object,
+) -> dict[str, object]:
+    """Return the header of a host's episode for `build_recording`; `dt` is in seconds. `further` holds additional
+    fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`. The header of an episode that starts
+    from a recorded state has no `init_state_index`.
+    """
+    is_recorded = seed.recorded is not None and seed.recorded.state is not None
+    return attachment.episode_header(
+        attachment.TaskLabel(task.benchmark, task.task_id, task.instruction),
+        success=success,
+        env_seed=seed.env_seed,
+        index=None if is_recorded else seed.init_state_index,
+        dt=dt,
+        target_object=target_object,
+        versions=dict(versions),
+        **further,
+    )
+
+
 class RecordLog(WritableEpisode, Protocol):
     """The records of one episode, with the methods of `safevla_recorder.recorder.EpisodeLog`."""
 
@@ -228,16 +255,13 @@ class RecordedEnv(HostEnv, Generic[Log]):
         return self._recorder
 
     def _build_header(self) -> dict[str, object]:
-        # Returns the header of the episode so far. A start from a recorded state has no index of an initial state.
-        is_recorded_start = self._seed.recorded is not None and self._seed.recorded.state is not None
-        return attachment.episode_header(
-            attachment.TaskLabel(self.task.benchmark, self.task.task_id, self._instruction()),
+        return episode_header(
+            replace(self.task, instruction=self._instruction()),
+            self._seed,
             success=self._success,
-            env_seed=self._seed.env_seed,
-            index=None if is_recorded_start else self._seed.init_state_index,
             dt=self.dt_s,
             target_object=self._target_object(),
-            versions=dict(self._versions),
+            versions=self._versions,
             embodiment=self.embodiment,
             joint_torque_limit_nm=self.torque_limit_nm,
             dropped_pairs=self._require_recorder().dropped_pairs(),

@@ -186,7 +186,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         """
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
-        self._action = np.ravel(action)  # discrete actions are single numbers, and recorders need lists
+        self._action = np.ravel(np.asarray(action))  # discrete actions are single numbers, and recorders need lists
         self._extra_steps = 0
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._action is not None:
