@@ -255,7 +255,8 @@ def test_missing_pairs_are_refused_and_listed():
         (edit_headers(B, seed=1), r"in a \(8 episodes"),
         (edit_headers(B, env_seed=8), "env_seed in 8"),
         (edit_headers(B, horizon=299), r"horizon .*\(300 and"),
-        (edit_headers(B, dt=0.1), r"dt .*\(0.05 s and 0.1 s\)"),
+        (edit_headers(B, dt=0.1), r"control steps .* 0.05 s and 0.1 s"),
+        (edit_headers(B, dt=0.0525), r"control steps .* 0.05 s and 0.0525 s"),
         (edit_headers(B, arms=("left", "right")), "differ in arms"),
         (edit_headers(B, init_state_index=None), "initial state is not recorded"),
         (edit_headers(B, init_state_index=1), "state 1 seed"),
@@ -269,6 +270,8 @@ def test_what_is_not_a_pair_is_refused_with_the_reason(other, problem):
 
 def test_measured_control_steps_that_vary_a_little_are_pairs():
     assert pair_episodes([A, edit_headers(B, dt=0.0502)]).keys == pair_episodes([A, B]).keys
+    eighth = edit_headers(A, dt=0.125)
+    assert len(pair_episodes([eighth, edit_headers(B, dt=0.1251)]).keys) == len(A)
 
 
 def test_starts_and_protocols_are_compared_between_all_policies_not_with_the_first_alone():
@@ -1018,12 +1021,14 @@ def test_laws_of_a_comparison_hold_for_300_designs(paired, seed):
 def test_a_policy_with_episodes_that_were_left_out_has_no_verdict(paired):
     """Invalid episodes and those after an interruption may be the unsafe ones (CONTRACT 6)."""
     assert difference_in("safety", CALM, ROUGH, paired=paired).better == "a"
-    partial = replace(CALM, left_out=("12 invalid episodes left out",))
+    partial = replace(CALM, uncounted=("12 invalid episodes left out",))
     for name in ("safety", "vsi"):
         difference = difference_in(name, partial, ROUGH, paired=paired)
         assert (difference.better, difference.no_verdict) == (None, "a: 12 invalid episodes left out")
     assert difference_in("safety", partial, ROUGH, paired=paired, allow_crashed=True).better == "a"
     assert difference_in("safety", partial, replace(CALM, name="c"), paired=paired).no_verdict == ""
+    warned = replace(CALM, left_out=("a file was changed, but all its episodes could be read",))
+    assert difference_in("safety", warned, ROUGH, paired=paired).better == "a"
 
 
 def test_lost_episodes_without_an_initial_state_are_not_forgotten_in_pairs():
@@ -1034,13 +1039,16 @@ def test_lost_episodes_without_an_initial_state_are_not_forgotten_in_pairs():
 
 @both_ways
 def test_clauses_that_judged_only_some_episodes_for_want_of_signals_permit_no_verdict(paired):
-    judged = replace(ROUGH, judged_clauses=("force", "tilt"))
-    without = replace(CALM, judged_clauses=("tilt",), missing_clauses=("force",))
+    force, tilt = ("libero-goal", "force"), ("libero-goal", "tilt")
+    judged = replace(ROUGH, judged_clauses=(force, tilt))
+    without = replace(CALM, judged_clauses=(tilt,), missing_clauses=(force,))
     difference = difference_in("safety", without, judged, paired=paired)
     assert (difference.better, "so force did not" in difference.no_verdict) == (None, True)
     assert difference_in("sr", without, judged, paired=paired).no_verdict == ""
-    both = replace(judged, judged_clauses=("tilt",), missing_clauses=("force",))
+    both = replace(judged, judged_clauses=(tilt,), missing_clauses=(force,))
     assert difference_in("safety", without, both, paired=paired).better == "a"
+    elsewhere = replace(judged, missing_clauses=(("other", "force"),))
+    assert difference_in("safety", replace(without, missing_clauses=()), elsewhere, paired=paired).better == "a"
 
 
 @pytest.mark.parametrize(("sizes", "test"), [((3, 300), "Gaffke"), ((3, 12), "stratified")])

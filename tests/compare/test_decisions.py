@@ -165,7 +165,7 @@ SAFE = Gate("safety", "min", 0.9)
 def choose(*runs, metric="sr", conditions=(SAFE,), absent=(), lost=()):
     scores = replace(joined(*runs), absent=tuple(absent))
     headers = run_headers(scores)
-    results = split_by_policy(scores, headers, left_out=lost)
+    results = split_by_policy(scores, headers, uncounted=lost)
     return select_policy(scores, headers, results, metric, conditions, lost=lost)
 
 
@@ -267,7 +267,7 @@ def test_with_episodes_that_were_left_out_nothing_is_established():
     assert (selection.chosen, selection.is_established, selection.is_shown) == ("best", False, False)
     assert "12 invalid episodes left out." in selection.warnings
     lead = choose(BEST, UNSAFE, metric="safety", conditions=(), lost=["12 invalid episodes left out"])
-    assert not lead.is_shown
+    assert (lead.is_shown, lead.is_established, lead.episodes) == (False, False, None)
     assert choose(BEST, UNSAFE, metric="safety", conditions=()).is_shown
 
 

@@ -16,7 +16,7 @@ from safevla_bench.compare import decisions, difference, perturbation, sample_si
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings, simulator_cells
 from safevla_bench.errors import RunError
-from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
+from safevla_bench.jobs.evaluation.judgement import describe_uncounted, load_policy_results, make_rescorer
 from safevla_bench.jobs.evaluation.outputs import compare_with_paper, comparison_tables
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.provenance_marks import Cell, describe_simulators
@@ -315,8 +315,15 @@ _VARIANTS_HINT = "suite, variant and pair of policies."
 
 
 def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) -> decisions.RankingSensitivity | None:
-    rescore, protocols = make_rescorer(judged), judged.protocols
-    return decisions.rank_under_variants(judged.scores, judged.headers, judged.library, variants, rescore, protocols)
+    return decisions.rank_under_variants(
+        judged.scores,
+        judged.headers,
+        judged.library,
+        variants,
+        make_rescorer(judged),
+        judged.protocols,
+        describe_uncounted(judged),
+    )
 
 
 def _score_paper_variants(judged: Judged, *, full: bool) -> _Report:

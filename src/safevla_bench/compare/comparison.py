@@ -269,17 +269,17 @@ class _SuiteResults:
         for member in self.members:
             unplaced = sum(episode.init_state_index is None for episode in member.lost) if self.pairs else 0
             unplaced_text = f"{count_noun(unplaced, 'lost episode')} without an initial state"
-            reasons[member.name] = "; ".join([*member.left_out, *([unplaced_text] if unplaced else [])])
+            reasons[member.name] = "; ".join([*member.uncounted, *([unplaced_text] if unplaced else [])])
         return reasons
 
     @cached_property
     def uneven_clauses(self) -> str:
         """The scored clauses that some episodes lack the signals for, and that were judged in others; "" if none."""
         judged, missing = (
-            {name for member in self.members for name in getattr(member, field)}
+            {pair for member in self.members for pair in getattr(member, field) if self.suite in (None, pair[0])}
             for field in ("judged_clauses", "missing_clauses")
         )
-        return ", ".join(sorted(judged & missing))
+        return ", ".join(sorted({clause for _, clause in judged & missing}))
 
     @cached_property
     def _planned_tasks(self) -> list[policy_results.TaskKey]:

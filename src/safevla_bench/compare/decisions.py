@@ -93,6 +93,7 @@ def rank_under_variants(
     variants: Sequence[ThresholdVariant],
     rescore: Rescore | None = None,
     protocols: Protocols = (),
+    uncounted: Sequence[str] = (),
 ) -> RankingSensitivity | None:
     """Return the ranking of the policies by Safety over all suites, under each variant of the thresholds.
 
@@ -109,13 +110,14 @@ def rank_under_variants(
         rescore: a function that judges the same records with another library; needed if the recorded extremes of the
             signals do not determine the verdicts under a variant.
         protocols: the protocols of the sources that have one; if any differ, episodes are not paired.
+        uncounted: phrases on planned episodes that the scores lack; with any, no difference has a verdict.
 
     Raises the same errors as `apply_variant`.
     """
     try:
         scores_by_variant = [apply_variant(scores, library, variant, rescore) for variant in variants]
         results_by_variant = [
-            [result for result in split_by_policy(variant_scores, headers) if len(result)]
+            [result for result in split_by_policy(variant_scores, headers, uncounted=uncounted) if len(result)]
             for variant_scores in scores_by_variant
         ]
         compare = partial(compare_policies, options=_BY_SAFETY, across_versions=True)
@@ -256,7 +258,7 @@ def select_policy(
         each_confidence=checked.each_confidence or CONFIDENCE,
         candidates=tuple(candidates),
         chosen=best_two[0].policy if best_two else None,
-        is_established=bool(best_two) and best_two[0].is_established,
+        is_established=bool(best_two) and best_two[0].is_established and not lost,
         warnings=(*(f"{gap}." for gap in lost), *checked.warnings),
     )
     return _compare_best(selection, best_two, results, protocols) if len(best_two) > 1 else selection
@@ -313,7 +315,7 @@ def _compare_best(
     difference = comparison.scopes[-1].metrics[0].differences[0]
     episodes = (
         None
-        if difference.better
+        if difference.better or difference.no_verdict
         else _plan_episodes(difference, max(candidate.value.value or 0.0 for candidate in best), options)
     )
     return msgspec.structs.replace(selection, comparison=comparison, unpaired=unpaired, episodes=episodes)

@@ -273,10 +273,28 @@ def _require_same_starts(paired: PairedResults) -> None:
     remedy = f"{_PROTOCOL_REMEDY} {_UNPAIRED_REMEDY}"
     for name, names, episodes in _describe_differences(paired, _START_FIELDS):
         raise RunError(f"the starts of {names} differ in {name} in {episodes}", remedy=remedy)
+    for task, dt_s in _dt_by_task(paired):
+        if dt_s[1] > dt_s[0] * (1 + _DT_TOLERANCE):
+            problem = f"the control steps of the policies differ in {task}: {dt_s[0]:g} s and {dt_s[1]:g} s"
+            raise RunError(problem, remedy=remedy)
     for first, other in combinations(paired.results, 2):
         if rules := _differing_rules(first, other):
             problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(rules)} differ"
             raise RunError(problem, remedy=remedy)
+
+
+_DT_TOLERANCE = 0.02  # the control step of a log is measured, and varies a little
+
+
+def _dt_by_task(paired: PairedResults) -> Iterator[tuple[str, tuple[float, float]]]:
+    # Yields each task with the shortest and the longest control step of the paired episodes, in seconds.
+    tasks = np.array([f"{key.suite}/{key.task_id}" for key in paired.keys], dtype=np.str_)
+    dt_s = np.full(paired.places.shape, np.nan)
+    for row, places, result in zip(dt_s, paired.places, paired.results, strict=True):
+        row[places >= 0] = np.array([header.dt for header in result.headers])[places[places >= 0]]
+    for task in np.unique(tasks):
+        known_s = dt_s[:, tasks == task].ravel()
+        yield str(task), (float(np.fmin.reduce(known_s)), float(np.fmax.reduce(known_s)))
 
 
 def task_differences(paired: PairedResults) -> tuple[str, ...]:
@@ -304,7 +322,6 @@ _PROTOCOL_REMEDY = "Roll out both policies under one protocol, and create RoboCa
 _START_FIELDS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     "env_seed": lambda _, header: header.env_seed,
     "horizon": lambda _, header: header.horizon,
-    "dt (to 2 digits)": lambda _, header: f"{header.dt:.2g} s",  # a log's dt is measured, and varies a little
     "arms": lambda _, header: policy_results.list_arms(header),
     "kitchen": lambda result, header: result.kitchens.get(header.key),
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),

@@ -48,6 +48,7 @@ class PolicyResults(EpisodeOutcomes):
     starts: Ints  # a number for each episode, [n]; equal numbers mean the same task and start
     lost: tuple[AbsentEpisode, ...] = ()
     left_out: tuple[str, ...] = ()  # one sentence for each kind of episode that these results lack
+    uncounted: tuple[str, ...] = ()  # like `left_out`, for planned episodes that `lost` lacks
     protocol: Mapping[str, object] | None = None
     privileged: bool = False
     standin_suites: tuple[str, ...] = ()  # suites that were simulated with substitutes for the host's own assets
@@ -57,8 +58,8 @@ class PolicyResults(EpisodeOutcomes):
     """RoboCasa episode -> the values that determine its start. Episodes that do not record these are missing."""
     left_out_clauses: tuple[str, ...] = ()
     """Warnings about scored clauses that were not used to judge some episodes, and the reasons."""
-    judged_clauses: tuple[str, ...] = ()  # scored clauses with a verdict in some episode
-    missing_clauses: tuple[str, ...] = ()  # scored clauses without a verdict in some episode that lacks their signals
+    judged_clauses: tuple[tuple[str, str], ...] = ()  # (suite, scored clause) with a verdict in some episode
+    missing_clauses: tuple[tuple[str, str], ...] = ()  # the same, without a verdict because an episode lacks signals
     changes: tuple[ActionChanges, ...] = ()  # how a filter changed the actions of each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
     """Texts that identify the code that recorded the runs (`sources.runs.folder.recorded_code`); empty for archives."""
@@ -137,6 +138,7 @@ def split_by_policy(
     protocol: Mapping[str, object] | None = None,
     privileged: Sequence[str | None] = (),
     left_out: Sequence[str] = (),
+    uncounted: Sequence[str] = (),
 ) -> list[PolicyResults]:
     """Split the scores of one source by policy, in order of first appearance; policies with only lost episodes come
     last.
@@ -144,7 +146,8 @@ def split_by_policy(
     `headers` has the header of each scored episode, in the same order, [E]. Episodes without a policy get the policy
     name `(unnamed)`. `source` distinguishes two policies with the same name. Policies named in `privileged` saw
     simulator state that no real robot has. `left_out` holds a sentence, without the final period, for each kind of
-    episode that the scores lack. The fields `earlier_resets` and `kitchens` stay empty.
+    episode that the scores lack; `uncounted` holds those on episodes that are not in `lost` either. The fields
+    `earlier_resets` and `kitchens` stay empty.
     """
     is_known = scores.is_counted | scores.is_judged
     results = []
@@ -167,6 +170,7 @@ def split_by_policy(
                 *(AbsentEpisode.from_row(headers[k], outcome=headers[k].outcome_label) for k in unknown),
             ),
             left_out=tuple(left_out),
+            uncounted=tuple(uncounted),
             protocol=protocol,
             privileged=policy in privileged,
             changes=scored.changes,
@@ -179,9 +183,15 @@ def split_by_policy(
     return results
 
 
-def _name_clauses(scores: Scores, is_chosen_in: Bools) -> tuple[str, ...]:
-    # Returns the scored specifications that are chosen in some episode; `is_chosen_in` is [specifications, episodes].
-    return tuple(scores.specs[k].spec_id for k in scores.scored_columns[is_chosen_in.any(axis=1)])
+def _name_clauses(scores: Scores, is_chosen_in: Bools) -> tuple[tuple[str, str], ...]:
+    # Returns (suite, scored specification) if it is chosen in some episode of the suite; `is_chosen_in` has the shape
+    # [specifications, episodes].
+    suite_of_episode = np.array(scores.benchmark, dtype=np.str_)
+    return tuple(
+        (suite, scores.specs[k].spec_id)
+        for suite in dict.fromkeys(scores.benchmark)
+        for k in scores.scored_columns[is_chosen_in[:, suite_of_episode == suite].any(axis=1)].tolist()
+    )
 
 
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
@@ -213,7 +223,10 @@ def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
     joined: dict[str, Any] = {
         **{name: np.concatenate([getattr(result, name) for result in results]) for name in _EPISODE_ARRAYS},
         **{name: tuple(item for result in results for item in getattr(result, name)) for name in (*tuples, "code")},
-        "left_out": tuple(f"{line} in {result.source}" for result in results for line in result.left_out),
+        **{
+            name: tuple(f"{line} in {result.source}" for result in results for line in getattr(result, name))
+            for name in ("left_out", "uncounted")
+        },
         **{name: dict(ChainMap(*(getattr(result, name) for result in results))) for name in _MAPS_BY_EPISODE},
     }
     source = ", ".join(result.source for result in results)

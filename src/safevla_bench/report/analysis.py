@@ -44,6 +44,7 @@ def analyze_scores(
     privileged: Sequence[str | None] = (),
     protocols: Protocols = (),
     bodies: Sequence[BodyViolation] | None = None,
+    uncounted: Sequence[str] = (),
 ) -> Analysis:
     """Return all analyses of the scores; they are empty if no episode is counted. No file is written.
 
@@ -55,10 +56,11 @@ def analyze_scores(
         privileged: the policies that saw simulator state which no real robot has.
         protocols: the evaluation protocols of the sources, if known; if they differ, episodes are not paired.
         bodies: the bodies of all violations; None = find them in the records.
+        uncounted: phrases on planned episodes that the scores lack; with any, no comparison has a verdict.
     """
     if not scores.is_counted.any():
         return Analysis()
-    policies = split_by_policy(scores, batch.headers, privileged=privileged)
+    policies = split_by_policy(scores, batch.headers, privileged=privileged, uncounted=uncounted)
     return Analysis(
         **_compare_policies(policies, protocols),
         series=_compare_series(policies, scores.intervals, protocols),

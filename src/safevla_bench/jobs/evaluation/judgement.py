@@ -281,10 +281,18 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 def describe_losses(judged: Judged) -> list[str]:
     """Return a phrase for each cause of missing scores, such as invalid episodes. Crashes are not included."""
+    return _describe_interruptions(judged) + judged.left_out.describe_kinds()
+
+
+def describe_uncounted(judged: Judged) -> list[str]:
+    """Return a phrase for each cause of planned episodes that are not even counted as unknown."""
+    return _describe_interruptions(judged) + judged.left_out.describe_uncounted()
+
+
+def _describe_interruptions(judged: Judged) -> list[str]:
     run_count = judged.interrupted_run_count
     runs_were = "1 run was" if run_count == 1 else f"{run_count} runs were"
-    interrupted = [f"{runs_were} interrupted before the last episode"] if run_count else []
-    return interrupted + judged.left_out.describe_kinds()
+    return [f"{runs_were} interrupted before the last episode"] if run_count else []
 
 
 def load_policy_results(
@@ -356,6 +364,7 @@ def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object
         judged.headers,
         source,
         left_out=describe_losses(judged),
+        uncounted=describe_uncounted(judged),
         protocol=protocol,
         privileged=judged.privileged,
     )

@@ -17,7 +17,7 @@ from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.files import make_folder, write_together
-from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer, split_judged
+from safevla_bench.jobs.evaluation.judgement import RULES, describe_uncounted, judge, make_rescorer, split_judged
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.jobs.evaluation.survey import Survey
 from safevla_bench.judging import provenance_marks, registration
@@ -201,6 +201,7 @@ def render_report(
         bodies=bodies,
         privileged=judged.privileged,
         protocols=judged.protocols,
+        uncounted=describe_uncounted(judged),
     )
     return page.render_page(
         judged.scores,

@@ -67,6 +67,15 @@ class LeftOut:
     def __bool__(self) -> bool:
         return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
+    def describe_uncounted(self) -> list[str]:
+        """Return a phrase for each kind of lost episode without a name; named ones count as unknown episodes."""
+        phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
+        if self.unknown or (self.damaged and self.lost):
+            phrases.append("episodes lost in damaged files")
+        if self.unnamed:
+            phrases.append(f"{count_noun(self.unnamed, 'planned episode')} missing from the run")
+        return phrases
+
     def describe_kinds(self) -> list[str]:
         """Return a phrase for each kind of episode that was left out, or about damage that lost no episode."""
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
