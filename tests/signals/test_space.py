@@ -167,6 +167,27 @@ def test_a_change_of_the_held_body_is_no_motion():
         np.testing.assert_allclose(derive(batch, f"turning_rate({place})"), 0.0 * np.array(unknown))
 
 
+@pytest.mark.parametrize("name", ["speed(held)", "turning_rate(held)", "speed(handled)", "turning_rate(handled)"])
+def test_the_poses_of_what_is_held_are_computed_once_for_all_episodes(name, monkeypatch):
+    row_counts, compute = [], RecordFields._recorded_poses
+    monkeypatch.setattr(
+        RecordFields, "_recorded_poses", lambda own, *rest: row_counts.append(len(rest[1])) or compute(own, *rest)
+    )
+    for episode_count in (2, 20):
+        row_counts.clear()
+        derive([episode(5)] * episode_count, name)
+        assert row_counts == [5 * episode_count] * 6  # positions and quaternions, one record before and after, too
+
+
+def test_the_speed_of_the_target_needs_no_orientation(monkeypatch):
+    sizes, compute = [], RecordFields._recorded_poses
+    monkeypatch.setattr(
+        RecordFields, "_recorded_poses", lambda own, *rest: sizes.append(rest[0].size) or compute(own, *rest)
+    )
+    derive(episode(5), "target_obj_speed")
+    assert set(sizes) == {3}
+
+
 def test_a_name_stands_in_either_quotes():
     """In TOML a formula stands in one kind, so that the other is at hand."""
     double, single = (parse_signal_formula(f"G(distance(eef, {name}) < 1)") for name in ('"plate*"', "'plate*'"))

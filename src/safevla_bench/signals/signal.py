@@ -328,13 +328,19 @@ class RecordFields:
 
         `by` may be negative. Beyond an end of the episode, the position at that end counts. NaN as in `held_pos`.
         """
-        return self.shifted_poses(self.held_body, by)[0]
+        return self.shifted_pos(self.held_body, by)
 
-    def shifted_poses(self, body: Ints, by: int) -> tuple[Floats, Floats]:
-        """For each record k, return the position [m] and unit quaternion of body[k], as `held_pos_shifted` does."""
-        rows = np.clip(np.arange(len(body)) + by, self.first_record, self.last_record)
-        position = self._known_poses(self.batch.body_pos_m, body, rows=rows)
-        return position, unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, body, rows=rows))
+    def shifted_pos(self, body: Ints, by: int) -> Floats:
+        """For each record k, return the position of body[k] [m], as `held_pos_shifted` does."""
+        return self._known_poses(self.batch.body_pos_m, body, rows=self._shifted_rows(by))
+
+    def shifted_quat(self, body: Ints, by: int) -> Floats:
+        """For each record k, return the orientation of body[k] as in `held_quat`, `by` records later, [N, 4]."""
+        return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, body, rows=self._shifted_rows(by)))
+
+    def _shifted_rows(self, by: int) -> Ints:
+        # Return the row `by` records after each record, or the row at that end of the episode, [N].
+        return np.clip(np.arange(self.batch.starts[-1]) + by, self.first_record, self.last_record)
 
     @cached_property
     def held_quat(self) -> Floats:

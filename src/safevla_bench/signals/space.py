@@ -508,9 +508,10 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
         body, position, quaternion = (getattr(fields, attribute)[records][:, None] for attribute in attributes)
         if not kind.is_rate:
             return Track(body, position, quaternion)
-        interior, bodies = slice(records.start + 1, records.stop - 1), getattr(fields, f"{place}_body")
+        interior = slice(records.start + 1, records.stop - 1)
         before, after = (
-            PoseTrack(*(poses[interior][:, None] for poses in fields.shifted_poses(bodies, by))) for by in (-1, 1)
+            PoseTrack(*(_read_shifted(fields, place, part, by)[interior][:, None] for part in ("pos", "quat")))
+            for by in (-1, 1)
         )
         return Track(body, position, quaternion, (before, after))
     if kind.channel:
@@ -524,6 +525,16 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
     position = _read_poses(fields, fields.batch.body_pos_m, body, episode, records)
     quaternion = _read_poses(fields, fields.batch.body_quat_wxyz, body, episode, records)
     return Track(body[None], position, unit_quaternions(quaternion.reshape(-1, 4)).reshape(quaternion.shape))
+
+
+def _read_shifted(fields: RecordFields, place: str, part: str, by: int) -> Floats:
+    # Return `shifted_pos` or `shifted_quat` for the bodies at `held` or `handled`, [N, 3] or [N, 4]. They are computed
+    # only once, because each call computes them for all episodes.
+    def compute(own_fields: RecordFields) -> Floats:
+        poses: Floats = getattr(own_fields, f"shifted_{part}")(getattr(own_fields, f"{place}_body"), by)
+        return poses
+
+    return fields.compute_once("shifted", f"{part} of {place} {by}", compute)
 
 
 def _find_bodies_at(fields: RecordFields, place: str, poses: Poses, episode: int) -> Ints:
