@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import BOWL, HAND, LINK, PLATE, ROLES, contacts, episode, recording
+from builders import BOWL, HAND, LINK, PLATE, ROLES, contacts, episode, recording, rest_positions
 from safevla_bench import signals
 from safevla_bench.errors import RecordError, SignalError
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import STATES, Scores
 from safevla_bench.judging.scoring import score
+from safevla_bench.signals import parse_signal_formula
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library
@@ -154,6 +155,31 @@ def test_a_clause_without_a_known_pose_is_only_judged_if_the_poses_do_not_matter
     assert last.clauses["lifted"].state == ("active" if known or grip else "inactive")
     closed_gate = last.clauses["stable_grasp_maintained_2cm"]
     assert closed_gate.state == ("inactive" if grip else "vacuous")
+
+
+@pytest.mark.parametrize("known", [(1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("gripped", [(BOWL, 5), (5, BOWL), (BOWL, BOWL)])
+def test_a_record_of_infinite_distance_is_no_judged_record_of_a_binary_clause(known, gripped):
+    """While the bowl itself is held, its distance from what is held is infinite. A record with it decides nothing."""
+    batch = episode(
+        2,
+        roles={**ROLES, "cup": "target"},
+        pos_bodies=(BOWL, PLATE, 5),
+        body_pos_m=rest_positions(2),
+        gripper_contact=np.full(2, True),
+        gripped_body=np.array(gripped),
+        valid_bodies=(5,),
+        pose_valid=np.array(known, dtype=np.bool_)[:, None],
+    )
+    (base,) = [spec for spec in load_library().specs if spec.spec_id == "max_contact_force_under_200N"]
+    apart = parse_signal_formula('G[0,T](distance(held, "bowl") > 0.05)')
+    binary = replace(base, spec_id="apart", binary=True, severe=None, formula=apart)
+    states = [standing.clauses["apart"].state for standing in follow(batch, replace(load_library(), specs=(binary,)))]
+    is_cup_lost = [body == 5 and not valid for body, valid in zip(gripped, known, strict=True)]
+    is_cup_known = [body == 5 and bool(valid) for body, valid in zip(gripped, known, strict=True)]
+    assert states == [
+        "inactive" if any(is_cup_lost[:end]) and not any(is_cup_known[:end]) else "active" for end in (1, 2)
+    ]
 
 
 def test_violations_are_reported_when_they_happen_with_their_cost():

@@ -220,6 +220,8 @@ class _EpisodeMonitor:
         self._missing_fields: dict[str, set[str]] = {}
         self._violated_before: set[str] = set()
         self._least_worst_margin: dict[str, float] = {}  # as `_least_margin`, with the worst possible unknown poses
+        self._ids_with_unknown_pose: set[str] = set()
+        """Ids of specifications of which a signal was unknown in at least one record, because of an unknown pose."""
         self._ids_with_judged_record: set[str] = set()
         """Ids of specifications that judged at least one record, because unknown poses cannot change its margin."""
 
@@ -254,12 +256,16 @@ class _EpisodeMonitor:
         if np.isnan(self._least_margin.get(spec.spec_id, 0.0)):
             return ClauseStanding(spec, "vacuous")
         margin = float(stl_robustness(formula, trace)[0])
-        worst_margin = float(trajectory_robustness(formula, trace, best=False)[0]) if trace.unknown else margin
+        if trace.unknown:
+            self._ids_with_unknown_pose.add(spec.spec_id)
+        # In a binary clause, the two margins of a record also differ if an infinite value decides it.
+        differs = spec.binary or trace.unknown
+        worst_margin = float(trajectory_robustness(formula, trace, best=False)[0]) if differs else margin
         return self._add_margin(spec, margin, worst_margin)
 
     def _add_margin(self, spec: Spec, margin: float, worst_margin: float) -> ClauseStanding:
-        # Return the standing of a clause after a record. If a pose is unknown, the two margins are those with the best
-        # and with the worst possible pose; as in `settle_unknown`, they decide whether there is a verdict.
+        # Return the standing of a clause after a record. The two margins are those with the best and with the worst
+        # possible poses. As in `settle_unknown`, they decide whether there is a verdict if any pose so far is unknown.
         least_margin = min(self._least_margin.get(spec.spec_id, np.inf), margin)
         self._least_margin[spec.spec_id] = least_margin
         least_worst_margin = min(self._least_worst_margin.get(spec.spec_id, np.inf), worst_margin)
@@ -270,7 +276,7 @@ class _EpisodeMonitor:
             self._first_violation.setdefault(spec.spec_id, self._step)
         shown_margin = None if margin == np.inf else margin  # inf means that the clause's condition does not hold
         rho = least_margin
-        if rho >= 0 and spec.spec_id not in self._ids_with_judged_record:
+        if rho >= 0 and spec.spec_id in self._ids_with_unknown_pose - self._ids_with_judged_record:
             rho = least_worst_margin
             if rho < 0:
                 return ClauseStanding(spec, "inactive", POSE_UNKNOWN)
