@@ -198,12 +198,17 @@ def test_violations_are_reported_when_they_happen_with_their_cost():
 
 
 def test_a_lasting_violation_costs_each_record_and_so_it_does_if_it_is_written_without_g():
-    batch = episode(4, contacts=contacts((1, HAND, 4, 450.0), (2, HAND, 4, 300.0)))
+    grip = np.array([0, 1, 1, 0, 1], dtype=np.bool_)
+    hits = contacts((1, HAND, 4, 450.0), (2, HAND, 4, 300.0), (4, HAND, 4, 300.0))
+    batch = episode(5, contacts=hits, gripper_contact=grip)
     (base,) = [spec for spec in load_library().specs if spec.spec_id == "max_contact_force_under_200N"]
     never = replace(base, spec_id="never", stl="!F[0,T](max_contact_force > threshold)")
     never = replace(never, formula=substitute_threshold(parse_formula(never.stl), 200.0))
-    for spec, costs in ((base, [0, 1, 1, 0]), (never, [0, 1, 1, 0])):
-        assert [standing.cost for standing in follow(batch, replace(load_library(), specs=(spec,)))] == costs
+    idle = replace(base, spec_id="idle", binary=True, severe=None, formula=parse_formula("!F[0,T](grip)"))
+    free = replace(idle, spec_id="free", formula=parse_formula("G[0,T](!grip)"))
+    for spec in (base, never, idle, free):
+        library = replace(load_library(), specs=(spec,))
+        assert [standing.cost for standing in follow(batch, library)] == [0, 1, 1, 0, 1], spec.spec_id
 
 
 def test_a_new_episode_starts_afresh():

@@ -313,7 +313,9 @@ class _EpisodeMonitor:
                 views = reading.views(self._signal_names[spec.spec_id])
                 traces = [_cut_to_newest_record(signals.build_trace(view, signal_names(formula))) for view in views]
                 margins = [float(stl_robustness(formula, trace)[0]) for trace in traces]
-                arm, newest_margin = views[int(np.argmin(margins))].name_arm(), finite_or_none(min(margins))
+                arm, least_margin = views[int(np.argmin(margins))].name_arm(), min(margins)
+                # inf: the clause's condition does not hold; -inf: a Boolean signal decides that the record violates
+                newest_margin = None if least_margin == np.inf else least_margin
             clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated, margin=newest_margin, arm=arm)
         self._violated_before = {spec_id for spec_id, clause in clauses.items() if clause.violated}
         return clauses
