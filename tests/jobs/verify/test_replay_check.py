@@ -114,23 +114,40 @@ def describe_as_own_loop(run):
     (run / RUN).write_text(json.dumps(described))
 
 
-@pytest.mark.parametrize(
-    ("header", "extra", "cause"),
-    [({"dt": 0.1}, {}, "control step was 0.1 s, but the host's is"), ({}, {"states_set": 2}, "set 2 states after one")],
-)
-def test_a_loop_that_the_host_cannot_repeat_is_unchecked_with_the_cause_and_a_rollout_differs(
-    hasty, header, extra, cause
-):
-    recording = to_recording(with_torques(alone(hasty), lambda torques: 2 * torques), 0)
-    for name, value in extra.items():
-        recording = replace(recording, extra=add_header_field(recording.extra, name, value))
-    changed = from_recording(replace(recording, header={**recording.header, **header}))
-    rewrite_archive(hasty, lambda batch: changed)
+def slowed(batch, dt, *, times):
+    """The episode with other torques, control steps of `dt` in its header and, with `times`, in its states."""
+    recording = to_recording(with_torques(batch, lambda torques: 2 * torques), 0)
+    states = recording.sim_state.copy()
+    if times:
+        states[:, 0] = dt * np.arange(len(states))
+    return from_recording(replace(recording, sim_state=states, header={**recording.header, "dt": dt}))
+
+
+def test_a_loop_with_slower_steps_is_unchecked_with_the_cause_and_a_rollout_differs(hasty):
+    rewrite_archive(hasty, lambda batch: slowed(alone(hasty), 0.1, times=True))
     assert replay(hasty, 0)[0].verdict == "differs"
     describe_as_own_loop(hasty)
     (finding,) = replay(hasty, 0)
     assert finding.verdict == "unchecked"
-    assert cause in finding.said
+    assert "control step was 0.1 s, but the host's is" in finding.said
+
+
+def test_a_control_step_that_contradicts_the_times_of_the_states_excuses_nothing(hasty):
+    rewrite_archive(hasty, lambda batch: slowed(alone(hasty), 0.1, times=False))
+    describe_as_own_loop(hasty)
+    (finding,) = replay(hasty, 0)
+    assert finding.verdict == "differs"
+    assert "control step was" not in finding.said
+
+
+def test_states_that_a_loop_says_it_set_are_named_and_excuse_nothing(hasty):
+    recording = to_recording(with_torques(alone(hasty), lambda torques: 2 * torques), 0)
+    changed = replace(recording, extra=add_header_field(recording.extra, "states_set", 2))
+    rewrite_archive(hasty, lambda batch: from_recording(changed))
+    describe_as_own_loop(hasty)
+    (finding,) = replay(hasty, 0)
+    assert finding.verdict == "differs"
+    assert "set 2 states after one reset. A replay cannot repeat such a loop" in finding.said
 
 
 def test_a_loop_of_ones_own_may_lack_channels_which_are_named_and_a_rollout_may_not(hasty):

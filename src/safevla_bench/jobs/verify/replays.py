@@ -415,8 +415,10 @@ def _compare_replay(
     if differences:
         detail = _describe_differences(differences, uncompared, _read_simulation(episode))
         if not from_state:
-            cause = _find_loop_cause(episode, replayed) if lenient else ""
-            return files.open_check(check, f"{cause} {detail}") if cause else files.mismatch(check, detail)
+            cause = _find_step_cause(episode, replayed) if lenient else ""
+            if cause:
+                return files.open_check(check, f"{cause} {detail}")
+            return files.mismatch(check, detail + (_describe_states_set(episode) if lenient else ""))
         caveat = _SOFT_RESETS if _had_soft_resets(episode) else ""
         caveat += "The replay began at the recorded first state, which lacks the memory of solver and controllers."
         return files.open_check(check, f"{detail} {caveat}")
@@ -446,15 +448,26 @@ def _read_simulation(episode: Batch) -> _Simulation:
         return _Simulation()
 
 
-def _find_loop_cause(episode: Batch, replayed: Batch) -> str:
-    # Return why the host cannot repeat the episode of a user's loop, although nothing may be wrong; "" = no reason.
+def _find_step_cause(episode: Batch, replayed: Batch) -> str:
+    # Return why the host cannot repeat the episode of a user's loop with other control steps; "" = no reason. A header
+    # that contradicts the times in the record's own states is no reason, because it may be forged.
     recorded_s, replayed_s = episode.headers[0].dt, replayed.headers[0].dt
-    if recorded_s != replayed_s:
-        return f"The loop's control step was {recorded_s:g} s, but the host's is {replayed_s:g} s."
+    states = episode.sim_state.episode_rows(0)
+    has_own_step = len(states) > 1 and np.isclose(np.diff(states[:, 0]), recorded_s, rtol=1e-6).all()
+    if recorded_s == replayed_s or not has_own_step:
+        return ""
+    return f"The loop's control step was {recorded_s:g} s, but the host's is {replayed_s:g} s."
+
+
+def _describe_states_set(episode: Batch) -> str:
+    # Return a sentence on states that the loop says it set; "" = at most one state. Only the record's header says so.
     states = marks.read_count(marks.host_header(episode.extra[0]), STATES_SET)
-    if states is not None and states > 1:
-        return f"The loop set {states} states after one reset, and the controllers remember the earlier ones."
-    return ""
+    if states is None or states <= 1:
+        return ""
+    return (
+        f" By the record, the loop set {states} states after one reset. A replay cannot repeat such a loop, because"
+        " the controllers remember the earlier states."
+    )
 
 
 _SOFT_RESETS = "The environment had soft resets, so seed and initial state do not determine the start. "
