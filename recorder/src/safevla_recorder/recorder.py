@@ -133,13 +133,17 @@ class EpisodeLog(ABC):
         if not self._rows:
             raise HostError("no episode has begun", remedy="Call begin after settling, and after an error in substep.")
 
+    def _read_action(self, action: Action) -> Floats:
+        # Return a copy of the action [A]. Raise an error unless it has the length of the first action.
+        return read_list("the action", action, len(self._actions[0]) if self._actions else None)
+
     def _add_step(self, action: Action, row: Row, substeps: int) -> None:
         """Add the record of the control step driven by `action` [A], which had this number of substeps, and decode
         contacts every `BLOCK` steps. Raises `HostError` if the action is not a list of real numbers as long as the
         first action, if some of the step's contacts are lost because records were read in the middle of the step, or if
         the source cannot return its contacts.
         """
-        numbers = read_list("the action", action, len(self._actions[0]) if self._actions else None)
+        numbers = self._read_action(action)
         if self._rejected_record == len(self._rows):
             problem = f"the records were read in the middle of control step {len(self._rows)}, whose contacts are lost"
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")

@@ -194,6 +194,24 @@ def test_the_peak_torque_is_the_largest_magnitude_over_the_substeps_of_a_control
     np.testing.assert_array_equal(recorder.latest_record(header()).channel("joint_torque_peak_nm"), peaks[-1:])
 
 
+@pytest.mark.parametrize("refused", [np.zeros((1, 1)), np.zeros(2), "left"])
+def test_after_a_refused_action_the_step_can_be_recorded_with_another_one(refused):
+    sim, recorder, _ = squeezing(1)
+    for _ in range(5):
+        sim.step()
+    with pytest.raises(HostError, match="the action"):
+        recorder.record_step(refused)
+    recorder.record_step(np.array([30.0]))
+    for _ in range(5):
+        sim.step()
+    recorder.record_step(np.array([30.0]))
+    recording, expected = (log.build_recording(header()) for log in (recorder, squeezing(3)[1]))
+    np.testing.assert_array_equal(recording.sim_state, expected.sim_state)
+    np.testing.assert_array_equal(recording.action, expected.action)
+    np.testing.assert_array_equal(recording.further["joint_torque_peak_nm"], expected.further["joint_torque_peak_nm"])
+    assert_same_contacts(recording, expected)
+
+
 def test_a_hook_passes_everything_on_and_is_gone_when_undone():
     sim, calls = Simulation(), []
     unhook = hook_after(sim, "step", lambda: calls.append(sim.data.time))

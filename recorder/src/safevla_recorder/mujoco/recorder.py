@@ -370,9 +370,11 @@ class Recorder(EpisodeLog):
     def record_step(self, action: Action) -> None:
         """Add the record of the control step driven by `action` [A].
 
-        Raises `HostError` if MuJoCo has reset the state because the simulation became unstable, if the number of
-        recorded substeps is zero or wrong, or if records were read in the middle of this control step.
+        Raises `HostError` if the action is refused, after which the call can be repeated with another action, if MuJoCo
+        has reset the state because the simulation became unstable, if the number of recorded substeps is zero or wrong,
+        or if records were read in the middle of this control step.
         """
+        action = self._read_action(action)  # before the substeps of this control step are taken
         if self._failure is not None:
             problem = f"a physics substep could not be recorded: {self._failure}"
             raise HostError(problem, remedy="The episode is lost.") from self._failure
