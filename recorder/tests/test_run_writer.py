@@ -50,6 +50,11 @@ def test_costs_of_the_simulators_own_are_kept_and_one_is_needed_for_each_step(tm
         run.write(recorder(), success=True, costs=np.array([0.0, 0.1]))
         with pytest.raises(RecordError, match="1 costs"):
             run.write(recorder(), success=True, costs=[0.0])
+        run.write(recorder(), success=True, costs=None)
+        run.write(recorder(), success=True, costs=())
+    for number in (2, 3):
+        with np.load(str(tmp_path / "run" / "raw" / f"{number:06d}.npz")) as arrays:
+            assert "label_cost" not in arrays
     for number in (0, 1):
         with np.load(str(tmp_path / "run" / "raw" / f"{number:06d}.npz")) as arrays:
             assert arrays["label_cost"].tolist() == [[0.0], [0.1]]

@@ -526,7 +526,12 @@ class RunWriter:
         return episode_id in self._folder.episode_ids
 
     def write(
-        self, recorder: WritableEpisode, *, reason: str | None = None, costs: Sequence[object] = (), **header: object
+        self,
+        recorder: WritableEpisode,
+        *,
+        reason: str | None = None,
+        costs: Sequence[object] | None = None,
+        **header: object,
     ) -> str:
         """Write the episode that a recorder holds, and return its id.
 
@@ -535,7 +540,7 @@ class RunWriter:
                 `BatchRecorder.step` returned.
             reason: why the episode was stopped, or why its action is invalid.
             costs: for each step, the result of the simulator's own safety check, such as `info["cost"]`: a number, or
-                numbers by name. Costs are stored, but do not affect the verdicts.
+                numbers by name. Costs are stored, but do not affect the verdicts. None or an empty list = no costs.
             header: the episode's `HEADER_FIELDS`; they override the constructor's fields. `benchmark`, `task_id`,
                 `success`, `dt` [s] and `target_object` (None = no target) are required. Without `episode_id`, the
                 episodes of a task are numbered. If `outcome` is missing, it follows from `success`.
@@ -549,7 +554,8 @@ class RunWriter:
         fields, number = self._complete_header(header, _REQUIRED_FOR_RECORD)
         run_fields = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
         recording = recorder.build_recording({**fields, **run_fields})
-        if len(costs):  # an array has no single truth value
+        costs = [] if costs is None else list(costs)  # an array has no single truth value
+        if costs:
             recording = episode.add_costs(recording, costs)
         target, outcome = fields["target_object"], fields["outcome"]
         if target is not None and recording.roles.get(str(target)) != "target":
