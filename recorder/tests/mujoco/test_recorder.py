@@ -340,7 +340,7 @@ def test_record_0_of_a_state_whose_poses_were_not_computed_is_refused(change):
     if change != "reset":
         mujoco.mj_forward(sim.model, sim.data)
         sim.data.qpos[[2] if change == "position" else [5, 8]] += 0.02
-    with pytest.raises(HostError, match="belongs to an earlier state") as caught:
+    with pytest.raises(HostError, match="an earlier state or model: a state, velocity or body was set") as caught:
         Recorder(sim.model, sim.data, scene(sim.model))
     assert "mj_forward" in caught.value.remedy
 
@@ -353,6 +353,16 @@ def test_after_a_step_of_fast_bodies_record_0_is_taken_and_the_state_stays():
         before = copy_state(sim.model, sim.data)
         Recorder(sim.model, sim.data, scene(sim.model))
         assert all(map(np.array_equal, before, copy_state(sim.model, sim.data)))
+
+
+@pytest.mark.parametrize("timestep", [0.002, 0.01])
+def test_record_0_is_taken_of_bodies_that_a_loop_stopped_after_the_last_step(timestep):
+    sim = Simulation()
+    sim.model.opt.timestep = timestep
+    sim.data.qvel[:] = 1.0  # 1.7 m/s in space
+    sim.step()
+    sim.data.qvel[:] = 0.0
+    Recorder(sim.model, sim.data, scene(sim.model))
 
 
 def test_flexible_bodies_are_refused():

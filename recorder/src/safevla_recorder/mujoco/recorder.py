@@ -266,13 +266,15 @@ _UNSTABLE_START = (
 )
 
 
-_STALE_M, _STALE_QUAT = 0.002, 0.01  # margins for the position [m] and for the difference of quaternions
+# Margins for the position [m] and for the difference of quaternions: the least ones, and those per second of timestep.
+# A loop may stop the robot after the last step, or the integrator may have several stages, so `qvel` may lack a motion.
+_STALE_M, _STALE_QUAT = (0.002, 2.0), (0.01, 5.0)
 
 
 def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     """Raise `HostError` if the bodies' poses belong to another state than `qpos`, as after a state was set without
     `mj_forward`. After `mj_step`, poses are one substep older than `qpos`, so they may differ by twice the motion in a
-    substep plus a margin. Computes on a copy. Bodies on mocap bodies are not checked, nor models with plugins.
+    substep plus a margin, which grows with the timestep. Computes on a copy. Bodies on mocap bodies are not checked, nor models with plugins.
     """
     import mujoco
 
@@ -285,7 +287,8 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
         mujoco.mj_kinematics(model, own)
         poses.append((own.xpos.copy(), own.xquat.copy()))
     is_checked = model.body_mocapid[model.body_rootid] < 0
-    for part, values, margin in ((0, data.xpos, _STALE_M), (1, data.xquat, _STALE_QUAT)):
+    for part, values, (least, per_second) in ((0, data.xpos, _STALE_M), (1, data.xquat, _STALE_QUAT)):
+        margin = max(least, per_second * model.opt.timestep)
         now, previous = poses[0][part], poses[1][part]
         difference = np.linalg.norm(values - now, axis=1)
         if part:  # a quaternion and its negative are the same orientation
@@ -293,8 +296,8 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
         is_stale = is_checked & (difference > 2 * np.linalg.norm(previous - now, axis=1) + margin)
         if is_stale.any():
             name = model.body(int(np.flatnonzero(is_stale)[0])).name
-            problem = f"record 0: the pose of the body {name!r} belongs to an earlier state, because a state was set"
-            problem += " and MuJoCo has not computed its poses and contacts"
+            cause = "a state, velocity or body was set after the last step"
+            problem = f"record 0: the pose of the body {name!r} belongs to an earlier state or model: {cause}"
             remedy = "Call mujoco.mj_forward(model, data), or sim.forward(), after setting a state, before record 0."
             raise HostError(problem, remedy=remedy)
 
