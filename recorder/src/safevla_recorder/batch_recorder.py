@@ -71,8 +71,6 @@ class BatchRecorder:
         self._pairs = find_pairs(scene, pairs)
         self._is_running = np.zeros(num_envs, dtype=np.bool_)
         self._first_row = np.zeros(num_envs, dtype=np.int64)  # index of the first row of each world's episode
-        # The different numbers of substeps in the control steps of each world's episode.
-        self._substep_counts: list[set[int]] = [set() for _ in range(num_envs)]
         self._restart(())
 
     def _restart(self, samples: Sequence[Array]) -> None:
@@ -84,6 +82,7 @@ class BatchRecorder:
         self._reading_sizes: dict[str, int] = {}  # size of each reading, in the order of the readings in a row
         self._action_size: int | None = None
         self._substeps = 0
+        self._last_row_of: dict[int, int] = {}  # maps each number of substeps in a control step to the last such row
         self._accumulated: dict[str, Array] = {}  # peaks, sums and last values of the current control step
         # Number of substeps without contact that make a pair's contacts count: in total, and still missing, [N, K].
         self._substeps_needed = self._arrays.make_zeros((self.num_envs, self._pairs.count))
@@ -147,8 +146,6 @@ class BatchRecorder:
         self._timeline.write(_READINGS, self._join_readings(readings)[worlds], worlds)
         self._clear_accumulated()
         self._is_running[worlds], self._first_row[worlds] = True, self._timeline.last
-        for world in worlds:
-            self._substep_counts[world] = set()
 
     def substep(self, net_force_n: Array | None = None, torques_nm: Array | None = None) -> None:
         """Take the readings of the substep that has just ended in all worlds: the net forces of the pairs, as for
@@ -204,8 +201,7 @@ class BatchRecorder:
         self._timeline.advance(int(self._first_row[self._is_running].min()))
         self._timeline.write(_READINGS, readings)
         self._timeline.write(_ACTION, actions)
-        for counts in self._substep_counts:
-            counts.add(self._substeps)
+        self._last_row_of[self._substeps] = self._timeline.last
         self._clear_accumulated()
         return self.end(is_done)
 
@@ -220,7 +216,7 @@ class BatchRecorder:
         # A row of the table `_READINGS` contains all readings, one after the other. Split the rows into readings.
         boundaries = np.cumsum(list(self._reading_sizes.values()))[:-1]
         tables.update(zip(self._reading_sizes, np.split(tables.pop(_READINGS), boundaries, axis=1)))
-        counts = frozenset(self._substep_counts[world])
+        counts = frozenset(count for count, row in self._last_row_of.items() if row > self._first_row[world])
         return EndedEpisode(world, self._scene, self._pairs, tables, self._has_quat, self._subgoal_names, counts)
 
     def _require_running(self) -> Bools:
