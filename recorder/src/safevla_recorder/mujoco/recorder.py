@@ -274,7 +274,8 @@ _STALE_M, _STALE_QUAT = (0.002, 2.0), (0.01, 5.0)
 def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     """Raise `HostError` if the bodies' poses belong to another state than `qpos`, as after a state was set without
     `mj_forward`. After `mj_step`, poses are one substep older than `qpos`, so they may differ by twice the motion in a
-    substep plus a margin, which grows with the timestep. Computes on a copy. Bodies on mocap bodies are not checked, nor models with plugins.
+    substep plus a margin, which grows with the timestep. Computes on a copy. Bodies on mocap bodies are not checked,
+    nor models with plugins.
     """
     import mujoco
 
