@@ -75,13 +75,19 @@ def test_a_horizon_that_is_no_number_of_steps_is_refused(horizon):
 
 
 @pytest.mark.parametrize(
-    "options", [{"init_state_index": None}, {"init_state_index": 1.7}, {"init_state_index": True}, {"init_state": 1}]
+    "options",
+    [
+        *({"init_state_index": index} for index in (None, 1.7, True, np.bool_(True), np.array(True), np.array([1]))),
+        {"init_state": 1},
+    ],
 )
 def test_options_of_a_reset_that_mean_nothing_are_refused(options):
     env = safety_env()
     with pytest.raises(HostError, match="reset cannot use the options"):
         env.reset(options=options)
     env.reset(options={"init_state_index": np.int64(1)})
+    env.reset(options={"init_state_index": np.array(3)})
+    assert env.recorded().headers[0].init_state_index == 3
 
 
 class Stumbling(FakeHost):

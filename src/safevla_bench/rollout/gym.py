@@ -6,6 +6,7 @@ six-value `step` of Safety-Gymnasium and OmniSafe to both. All need the extra `g
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, SupportsFloat, TypeVar, get_args
@@ -60,7 +61,13 @@ def _require_cost(cost: str) -> None:
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if isinstance(value, bool | np.bool_):
+        return False
+    try:
+        operator.index(value)  # type: ignore[arg-type]  # other values raise the error
+    except TypeError:
+        return False
+    return True
 
 
 class SafetyEnv(gymnasium.Env[Any, Action]):
