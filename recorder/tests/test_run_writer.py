@@ -204,6 +204,11 @@ def test_there_may_be_no_target_and_a_control_step_of_whole_seconds_and_limits_o
     with writer(tmp_path) as run:
         changes = {"target_object": None, "dt": 1, "joint_torque_limit_nm": np.array([2.0])}
         run.write(recorder(substep_s=0.5), success=True, **changes)
+        run.write(recorder(), success=True, joint_torque_limit_nm=[np.float32(2.0)])
+        for wrong in (np.bool_(True), np.float32(np.inf)):
+            with pytest.raises(RecordError, match="limit_nm: the value"):
+                run.write(recorder(), success=True, joint_torque_limit_nm=[wrong])
+    assert read_header(tmp_path, 1)["joint_torque_limit_nm"] == [2.0]
     header = read_header(tmp_path, 0)
     assert (header["target_object"], repr(header["dt"]), header["joint_torque_limit_nm"]) == (None, "1.0", [2.0])
     assert rows(tmp_path)[0]["outcome"] == "success"

@@ -629,6 +629,8 @@ def _convert_field(name: str, value: object) -> Any:
         plain = float(plain)
     field_type = _FIELD_TYPES.get(name)
     if name == "joint_torque_limit_nm" and plain is not None:
+        if isinstance(plain, (list, tuple)):
+            plain = [limit.item() if getattr(limit, "ndim", None) == 0 else limit for limit in plain]
         if not isinstance(plain, (list, tuple)) or not all(_is_limit(limit) for limit in plain):
             remedy = "Give a list with the limit of each joint in N·m, finite and above zero."
             raise _field_error(name, f"the value is {plain!r}", remedy)
