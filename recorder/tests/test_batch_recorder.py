@@ -197,6 +197,13 @@ def test_a_step_that_was_refused_can_be_made_again():
         ),
         (lambda recorder: recorder.begin(forces(), poses=poses(), env_ids=[0.0, 1.0]), r"env_ids: \[0.0, 1.0\]"),
         (lambda recorder: recorder.end([1, 0, 0]), r"env_ids: \[1, 0, 0\]"),
+        (lambda recorder: recorder.end(np.array([1, 0], np.uint8)), r"env_ids: \[1, 0\] of type uint8"),
+        (lambda recorder: recorder.end(np.array([0], np.int8)), r"env_ids: \[0\] of type int8"),
+        (lambda recorder: recorder.begin(forces(), poses={"block": np.zeros((WORLDS, 7))}), "block is not a pair"),
+        (
+            lambda recorder: recorder.begin(forces(), poses=poses(), eef=np.zeros((WORLDS, 7))),
+            "end effector is not a pair",
+        ),
         (lambda recorder: recorder.begin(forces(), poses={}, env_ids=[1]), "block: differs from"),
         (
             lambda recorder: recorder.begin(forces(), poses=poses(), eef=dict.fromkeys("ab", (0, 0))),

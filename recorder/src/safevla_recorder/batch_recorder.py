@@ -36,6 +36,7 @@ from safevla_recorder.recorder import (
     Shape,
     assemble_recording,
     check_families,
+    split_pose,
     step_range_s,
     subgoal_fields,
 )
@@ -115,7 +116,7 @@ class BatchRecorder:
             state: all numbers that determine a world's state, [N, S].
             parts: poses of the scene's `parts`, in their order, with orientations.
             subgoals: whether each predicate of the goal holds [N], by name.
-            env_ids: the worlds, given as distinct numbers or as a Boolean mask [N]; None = all.
+            env_ids: the worlds, given as distinct integers of at least two bytes or as a Boolean mask [N]; None = all.
 
         Raises:
             HostError: a body, world, kind of reading or size is wrong, or other worlds are inside a control step.
@@ -126,7 +127,7 @@ class BatchRecorder:
         self._is_running[worlds] = False
         if not self._is_running.any():
             # These readings decide on which device all records are stored.
-            sample_groups = (*poses.values(), (net_force_n, torques_nm, state), eef or (), *parts)
+            sample_groups = (*poses.values(), (net_force_n, torques_nm, state), () if eef is None else eef, *parts)
             self._restart([values for group in sample_groups for values in group])
         elif self._substeps:
             remedy = "Call begin after step and before the next substep."
@@ -244,7 +245,7 @@ class BatchRecorder:
         # Return the readings by name, each [N, size]. Readings that were not passed are left out.
         poses, eef, state, parts, subgoals = reading
         self._scene.require_parts(len(parts))
-        has_quat = {name: quat is not None for name, (_, quat) in poses.items()}
+        has_quat = {name: split_pose(name, pose)[1] is not None for name, pose in poses.items()}
         unknown = sorted(set(has_quat) - set(self._pairs.geoms.roles))
         if unknown:
             raise HostError(f"{unknown[0]} has a pose but no role", remedy="Name its role in the scene's `roles`.")
@@ -265,7 +266,7 @@ class BatchRecorder:
         if isinstance(eef, Mapping):
             remedy = "Record robots with several arms one by one: EpisodeRecorder(scene, arms=...)."
             raise HostError("a batch recorder records one arm, but poses of several arms are given", remedy=remedy)
-        eef_position, eef_quat = eef or (None, None)
+        eef_position, eef_quat = (None, None) if eef is None else split_pose("the end effector", eef)
         readings = {
             SUBGOALS: xp.stack(goal_columns, 1) if goal_columns else None,
             _PART_POSITIONS: xp.concatenate(part_positions, 1) if part_positions else None,
@@ -301,11 +302,12 @@ class BatchRecorder:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
         # A mask of zeros and ones that is not Boolean has repeated numbers, too. An empty list has the type float.
         is_distinct = ids.ndim == 1 and len(set(ids.tolist())) == len(ids)
-        has_integers = ids.dtype.kind in "iu" or not ids.size
+        # Integers of one byte may be a mask, as from simulators that have no Booleans on the GPU.
+        has_integers = (ids.dtype.kind in "iu" and ids.dtype.itemsize > 1) or not ids.size
         if not (is_distinct and has_integers and set(ids.tolist()) <= set(range(self.num_envs))):
-            problem = f"env_ids: {ids.tolist()} are not distinct integer numbers of worlds"
+            problem = f"env_ids: {ids.tolist()} of type {ids.dtype} are not distinct numbers of worlds"
             remedy = f"Give a mask of {self.num_envs} Booleans (done.bool() of a tensor, done.astype(bool) of an array)"
-            raise HostError(problem, remedy=f"{remedy}, or distinct integers from 0 to {self.num_envs - 1}.")
+            raise HostError(problem, remedy=f"{remedy}, or distinct int64 from 0 to {self.num_envs - 1}.")
         return sorted(ids.tolist())
 
 

@@ -550,9 +550,12 @@ class EpisodeRecorder(EpisodeLog):
         poses, eef, state, parts, subgoals = reading
         self.scene.require_parts(len(parts))
         arm_count = len(self._arms) or 1
-        eef_position, eef_quat = _read_pose("the end effector", eef or (None, None), arm_count)
-        body_poses = [_read_pose(name, poses[name]) for name in self._bodies]
-        part_poses = [_read_pose(f"part {k}", pose) for k, pose in enumerate(parts)]
+        eef_position, eef_quat = _read_pose("the end effector", (None, None) if eef is None else eef, arm_count)
+        body_poses = [_read_pose(name, poses[name], needs_position=True) for name in self._bodies]
+        part_poses = [_read_pose(f"part {k}", pose, needs_position=True) for k, pose in enumerate(parts)]
+        if not self._rows:  # record 0, from which displacements are measured
+            quats = {name: quat for name, (_, quat) in zip(self._bodies, body_poses)}
+            _require_no_nan({**quats, "the end effector": eef_quat})
         values: dict[str, object] = {
             "eef_pos_m": eef_position,
             "eef_quat_wxyz": eef_quat,
@@ -634,9 +637,24 @@ def read_list(name: str, values: ArrayLike, size: int | None = None) -> Floats:
     return numbers
 
 
-def _read_pose(name: str, pose: Any, arm_count: int = 1) -> tuple[Floats | None, Floats | None]:
+def split_pose(name: str, pose: Any) -> tuple[Any, Any]:
+    """Return a pose's position and orientation. Raises `HostError` if the pose is not a pair, such as 7 numbers."""
+    try:
+        position, quat = pose
+    except (TypeError, ValueError):
+        remedy = "Pass (position, quaternion), or (position, None)."
+        raise HostError(f"the pose of {name} is not a pair", remedy=remedy) from None
+    return position, quat
+
+
+def _read_pose(
+    name: str, pose: Any, arm_count: int = 1, *, needs_position: bool = False
+) -> tuple[Floats | None, Floats | None]:
     # Return the position [3] and the quaternion [4] of a body, or of the end effectors of all arms.
-    position, quat = pose
+    position, quat = split_pose(name, pose)
+    if position is None and needs_position:
+        remedy = "Pass (position, quaternion), or (position, None)."
+        raise HostError(f"the pose of {name} has no position", remedy=remedy)
     if position is not None:
         position = read_list(f"the position of {name}", position, 3 * arm_count)
     if quat is not None:
@@ -645,6 +663,12 @@ def _read_pose(name: str, pose: Any, arm_count: int = 1) -> tuple[Floats | None,
             problem = f"the orientation of {name} is a quaternion of zeros"
             raise HostError(problem, remedy="Pass a unit quaternion, w first.")
     return position, quat
+
+
+def _require_no_nan(quats: Mapping[str, Floats | None]) -> None:
+    for name, quat in quats.items():
+        if quat is not None and np.isnan(quat).any():
+            raise HostError(f"the orientation of {name} has NaN", remedy="Pass a unit quaternion, w first.")
 
 
 def check_families(given: Mapping[str, object], expected: Mapping[str, object]) -> None:
@@ -658,9 +682,9 @@ def check_families(given: Mapping[str, object], expected: Mapping[str, object]) 
 
 def _describe_families(reading: Reading, torques: Floats | None) -> dict[str, object]:
     # Map each reading's name in messages to whether a pose has an orientation, or to the shape of an array.
-    body_poses = {f"the pose of {name}": quat is not None for name, (_, quat) in reading.poses.items()}
-    eef_pose = {} if reading.eef is None else {"the pose of the end effector": reading.eef[1] is not None}
+    poses = {**reading.poses, **({} if reading.eef is None else {"the end effector": reading.eef})}
+    has_quat = {f"the pose of {name}": split_pose(name, pose)[1] is not None for name, pose in poses.items()}
     arrays = {"state": reading.state, "torques": torques}
     goals = {f"the sub-goal {name}": True for name in reading.subgoals or ()}
     sizes = {name: read_list(f"the {name}", values).shape for name, values in arrays.items() if values is not None}
-    return {**body_poses, **eef_pose, **goals, **sizes}
+    return {**has_quat, **goals, **sizes}
