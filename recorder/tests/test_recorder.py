@@ -360,7 +360,7 @@ def test_poses_and_torques_must_be_given_by_arm_and_stay_those_of_record_0():
         with pytest.raises(HostError, match="torques of an arm"):
             recorder.begin([], poses=poses(), torques_nm={"a": [1.0], "b": torques})
     recorder = record_arms()
-    with pytest.raises(HostError, match="other joints"):
+    with pytest.raises(HostError, match="joints other than"):
         recorder.substep([], {"a": [1.0, 1.0, 1.0], "b": [1.0, 1.0]})
     with pytest.raises(HostError, match="need named arms"):
         EpisodeRecorder(scene()).begin([], poses=poses(), eef={"a": ((0, 0, 0), None)})
