@@ -340,7 +340,8 @@ class RecordFields:
 
     def _shifted_rows(self, by: int) -> Ints:
         # Return the row `by` records after each record, or the row at that end of the episode, [N].
-        return np.clip(np.arange(self.batch.starts[-1]) + by, self.first_record, self.last_record)
+        rows: Ints = np.clip(np.arange(self.batch.starts[-1]) + by, self.first_record, self.last_record)
+        return rows
 
     @cached_property
     def held_quat(self) -> Floats:

@@ -233,7 +233,7 @@ class _UnitCheck:
         raise FormulaError(problem, remedy=remedy)
 
     def _normalize(self, predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
-        """Divide both sides of a comparison by the limit if it is a positive literal, else by 1 in the limit's unit."""
+        # Divide both sides of a comparison by the limit if it is a positive literal, else by 1 in the limit's unit.
         left, right = predicate.left, predicate.right
         if unit is None or unit == ONE:
             return predicate

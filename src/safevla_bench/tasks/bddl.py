@@ -201,7 +201,7 @@ def _parse_predicate(tree: Tree, description: str) -> Predicate:
 
 
 def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
-    """Parse a list of names with classes. For example, return {a: c, b: c, d: e} for `a b - c d - e`."""
+    # Parse a list of names with classes. For example, return {a: c, b: c, d: e} for `a b - c d - e`.
     form_error = _grammar_error(f"({group} ...) must be a list of the form NAME ... - CLASS NAME ... - CLASS")
     pairs: list[tuple[str, str]] = []
     classes: list[tuple[str, str]] = []

@@ -141,7 +141,7 @@ TIMEOUT_S = 300
 def _run_probe(
     check: str, remedy: str, *arguments: str, environment: Mapping[str, str] = NO_ARGUMENTS
 ) -> dict[str, str] | Diagnosis:
-    """Run a module in a separate process. Return its JSON output, or a failed check if the process crashes or hangs."""
+    # Run a module in a separate process. Return its JSON output, or a failed check if the process crashes or hangs.
     command = [sys.executable, "-m", *arguments]
     try:
         env = {**os.environ, **environment}

@@ -115,7 +115,7 @@ def _warn_undrawable(text: str, missing: str) -> None:
 
 @cache
 def _find_family(character: str) -> str | None:
-    """Return a font family that has a character: DejaVu Sans if possible, else a system font; None if there is none."""
+    # Return a font family that has a character: DejaVu Sans if possible, else a system font; None if there is none.
     entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal"]
     # DejaVu Sans and then the normal weight, 400, sort first, because False is less than True.
     fonts = sorted((entry.name != _FAMILY, entry.weight != 400, entry.name, entry.fname) for entry in entries)

@@ -189,10 +189,9 @@ def _choose_clock(
     stamps: Mapping[str, Stamps],
     edge_stamps: Mapping[str, Stamps],
 ) -> str:
-    """Return the part whose messages define the instants: the part that `clock` names, else the hand, a pose, a
-    transform or any part, in this order. If several qualify, the part with the most messages is chosen. Poses come
-    before faster torques, because poses interpolated at the times of torques would have wrong accelerations.
-    """
+    # Return the part whose messages define the instants: the part that `clock` names, else the hand, a pose, a
+    # transform or any part, in this order. If several qualify, the part with the most messages is chosen. Poses come
+    # before faster torques, because poses interpolated at the times of torques would have wrong accelerations.
     asked_parts = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked_parts:
         remedy = f"The mapped topics are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
@@ -212,7 +211,7 @@ def _choose_clock(
 
 
 def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings.AnyColumns) -> records.Series:
-    """Return the last pose up to each instant. The pose is known only if it arrived after the previous instant."""
+    # Return the last pose up to each instant. The pose is known only if it arrived after the previous instant.
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     values = rows[np.maximum(last_pose, 0)]
     pose_count = int(records.are_known(rows, columns).sum())
@@ -223,16 +222,15 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
 
 
 def _are_held(last_message: Ints, time_ns: Ints, instants: Ints) -> Bools:
-    """Return whether the message at the index `last_message` is at most two periods old, for each instant, [n]."""
+    # Return whether the message at the index `last_message` is at most two periods old, for each instant, [n].
     period_ns = float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
     age_ns = instants - time_ns[np.maximum(last_message, 0)]
     return np.asarray((last_message >= 0) & (age_ns <= _HELD_PERIODS * period_ns))
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:
-    """Return the last value of each number at each instant, and all messages as `between`. A value counts as known for
-    two periods of the messages that contain the number. `time_ns` is in ascending order.
-    """
+    # Return the last value of each number at each instant, and all messages as `between`. A value counts as known for
+    # two periods of the messages that contain the number. `time_ns` is in ascending order.
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):
         has_number = np.isfinite(rows[:, column])
