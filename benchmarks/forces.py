@@ -124,7 +124,7 @@ class Mujoco:
     def __init__(self, bodies: Mapping[str, Body], step_s: float, settings: Settings) -> None:
         import mujoco
 
-        self._bodies, self._mj_step = bodies, mujoco.mj_step
+        self._bodies, self._mj_step, self._mj_forward = bodies, mujoco.mj_step, mujoco.mj_forward
         self.model = mujoco.MjModel.from_xml_string(format_mjcf(bodies, step_s, settings))
         self.data = mujoco.MjData(self.model)
 
@@ -137,6 +137,7 @@ class Mujoco:
         return self.data.joint(name).qvel[:3]
 
     def record(self, roles: Roles, substeps: int) -> EpisodeLog:
+        self._mj_forward(self.model, self.data)  # record 0 needs poses of the current state
         recorder = Recorder(self.model, self.data, Scene(("floor", *self._bodies), dict(sorted(roles.items())), {}, {}))
         for _ in range(substeps):
             self.step()

@@ -87,7 +87,7 @@ def test_runs_of_other_code_and_different_policies_of_one_name_are_refused(tmp_p
     runs = [evaluate_fake(tmp_path / name, tasks=(0,), episodes=1, policies=("noop",)) for name in "ab"]
     rows = json.loads((runs[1] / "run.json").read_text())["policies"]
     changes = {"several policies": {"policies": [{**row, "checkpoint": "other"} for row in rows]}}
-    changes["other code"] = {"code": ["safevla_bench 0123456789abcdef"]}
+    changes["the code that recorded this folder differs"] = {"code": ["safevla_bench 0123456789abcdef"]}
     for problem, change in changes.items():
         change_description(runs[1], **change)
         write_outputs(judge([runs[1]], load_ruleset()), runs[1])
@@ -98,7 +98,7 @@ def test_runs_of_other_code_and_different_policies_of_one_name_are_refused(tmp_p
 def test_the_code_of_all_folders_and_policies_of_folders_without_a_run_are_compared(tmp_path, halves):
     runs = [evaluate_fake(tmp_path / f"r{name}", tasks=(0,), episodes=1, policies=("noop",)) for name in "ab"]
     changes = {"several policies": {"policies": [{"policy": "noop", "checkpoint": "other"}]}}
-    changes["other code"] = {"code": ["safevla_bench 0123456789abcdef"]}
+    changes["the code that recorded this folder differs"] = {"code": ["safevla_bench 0123456789abcdef"]}
     rules = load_ruleset(missing="deactivate")
     for problem, change in changes.items():
         change_description(runs[1], **change)

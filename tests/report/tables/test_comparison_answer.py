@@ -245,8 +245,8 @@ def test_many_pairs_are_counted():
 def test_the_block_gives_all_verdicts_with_their_level_and_which_is_primary():
     text = show(compare_policies([FIVE_LESS, FIVE], ComparisonOptions(confidence=0.9)))
     assert "tasks in libero-goal" in text
-    assert "B 50.0 (" in text
-    assert "B safer on" in text
+    assert "Y 50.0 (" in text
+    assert "Y safer on" in text
     assert "these tasks, exploratory" in text
     assert [line.split()[0] for line in text.splitlines()[4:8]] == ["Safety", "SR", "Clean", "VSI"]
     assert "the confidence 90 %" in text

@@ -135,13 +135,13 @@ def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], p
 
 
 def choose_letters(policies: Sequence[str]) -> tuple[str, str]:
-    """Return the letters for the first and the second policy of a difference. No policy has a letter as its name.
+    """Return the letters for the first and the second policy of a difference. A letter is no other policy's name.
 
-    >>> choose_letters(["careful", "hasty"]), choose_letters(["B", "a"])
-    (('A', 'B'), ('X', 'Y'))
+    >>> choose_letters(["careful", "hasty"]), choose_letters(["a", "b"]), choose_letters(["B", "a"])
+    (('A', 'B'), ('A', 'B'), ('X', 'Y'))
     """
-    names = {policy.upper() for policy in policies}
-    letters = [pair for pair in (("A", "B"), ("X", "Y"), ("P", "Q")) if names.isdisjoint(pair)]
+    names = tuple(policy.upper() for policy in policies)
+    letters = [pair for pair in (("A", "B"), ("X", "Y"), ("P", "Q")) if names == pair or {*names}.isdisjoint(pair)]
     return letters[0] if letters else ("first", "second")
 
 
