@@ -345,6 +345,14 @@ def test_record_0_of_a_state_whose_poses_were_not_computed_is_refused(change):
     assert "mj_forward" in caught.value.remedy
 
 
+def test_a_joint_that_a_simulator_sets_after_each_step_does_not_hinder_record_0():
+    """RoboCasa sets the doors of some fixtures after each step."""
+    sim = settle()
+    mujoco.mj_forward(sim.model, sim.data)
+    sim.data.qpos[0] += 0.5
+    Recorder(sim.model, sim.data, scene(sim.model))
+
+
 def test_after_a_step_of_fast_bodies_record_0_is_taken_and_the_state_stays():
     sim = settle()
     sim.data.qvel[:] = 5.0  # a substep moves bodies by 1 cm

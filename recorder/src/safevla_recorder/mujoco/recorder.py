@@ -274,8 +274,8 @@ _STALE_M, _STALE_QUAT = (0.002, 2.0), (0.01, 5.0)
 def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     """Raise `HostError` if the bodies' poses belong to another state than `qpos`, as after a state was set without
     `mj_forward`. After `mj_step`, poses are one substep older than `qpos`, so they may differ by twice the motion in a
-    substep plus a margin, which grows with the timestep. Computes on a copy. Bodies on mocap bodies are not checked,
-    nor models with plugins.
+    substep plus a margin, which grows with the timestep. Computes on a copy. Only bodies with a free joint are checked,
+    because simulators such as RoboCasa set joints of fixtures after each step; and no models with plugins.
     """
     import mujoco
 
@@ -287,7 +287,8 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
         own.qpos[:], own.mocap_pos[:], own.mocap_quat[:] = qpos, data.mocap_pos, data.mocap_quat
         mujoco.mj_kinematics(model, own)
         poses.append((own.xpos.copy(), own.xquat.copy()))
-    is_checked = model.body_mocapid[model.body_rootid] < 0
+    is_checked = np.zeros(model.nbody, dtype=np.bool_)
+    is_checked[model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]] = True
     for part, values, (least, per_second) in ((0, data.xpos, _STALE_M), (1, data.xquat, _STALE_QUAT)):
         margin = max(least, per_second * model.opt.timestep)
         now, previous = poses[0][part], poses[1][part]
@@ -295,6 +296,7 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
         if part:  # a quaternion and its negative are the same orientation
             difference = np.minimum(difference, np.linalg.norm(values + now, axis=1))
         is_stale = is_checked & (difference > 2 * np.linalg.norm(previous - now, axis=1) + margin)
+        is_stale |= (values == 0).all(axis=1) & (part == 1)  # no orientation was computed since a reset
         if is_stale.any():
             name = model.body(int(np.flatnonzero(is_stale)[0])).name
             cause = "a state, velocity or body was set after the last step"
