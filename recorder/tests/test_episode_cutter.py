@@ -33,6 +33,13 @@ def drive(cutter, actions, success_at=None):
         cutter.after_step(success_at is not None and number - 2 == success_at)
 
 
+def settle_and_move(cutter):
+    for action in (STILL, STILL, MOVE):
+        cutter.before_step(action)
+        cutter.after_step(False)
+    cutter.stop("enough")
+
+
 def outcomes(episodes):
     return [(row.outcome, row.steps, content is not None) for row, content in episodes]
 
@@ -260,10 +267,7 @@ def test_without_a_seed_or_initial_state_the_record_says_where_fixtures_stand_an
     cutter.on_interruption()
     cutter.on_reset()
     cutter.on_state_set(4)
-    for action in (STILL, STILL, MOVE):
-        cutter.before_step(action)
-        cutter.after_step(False)
-    cutter.stop("enough")
+    settle_and_move(cutter)
     files = [np.load(io.BytesIO(content)) for _, content in episodes]
     headers = ["extra" in file and json.loads(file["extra"].tobytes())["header"] for file in files]
     assert list(headers[0]["fixtures"]) == ["shelf"]
@@ -278,10 +282,7 @@ def test_no_fixtures_are_recorded_as_none_and_states_set_again_after_a_reset_are
         cutter.on_reset()
         for _ in range(states):
             cutter.on_state_set(4)
-        for action in (STILL, STILL, MOVE):
-            cutter.before_step(action)
-            cutter.after_step(False)
-        cutter.stop("enough")
+        settle_and_move(cutter)
     files = [np.load(io.BytesIO(content)) for _, content in episodes]
     headers = [json.loads(file["extra"].tobytes())["header"] for file in files]
     assert headers == [{"fixtures": {}}, {"fixtures": {}, "states_set": 2}]

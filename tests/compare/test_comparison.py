@@ -1047,6 +1047,10 @@ def test_clauses_that_judged_only_some_episodes_for_want_of_signals_permit_no_ve
     assert difference_in("sr", without, judged, paired=paired).no_verdict == ""
     both = replace(judged, judged_clauses=(tilt,), missing_clauses=(force,))
     assert difference_in("safety", without, both, paired=paired).better == "a"
+    third = replace(NEAR, name="c", judged_clauses=(force, tilt))
+    among = compare_in("safety", without, judged, third, paired=paired).differences
+    assert [bool(difference.no_verdict) for difference in among] == [True, True, False]
+    assert among[2].better == "c"
     elsewhere = replace(judged, missing_clauses=(("other", "force"),))
     assert difference_in("safety", replace(without, missing_clauses=()), elsewhere, paired=paired).better == "a"
 

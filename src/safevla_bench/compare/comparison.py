@@ -7,7 +7,7 @@ these (see `Difference`). Within one scope and metric, p-values are adjusted for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import combinations
@@ -262,24 +262,27 @@ class _SuiteResults:
             *unpaired_differences(names, (first_values, second_values), self._planned_tasks, metric, options), None
         )
 
-    @cached_property
-    def losses(self) -> dict[str, str]:
-        """Policy -> why planned episodes of the policy are neither compared nor counted as unknown; "" if all are."""
-        reasons = {}
-        for member in self.members:
-            unplaced = sum(episode.init_state_index is None for episode in member.lost) if self.pairs else 0
-            unplaced_text = f"{count_noun(unplaced, 'lost episode')} without an initial state"
-            reasons[member.name] = "; ".join([*member.uncounted, *([unplaced_text] if unplaced else [])])
-        return reasons
+    def find_obstacle(self, pair: Ints, metric: str, *, allow_crashed: bool) -> str:
+        """Return why two policies, whose indices are `pair`, permit no verdict on a metric; "" if they permit one.
 
-    @cached_property
-    def uneven_clauses(self) -> str:
-        """The scored clauses that some episodes lack the signals for, and that were judged in others; "" if none."""
+        Scored clauses judged only some episodes, because others lack signals, or planned episodes are neither compared
+        nor counted as unknown, unless `allow_crashed` ignores these.
+        """
+        members = [self.members[policy] for policy in pair]
         judged, missing = (
-            {pair for member in self.members for pair in getattr(member, field) if self.suite in (None, pair[0])}
+            {(suite, clause) for member in members for suite, clause in getattr(member, field)}
             for field in ("judged_clauses", "missing_clauses")
         )
-        return ", ".join(sorted({clause for _, clause in judged & missing}))
+        uneven = sorted({clause for suite, clause in judged & missing if self.suite in (None, suite)})
+        if uneven and metric != SR.key:
+            return f"signals are missing in some episodes, so {', '.join(uneven)} did not judge all of them"
+        reasons = []
+        for member in [] if allow_crashed else members:
+            unplaced = sum(episode.init_state_index is None for episode in member.lost) if self.pairs else 0
+            reasons += [f"{member.name}: {reason}" for reason in member.uncounted]
+            if unplaced:
+                reasons.append(f"{member.name}: {count_noun(unplaced, 'lost episode')} without an initial state")
+        return "; ".join(reasons)
 
     @cached_property
     def _planned_tasks(self) -> list[policy_results.TaskKey]:
@@ -358,9 +361,14 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
         for k, (item, count) in enumerate(zip(measured.differences, unknown.tolist(), strict=True))
     ]
     adjusted = [_adjust_p_values(assumption, differences) for assumption in (measured, *extremes)]
-    uneven_clauses = "" if metric == SR.key else scope.uneven_clauses
     decided = [
-        _decide_verdict(item, metric, [p_values[k] for p_values in adjusted], options, scope.losses, uneven_clauses)
+        _decide_verdict(
+            item,
+            metric,
+            [p_values[k] for p_values in adjusted],
+            options,
+            partial(scope.find_obstacle, pairs[k], metric, allow_crashed=options.allow_crashed),
+        )
         for k, item in enumerate(differences)
     ]
     if metric in BOUNDED and METRICS[metric].unit:
@@ -452,13 +460,11 @@ def _decide_verdict(
     metric: str,
     p_values: _PValues,
     options: ComparisonOptions,
-    losses: Mapping[str, str],
-    uneven_clauses: str,
+    find_obstacle: Callable[[], str],
 ) -> Difference:
     """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. The first item
     of `p_values` is for the known values. If a value is unknown, two more are for the extremes (see `add_extremes`).
-    There is no verdict if clauses judged only some of the episodes, or if episodes are lost (`losses` has the reason
-    by policy) and `allow_crashed` is false.
+    There is no verdict if `find_obstacle` returns a reason; it is called only for significant differences.
     """
     if item.p_value is None:
         return item
@@ -470,12 +476,8 @@ def _decide_verdict(
         item = replace(item, tasks_needed=least_task_count)
     if not item.difference or item.no_verdict or not is_significant(adjusted, options.confidence):
         return item
-    if uneven_clauses:
-        reason = f"signals are missing in some episodes, so {uneven_clauses} did not judge all of them"
-        return replace(item, no_verdict=reason)
-    lost = [f"{name}: {losses[name]}" for name in (item.first, item.second) if losses[name]]
-    if lost and not options.allow_crashed:
-        return replace(item, no_verdict="; ".join(lost))
+    if obstacle := find_obstacle():
+        return replace(item, no_verdict=obstacle)
     # A verdict is robust if it stays significant for all values that unknown episodes can have.
     worst_cases = ((item.p_at_extremes, item.p_by_task_at_extremes), *at_extremes)
     greatest_p = [max(p_value or 0.0 for p_value in column) for column in zip(*worst_cases, strict=True)]
