@@ -345,3 +345,15 @@ def test_a_trend_takes_three_runs_of_one_protocol_and_policies_that_are_all_of_o
     assert measure_order([first, second, third, *others]) == []
     assert len(measure_order([first, second, third])) == 2
     assert measure_order([first, second, third, replace(third, name="step-02")]) == []
+
+
+def test_a_series_with_missing_episodes_has_no_verdict_and_no_trend():
+    runs = results(*(checkpoint(f"{k}", 0.1 * k, 0.2 * k) for k in (1, 2, 4)))
+    assert "higher Safety than 1" in " ".join(describe_series(compare_series(runs)))
+    lost = [replace(run, uncounted=("12 invalid episodes left out",)) for run in runs]
+    text = " ".join(describe_series(compare_series(lost)))
+    assert "No verdict on the gains over 1: " in text
+    assert "12 invalid episodes left out" in text
+    assert "higher Safety" not in text
+    assert len(list(measure_trends(runs))) == 2
+    assert list(measure_trends(lost)) == []

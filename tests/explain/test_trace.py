@@ -8,9 +8,12 @@ import pytest
 from report.scenes import rollout
 from safevla_bench.explain.trace import SignalTrace, describe_chart, trace_formula
 from safevla_bench.report.charts import draw_chart
+from safevla_bench.signals import build_trace
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.loader import load_library
+from safevla_bench.stl.formula import signal_names
 from safevla_bench.stl.parser import parse_formula
+from safevla_bench.stl.robustness import judge_formula
 
 KNOWN = {name: signal.boolean for name, signal in SIGNALS.items()}
 
@@ -38,6 +41,26 @@ def test_a_bounded_window_looks_at_its_records_only():
     assert trace.gate is not None
     assert list(np.flatnonzero(trace.gate)) == list(range(20, 41))
     assert not trace.failing[:20].any()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!F[0,T](max_contact_force > 5)",
+        "(max_contact_force < 5) W false",
+        "G[0,T](max_contact_force < 5) and true",
+        "true -> G[0,T](max_contact_force < 5)",
+    ],
+)
+def test_the_first_failing_record_of_a_formula_that_means_g_is_its_first_violation(text):
+    trace, reading = line(text), RecordFields(rollout(3, 1.0, 60))
+    expected = line("G[0,T](max_contact_force < 5)")
+    assert expected.failing.any()
+    np.testing.assert_array_equal(trace.failing, expected.failing)
+    formula = parse_formula(text, KNOWN)
+    (first,) = judge_formula(formula, build_trace(reading, signal_names(formula))).first_violation
+    assert first == np.flatnonzero(trace.failing)[0]
+    assert trace.worst == expected.worst
 
 
 @pytest.mark.parametrize(

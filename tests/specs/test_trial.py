@@ -51,12 +51,13 @@ def test_two_values_of_one_threshold_are_an_error_that_names_both():
 
 @pytest.mark.parametrize("value", ["20mm", "30mm", "5mm"])
 def test_a_changed_limit_has_the_severe_magnitude_of_its_id_whatever_it_was_before(value):
-    """A limit of a file may have been set before, and its severe magnitude, too."""
+    """A limit of a file may have been set before; a severe magnitude that the file gives sets the ratio."""
     spec_id, change = "non_target_max_disp_5mm", f"non_target_max_disp_5mm={value}"
     once = set_thresholds(DEFAULT, [change])[spec_id]
-    for severe in (None, 0.1):
-        twice = set_thresholds(set_limit(DEFAULT, spec_id, 0.01, severe), [change])[spec_id]
-        assert (twice.threshold, twice.severe) == (once.threshold, once.severe)
+    twice = set_thresholds(set_limit(DEFAULT, spec_id, 0.01), [change])[spec_id]
+    assert (twice.threshold, twice.severe) == (once.threshold, once.severe)
+    given = set_thresholds(set_limit(DEFAULT, spec_id, 0.01, 0.1), [change])[spec_id]
+    assert given.severe == pytest.approx(10 * once.threshold)
 
 
 def test_the_same_threshold_changes_nothing():

@@ -214,8 +214,8 @@ def _check_columns(schema: pa.Schema) -> None:
     for name in _REQUIRED:
         if name not in schema.names:
             refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
+    schema_types = dict(zip(parquet_rows.SCHEMA.names, parquet_rows.SCHEMA.types, strict=True))
     for field in schema:
-        schema_types = dict(zip(parquet_rows.SCHEMA.names, parquet_rows.SCHEMA.types, strict=True))
         expected = schema_types.get(field.name, "no such column")
         if schema.names.count(field.name) > 1:
             refuse_field("the column is repeated", _REMEDY_COLUMNS, field.name)

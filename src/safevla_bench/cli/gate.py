@@ -144,13 +144,16 @@ def _gate_against(
     if allow_unjudged:
         remedy = "Pass --allow-crashed instead, which leaves out every episode with an unknown value."
         raise RunError("--allow-unjudged cannot be combined with --baseline", remedy=remedy)
-    for side in (judged, baseline):
-        if any(protocol != side.protocols[0] for protocol in side.protocols):
-            problem = f"{' and '.join(map(str, side.paths))} were run under different protocols"
-            raise RunError(problem, remedy="Pass the runs of one protocol at a time.")
-    results = split_judged(judged, protocol=next(iter(judged.protocols), None))
-    baselines = split_judged(baseline, protocol=next(iter(baseline.protocols), None))
+    results, baselines = (split_judged(side, protocol=_find_protocol(side)) for side in (judged, baseline))
     return check_against(results, baselines, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
+
+
+def _find_protocol(judged: Judged) -> Mapping[str, object] | None:
+    # Returns the protocol of all sources; None if that of a source is unknown.
+    if any(protocol != judged.protocols[0] for protocol in judged.protocols):
+        problem = f"{' and '.join(map(str, judged.paths))} were run under different protocols"
+        raise RunError(problem, remedy="Pass the runs of one protocol at a time.")
+    return judged.protocols[0] if judged.protocols and len(judged.protocols) == len(judged.sources) else None
 
 
 def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, object]:

@@ -240,12 +240,15 @@ def _make_curve(
 
 
 def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) -> Iterator[Trend]:
-    """Yield the trends of SR and Safety over at least three ordered runs; nothing if the runs cannot be paired.
+    """Yield the trends of SR and Safety over at least three ordered runs; nothing if the runs cannot be paired, or
+    if planned episodes are missing.
 
     Each initial state gets the mean of its seeds. The first test omits episodes without a value. The second test gives
     them the values 1 in the first half of the runs and 0 in the second half if the metric rises; otherwise, 0 and 1.
     """
     if len(results) < 3 or any(protocol != protocols[0] for protocol in protocols):
+        return
+    if any(result.uncounted for result in results):
         return
     try:
         pairs = pair_episodes(results)

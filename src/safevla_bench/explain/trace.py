@@ -89,6 +89,7 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
     """Return the signal and limit of a formula G(signal < limit) or G(gate -> signal < limit), also with `>`. For any
     other formula, return its margin with the limit 0. If this formula is G(inner), return the margin of `inner`.
     """
+    formula = syntax.always_form(formula)  # the first violation is that of this form
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
         return _trace_formula_margin(formula, trace, reading.judged)

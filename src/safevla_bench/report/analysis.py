@@ -56,7 +56,7 @@ def analyze_scores(
         privileged: the policies that saw simulator state which no real robot has.
         protocols: the evaluation protocols of the sources, if known; if they differ, episodes are not paired.
         bodies: the bodies of all violations; None = find them in the records.
-        uncounted: phrases on planned episodes that the scores lack; with any, no comparison has a verdict.
+        uncounted: phrases on planned episodes that the scores lack; with any, no comparison or trend has a verdict.
     """
     if not scores.is_counted.any():
         return Analysis()

@@ -304,8 +304,8 @@ def proportional_severe(spec: Spec, threshold: float) -> float | None:
 
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`. If
-    the limit was changed before, that does not matter: equal ids have equal severe magnitudes.
+    """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`. An
+    earlier change of the limit does not matter, unless it gave a severe magnitude: equal ids have equal magnitudes.
     """
     original = spec.original or spec
     if threshold == original.threshold:
@@ -375,7 +375,8 @@ def set_limit(
         )
     arguments: dict[str, Any] = {"severe": severe, "source": source or None, "rationale": rationale or None}
     given = {name: value for name, value in arguments.items() if value is not None}
-    changed = replace(changed, **given, original=spec.original or spec)
+    # A severe magnitude that was given is the ratio that later changes keep.
+    changed = replace(changed, **given, original=None if severe is not None else spec.original or spec)
     specs = tuple(changed if old.spec_id == spec.spec_id else old for old in library)
     legacy = {old: changed.spec_id if new == spec.spec_id else new for old, new in library.legacy.items()}
     return Library(library.name, specs, legacy, library.vocabulary)

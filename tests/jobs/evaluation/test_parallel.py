@@ -98,7 +98,7 @@ def test_a_node_with_other_code_is_an_error_with_both_codes(tmp_path):
     part = FilePart(tmp_path / "a.parquet", None, {})
     reply = _call_on_node("safevla_bench 0123456789abcdef", tmp_path, lambda part: [], part)
     assert isinstance(reply, RunError)
-    assert "the code of the node vm differs" in str(reply)
+    assert "differs from this machine's" in str(reply)
     assert "0123456789abcdef" in str(reply)
 
 

@@ -63,7 +63,7 @@ class UnitCube:
         for first, second, gap_m in self._space.apart_m:
             x_distance_m = coordinates_m[f"{first}.x"] - coordinates_m[f"{second}.x"]
             y_distance_m = coordinates_m[f"{first}.y"] - coordinates_m[f"{second}.y"]
-            if np.hypot(x_distance_m, y_distance_m) <= gap_m:
+            if not np.hypot(x_distance_m, y_distance_m) > gap_m:  # also if a distance is NaN
                 return False
         return True
 

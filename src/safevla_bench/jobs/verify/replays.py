@@ -448,13 +448,16 @@ def _read_simulation(episode: Batch) -> _Simulation:
         return _Simulation()
 
 
+_DT_TOLERANCE = 1e-3  # control steps are equal if they differ by a smaller fraction
+
+
 def _find_step_cause(episode: Batch, replayed: Batch) -> str:
     # Return why the host cannot repeat the episode of a user's loop with other control steps; "" = no reason. A header
     # that contradicts the times in the record's own states is no reason, because it may be forged.
     recorded_s, replayed_s = episode.headers[0].dt, replayed.headers[0].dt
     states = episode.sim_state.episode_rows(0)
-    has_own_step = len(states) > 1 and np.isclose(np.diff(states[:, 0]), recorded_s, rtol=1e-6).all()
-    if recorded_s == replayed_s or not has_own_step:
+    has_own_step = len(states) > 1 and np.isclose(np.diff(states[:, 0]), recorded_s, rtol=_DT_TOLERANCE).all()
+    if np.isclose(replayed_s, recorded_s, rtol=_DT_TOLERANCE) or not has_own_step:
         return ""
     return f"The loop's control step was {recorded_s:g} s, but the host's is {replayed_s:g} s."
 

@@ -144,7 +144,7 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     return tabulate(
         "Gates",
         checked.outcomes,
-        text_column("Policy", lambda row: row.policy or (UNNAMED if row.gate else "all")),
+        text_column("Policy", lambda row: _name_policy(row) or "all"),
         text_column("Suite", lambda row: row.suite or "all"),
         text_column("Gate", _gate_name),
         COUNT,
@@ -173,7 +173,7 @@ def describe_gates(checked: GateReport) -> str:
 
 
 def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
-    where = " on ".join(filter(None, (outcome.policy or "all policies", outcome.suite)))
+    where = " on ".join(filter(None, (_name_policy(outcome) or "all policies", outcome.suite)))
     if outcome.gate is None:
         return f"{outcome.reason} ({where})"
     value = NO_VALUE if outcome.value is None else format_fixed(outcome.value, 3)
@@ -183,6 +183,12 @@ def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
     if outcome.tipping is not None and outcome.verdict == "undecided":
         unknown_text += f"; the gate passes if at most {outcome.tipping} of these episodes count against it"
     return f"{_gate_name(outcome)} of {where}: {value}{ends}{unknown_text}"
+
+
+def _name_policy(outcome: GateOutcome) -> str:
+    # Return the policy's name; "" if the outcome is about all policies, as without any episode.
+    is_unnamed = outcome.gate is not None and bool(outcome.n or outcome.unknown)
+    return outcome.policy or (UNNAMED if is_unnamed else "")
 
 
 def _gate_name(outcome: GateOutcome) -> str:
@@ -209,7 +215,7 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
         if value:
             ElementTree.SubElement(properties, "property", {"name": name, "value": escape_controls(value)})
     for outcome in checked.outcomes:
-        where = escape_controls(f"{outcome.policy or 'all'} / {outcome.suite or 'all'}")
+        where = escape_controls(f"{_name_policy(outcome) or 'all'} / {outcome.suite or 'all'}")
         name = escape_controls(_gate_name(outcome))
         test_case = ElementTree.SubElement(suite, "testcase", {"classname": where, "name": name})
         if outcome.verdict != "passed":
@@ -243,7 +249,8 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
             {"physicalLocation": {"artifactLocation": {"uri": file}, "region": file_start}}
             for file in outcome_files or [file for file, _ in files]
         ]
-        scope, (kind, level) = f"{outcome.policy or 'all'} / {outcome.suite or 'all'}", kind_and_level[outcome.verdict]
+        scope = f"{_name_policy(outcome) or 'all'} / {outcome.suite or 'all'}"
+        kind, level = kind_and_level[outcome.verdict]
         digest = hashlib.sha256(f"{_gate_name(outcome)}\0{scope}".encode("utf-8", "surrogatepass")).hexdigest()
         results.append(
             {
@@ -262,7 +269,7 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
     outcome_by_gate = {_gate_name(outcome): outcome for outcome in checked.outcomes}
     rules = [{"id": name, **_describe_rule(name, outcome)} for name, outcome in outcome_by_gate.items()]
     driver = {"name": "safevla gate", "version": __version__, "rules": rules}
-    passed = [f"{_gate_name(row)}: {row.policy or 'all'}" for row in checked.outcomes if row.verdict == "passed"]
+    passed = [f"{_gate_name(row)}: {_name_policy(row) or 'all'}" for row in checked.outcomes if row.verdict == "passed"]
     facts = {"judged_by": judged_by, "warnings": [*checked.warnings], "notes": [*checked.notes], "passed": passed}
     run = {"tool": {"driver": driver}, "results": results, "properties": facts}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -95,6 +95,10 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
     if not points:
         return [f"It is unknown whether SR or Safety rises first: no run can be compared with {first} in both."]
     tasks = max(gain.tasks for point in points for gain in point.gains.values())
+    reasons = dict.fromkeys(gain.no_verdict for point in points for gain in point.gains.values())
+    reasons.pop("", None)
+    if reasons:
+        return [*describe_trends(curve.trends), f"No verdict on the gains over {first}: {'; '.join(reasons)}."]
     return [
         *describe_trends(curve.trends),
         _describe_rise_order(points, first),

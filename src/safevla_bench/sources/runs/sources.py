@@ -39,6 +39,7 @@ class LeftOut:
     missing: tuple[run_folder.AbsentEpisode, ...] = ()  # planned episodes that a run's table does not list
     unnamed: int = 0  # number of further missing episodes, whose names are unknown
     unplanned: int = 0
+    nameless: int = 0  # number of the `lost` episodes whose names are unknown
 
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
@@ -48,15 +49,17 @@ class LeftOut:
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         location_damage = [problem for problem in damage if problem.place.episode is None]
         episode_count = len(damage) - len(location_damage)
+        nameless_count = sum(problem.episodes or 0 for problem in location_damage)
         absent = (episode for source in sources for episode in source.absent)
         return cls(
             invalid=len(problems) - len(damage),
-            lost=episode_count + sum(problem.episodes or 0 for problem in location_damage),
+            lost=episode_count + nameless_count,
             damaged=len(location_damage),
             unknown=any(problem.episodes is None for problem in location_damage),
             missing=tuple(episode for episode in absent if episode.outcome == run_folder.MISSING),
             unnamed=sum(source.plan.unnamed for source in sources),
             unplanned=sum(source.plan.unplanned for source in sources),
+            nameless=nameless_count,
         )
 
     @property
@@ -69,12 +72,8 @@ class LeftOut:
 
     def describe_uncounted(self) -> list[str]:
         """Return a phrase for each kind of lost episode without a name; named ones count as unknown episodes."""
-        phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
-        if self.unknown or (self.damaged and self.lost):
-            phrases.append("episodes lost in damaged files")
-        if self.unnamed:
-            phrases.append(f"{count_noun(self.unnamed, 'planned episode')} missing from the run")
-        return phrases
+        lost_in_files = LeftOut(self.invalid, self.nameless, 0, self.unknown, unnamed=self.unnamed)
+        return lost_in_files.describe_kinds()
 
     def describe_kinds(self) -> list[str]:
         """Return a phrase for each kind of episode that was left out, or about damage that lost no episode."""
