@@ -239,6 +239,7 @@ def test_an_action_that_is_no_list_as_long_as_the_first_is_refused_in_its_step(a
         ({"poses": {"box": ((0, 0, 0), np.eye(3))}}, r"orientation of box: .*\[3, 3\], expected \[4\]"),
         ({"poses": {"box": ((0, 0, 0), (0, 0, 0, 0))}}, "orientation of box is a quaternion of zeros"),
         ({"poses": {"box": ((0, 0, 0), (1, 0, 0, np.nan))}}, "orientation of box has NaN"),
+        ({"poses": {"box": ((np.nan, 0, 0), UPRIGHT)}}, "position of box has NaN"),
         ({"poses": {"box": (None, UPRIGHT)}}, "pose of box has no position"),
         ({"poses": {"box": np.arange(7.0)}}, "pose of box is not a pair"),
         ({"eef": np.arange(7.0)}, "pose of the end effector is not a pair"),

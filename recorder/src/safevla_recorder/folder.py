@@ -570,7 +570,7 @@ class RunWriter:
         if not shortest_s * (1 - _DT_TOLERANCE) <= fields["dt"] <= longest_s * (1 + _DT_TOLERANCE):
             range_text = " to ".join(f"{value:g}" for value in sorted({shortest_s, longest_s}))
             problem = f"dt is {fields['dt']:g} s, but the recorded substeps of a control step last {range_text} s"
-            remedy = "dt is the time of one control step: the number of its substeps times the substep's length in s."
+            remedy = "Give the time of one control step, such as 1/60: its number of substeps times their length in s."
             raise _field_error("dt", problem, remedy)
         limits, torques = fields.get("joint_torque_limit_nm"), recording.joint_torque_nm
         if limits is not None and torques is not None and len(limits) != torques.shape[1]:
@@ -631,7 +631,7 @@ def _convert_field(name: str, value: object) -> Any:
     if name == "joint_torque_limit_nm" and plain is not None:
         if isinstance(plain, (list, tuple)):
             plain = [limit.item() if getattr(limit, "ndim", None) == 0 else limit for limit in plain]
-        if not isinstance(plain, (list, tuple)) or not all(_is_limit(limit) for limit in plain):
+        if not isinstance(plain, (list, tuple)) or not plain or not all(_is_limit(limit) for limit in plain):
             remedy = "Give a list with the limit of each joint in N·m, finite and above zero."
             raise _field_error(name, f"the value is {plain!r}", remedy)
         return [*plain]

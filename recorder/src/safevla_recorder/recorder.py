@@ -135,20 +135,19 @@ class EpisodeLog(ABC):
 
     def _read_action(self, action: Action) -> Floats:
         # Return a copy of the action [A]. Raise an error unless it has the length of the first action.
-        return read_list("the action", action, len(self._actions[0]) if self._actions else None)
+        size = len(self._actions[0]) if self._actions else None
+        return read_list("the action", action, size, remedy="Pass a flat list, as long in every step.")
 
-    def _add_step(self, action: Action, row: Row, substeps: int) -> None:
-        """Add the record of the control step driven by `action` [A], which had this number of substeps, and decode
-        contacts every `BLOCK` steps. Raises `HostError` if the action is not a list of real numbers as long as the
-        first action, if some of the step's contacts are lost because records were read in the middle of the step, or if
-        the source cannot return its contacts.
+    def _add_step(self, action: Floats, row: Row, substeps: int) -> None:
+        """Add the record of the control step driven by `action`, the result of `_read_action`, which had this number of
+        substeps, and decode contacts every `BLOCK` steps. Raises `HostError` if some of the step's contacts are lost
+        because records were read in the middle of the step, or if the source cannot return its contacts.
         """
-        numbers = self._read_action(action)
         if self._rejected_record == len(self._rows):
             problem = f"the records were read in the middle of control step {len(self._rows)}, whose contacts are lost"
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")
         self._rows.append(row)
-        self._actions.append(numbers)
+        self._actions.append(action)
         self._substep_counts.add(substeps)
         if self._source is not None:
             self._substep_ends.append(len(self._source))
@@ -413,7 +412,7 @@ class EpisodeRecorder(EpisodeLog):
         self._has_contacts = contacts is not None
         if contacts is not None:
             self._contacts.add_substep(contacts)
-        reading = Reading(poses, self._join_poses(eef), state, parts, subgoals)
+        reading = self._split_reading(poses, eef, state, parts, subgoals)
         self._joint_counts = {}  # this record determines the counts, in `_join_torques`
         torques = self._join_torques(torques_nm)
         self._bodies, self._first_families = tuple(poses), _describe_families(reading, torques)
@@ -530,42 +529,62 @@ class EpisodeRecorder(EpisodeLog):
         substep, since the record has the torques of this substep.
 
         Raises `HostError` if no episode has begun, if no substep was recorded since the last record, if bodies,
-        readings or sizes differ from record 0, or if records were read in the middle of this control step.
+        readings or sizes differ from record 0, if a pose is not a pair or a quaternion is zero, if the action is not a
+        flat list as long as the first, or if records were read in the middle of this control step.
         """
         self.require_episode()
         if not self._substeps:
             problem = f"no physics substep was recorded in control step {len(self._rows)}"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
+        numbers = self._read_action(action)  # type: ignore[arg-type]  # the action is copied to an array
         last = peak = None
         if self._substep_torques:
             last, peak = self._substep_torques[-1], np.abs(self._substep_torques).max(axis=0)
-        reading = Reading(poses, self._join_poses(eef), state, parts, subgoals)
+        reading = self._split_reading(poses, eef, state, parts, subgoals)
         check_families(_describe_families(reading, last), self._first_families)
         row = self._make_row(reading, last, peak)
-        self._add_step(action, row, self._substeps)  # type: ignore[arg-type]  # the action is copied to an array
+        self._add_step(numbers, row, self._substeps)
         self._substep_torques, self._substeps = [], 0
+
+    def _split_reading(
+        self,
+        poses: Mapping[str, Pose],
+        eef: Pose | Mapping[str, Pose] | None,
+        state: ArrayLike | None,
+        parts: Sequence[Pose],
+        subgoals: Mapping[str, bool] | None,
+    ) -> Reading:
+        # Return the arguments with all poses as pairs, and with one pose for the end effectors of all arms.
+        joined = self._join_poses(eef)
+        return Reading(
+            {name: split_pose(name, pose) for name, pose in poses.items()},
+            None if joined is None else split_pose("the end effector", joined),
+            state,
+            [split_pose(f"part {k}", pose) for k, pose in enumerate(parts)],
+            subgoals,
+        )
 
     def _make_row(self, reading: Reading, torques: Floats | None, peak: Floats | None) -> Row:
         # Return the arrays of one record by name. A reading that was not passed has no array.
         poses, eef, state, parts, subgoals = reading
         self.scene.require_parts(len(parts))
         arm_count = len(self._arms) or 1
-        eef_position, eef_quat = _read_pose("the end effector", (None, None) if eef is None else eef, arm_count)
-        body_poses = [_read_pose(name, poses[name], needs_position=True) for name in self._bodies]
-        part_poses = [_read_pose(f"part {k}", pose, needs_position=True) for k, pose in enumerate(parts)]
-        if not self._rows:  # record 0, from which displacements are measured
-            quats = {name: quat for name, (_, quat) in zip(self._bodies, body_poses)}
-            _require_no_nan({**quats, "the end effector": eef_quat})
+        eef_by_name = {} if eef is None else {"the end effector": eef}
+        is_first = not self._rows  # record 0, from which displacements are measured
+        eef_positions, eef_quats = _read_poses(eef_by_name, arm_count, needs_numbers=is_first)
+        body_poses = {name: poses[name] for name in self._bodies}
+        body_positions, body_quats = _read_poses(body_poses, needs_numbers=is_first)
+        part_positions, part_quats = _read_poses({f"part {k}": pose for k, pose in enumerate(parts)})
         values: dict[str, object] = {
-            "eef_pos_m": eef_position,
-            "eef_quat_wxyz": eef_quat,
-            "body_pos_m": [position for position, _ in body_poses] or None,
-            "body_quat_wxyz": [quat for _, quat in body_poses if quat is not None] or None,
+            "eef_pos_m": None if eef_positions is None else eef_positions[0],
+            "eef_quat_wxyz": None if eef_quats is None else eef_quats[0],
+            "body_pos_m": body_positions,
+            "body_quat_wxyz": body_quats,
             "joint_torque_nm": torques,
             "joint_torque_peak_nm": peak,
             "sim_state": None if state is None else read_list("the state", state),
-            "part_pos": [position for position, _ in part_poses] or None,
-            "part_quat": [quat for _, quat in part_poses] or None,
+            "part_pos": part_positions,
+            "part_quat": part_quats,
             SUBGOALS: [bool(subgoals[name]) for name in self._subgoal_names] if subgoals else None,
         }
         return {name: np.array(value, dtype=np.float64) for name, value in values.items() if value is not None}
@@ -621,20 +640,26 @@ class _ContactBuffer:
         return MeasuredContacts(substeps, substep, geom1, geom2, force_n, are_net="force_n" not in self._forces)
 
 
-def read_list(name: str, values: ArrayLike, size: int | None = None) -> Floats:
+_FLAT = "Pass a flat list: position [3], quaternion [4] wxyz, or one number per joint."
+
+
+def read_list(name: str, values: ArrayLike, size: int | None = None, remedy: str = _FLAT) -> Floats:
     """Return a copy of the numbers [size]; None = any size. Raises `HostError` if they are not such a flat list."""
-    try:
-        given = np.asarray(values)
-        numbers = None if np.iscomplexobj(given) else np.array(given, dtype=np.float64)
-    except (TypeError, ValueError):  # such as lists of different lengths
-        numbers = None
+    numbers = _copy_numbers(values)
     if numbers is None:
         raise HostError(f"{name}: not a list of real numbers", remedy="Pass a flat list or array of real numbers.")
     if numbers.ndim != 1 or size not in (None, len(numbers)):
-        wanted = "[any]" if size is None else f"[{size}]"
-        problem = f"{name}: the shape is {list(numbers.shape)}, expected {wanted}"
-        raise HostError(problem, remedy="Pass a flat list: position [3], quaternion [4] wxyz, or one number per joint.")
+        wanted = "a flat list" if size is None else f"[{size}]"
+        raise HostError(f"{name}: the shape is {list(numbers.shape)}, expected {wanted}", remedy=remedy)
     return numbers
+
+
+def _copy_numbers(values: Any) -> Floats | None:
+    try:
+        given = np.asarray(values)
+        return None if np.iscomplexobj(given) else np.array(given, dtype=np.float64)
+    except (TypeError, ValueError):  # such as lists of different lengths
+        return None
 
 
 def split_pose(name: str, pose: Any) -> tuple[Any, Any]:
@@ -647,28 +672,38 @@ def split_pose(name: str, pose: Any) -> tuple[Any, Any]:
     return position, quat
 
 
-def _read_pose(
-    name: str, pose: Any, arm_count: int = 1, *, needs_position: bool = False
+def _read_poses(
+    poses: Mapping[str, tuple[Any, Any]], arm_count: int = 1, *, needs_numbers: bool = False
 ) -> tuple[Floats | None, Floats | None]:
-    # Return the position [3] and the quaternion [4] of a body, or of the end effectors of all arms.
-    position, quat = split_pose(name, pose)
-    if position is None and needs_position:
+    # Return the positions [B, 3] and the quaternions [Q, 4] of B bodies, or the same for all arms in one row; None
+    # without any. Raise an error with the name of a body whose pose has another shape, whose quaternion is zero or, if
+    # `needs_numbers`, whose pose has NaN.
+    positions = {name: position for name, (position, _) in poses.items()}
+    quats = {name: quat for name, (_, quat) in poses.items() if quat is not None}
+    if missing := [name for name, position in positions.items() if position is None]:
         remedy = "Pass (position, quaternion), or (position, None)."
-        raise HostError(f"the pose of {name} has no position", remedy=remedy)
-    if position is not None:
-        position = read_list(f"the position of {name}", position, 3 * arm_count)
-    if quat is not None:
-        quat = read_list(f"the orientation of {name}", quat, 4 * arm_count)
-        if not quat.reshape(-1, 4).any(axis=1).all():
-            problem = f"the orientation of {name} is a quaternion of zeros"
-            raise HostError(problem, remedy="Pass a unit quaternion, w first.")
-    return position, quat
+        raise HostError(f"the pose of {missing[0]} has no position", remedy=remedy)
+    all_positions = _stack_lists("position", positions, 3 * arm_count, needs_numbers)
+    all_quats = _stack_lists("orientation", quats, 4 * arm_count, needs_numbers)
+    is_known = np.ones(1, dtype=np.bool_) if all_quats is None else all_quats.reshape(-1, 4).any(axis=1)
+    if not is_known.all():
+        name = [*quats][int(is_known.argmin()) // arm_count]
+        problem = f"the orientation of {name} is a quaternion of zeros"
+        raise HostError(problem, remedy="Pass a unit quaternion, w first.")
+    return all_positions, all_quats
 
 
-def _require_no_nan(quats: Mapping[str, Floats | None]) -> None:
-    for name, quat in quats.items():
-        if quat is not None and np.isnan(quat).any():
-            raise HostError(f"the orientation of {name} has NaN", remedy="Pass a unit quaternion, w first.")
+def _stack_lists(kind: str, lists: Mapping[str, ArrayLike], size: int, needs_numbers: bool) -> Floats | None:
+    if not lists:
+        return None
+    stacked = _copy_numbers([*lists.values()])
+    if stacked is None or stacked.shape != (len(lists), size):
+        # One of the lists is wrong, and `read_list` raises an error with its name.
+        stacked = np.array([read_list(f"the {kind} of {name}", values, size) for name, values in lists.items()])
+    if needs_numbers and np.isnan(stacked).any():
+        name = [*lists][int(np.isnan(stacked).any(axis=1).argmax())]
+        raise HostError(f"the {kind} of {name} has NaN", remedy="Pass finite numbers in record 0.")
+    return stacked
 
 
 def check_families(given: Mapping[str, object], expected: Mapping[str, object]) -> None:
@@ -683,8 +718,12 @@ def check_families(given: Mapping[str, object], expected: Mapping[str, object]) 
 def _describe_families(reading: Reading, torques: Floats | None) -> dict[str, object]:
     # Map each reading's name in messages to whether a pose has an orientation, or to the shape of an array.
     poses = {**reading.poses, **({} if reading.eef is None else {"the end effector": reading.eef})}
-    has_quat = {f"the pose of {name}": split_pose(name, pose)[1] is not None for name, pose in poses.items()}
+    has_quat = {f"the pose of {name}": quat is not None for name, (_, quat) in poses.items()}
     arrays = {"state": reading.state, "torques": torques}
     goals = {f"the sub-goal {name}": True for name in reading.subgoals or ()}
-    sizes = {name: read_list(f"the {name}", values).shape for name, values in arrays.items() if values is not None}
+    sizes = {
+        name: values.shape if isinstance(values, np.ndarray) else read_list(f"the {name}", values).shape
+        for name, values in arrays.items()
+        if values is not None
+    }
     return {**has_quat, **goals, **sizes}

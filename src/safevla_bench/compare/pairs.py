@@ -253,6 +253,7 @@ def _require_same_episodes(
         if (missing := all_keys - keys)
     ]
     if lines:
+        lines += [f"{result.name}: {sentence}" for result in results for sentence in result.left_out]
         is_seed_enough = not across_seeds and all(keys == states[0] for keys in states)
         across = ", or use --across seeds" if is_seed_enough else ""
         remedy = f"Roll out all policies on the same tasks, states and seeds{across}. {_UNPAIRED_REMEDY}"
@@ -276,7 +277,7 @@ def _require_same_starts(paired: PairedResults) -> None:
     for task, dt_s in _dt_by_task(paired):
         if dt_s[1] > dt_s[0] * (1 + _DT_TOLERANCE):
             problem = f"the control steps of the policies differ in {task}: {dt_s[0]:g} s and {dt_s[1]:g} s"
-            raise RunError(problem, remedy=remedy)
+            raise RunError(problem, remedy=f"Roll out both policies with one control step. {_UNPAIRED_REMEDY}")
     for first, other in combinations(paired.results, 2):
         if rules := _differing_rules(first, other):
             problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(rules)} differ"

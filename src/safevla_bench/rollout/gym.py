@@ -117,15 +117,15 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         another option, and the errors of `Monitor.observe`, such as those for an unknown task or a record without a
         needed field.
         """
+        unknown = {*(options or ())} - {_INDEX_OPTION}
+        if unknown or not _is_integer((options or {}).get(_INDEX_OPTION, 0)):
+            remedy = f"The only option is {_INDEX_OPTION}, a whole number."
+            raise HostError(f"reset cannot use the options {options}", remedy=remedy)
         super().reset(seed=seed)
         state_count = self._task.init_states or 2**31  # without a list of initial states, any index is valid
         if seed is not None:
             self._env_seed, self._next_index = seed, seed % state_count
-        index = (options or {}).get(_INDEX_OPTION, self._next_index)
-        if {*(options or ())} - {_INDEX_OPTION} or not _is_integer(index):
-            remedy = f"The only option is {_INDEX_OPTION}, a whole number."
-            raise HostError(f"reset cannot use the options {options}", remedy=remedy)
-        index = int(index)
+        index = int((options or {}).get(_INDEX_OPTION, self._next_index))
         self._next_index = (index + 1) % state_count
         observation = self._reset_env(index)
         return observation, step_info(self._monitor.start(self._env.latest()), self._cost)

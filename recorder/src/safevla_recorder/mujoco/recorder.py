@@ -266,16 +266,17 @@ _UNSTABLE_START = (
 )
 
 
-# Margins for the position [m] and for the difference of quaternions: the least ones, and those per second of timestep.
+# Margins for the position [m] and for the difference of quaternions: the least, per second of timestep, and the most.
 # A loop may stop the robot after the last step, or the integrator may have several stages, so `qvel` may lack a motion.
-_STALE_M, _STALE_QUAT = (0.002, 2.0), (0.01, 5.0)
+# The most is below the smallest limit on displacements, 5 mm.
+_STALE_M, _STALE_QUAT = (0.002, 2.0, 0.004), (0.01, 5.0, 0.05)
 
 
 def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     """Raise `HostError` if the bodies' poses belong to another state than `qpos`, as after a state was set without
     `mj_forward`. After `mj_step`, poses are one substep older than `qpos`, so they may differ by twice the motion in a
-    substep plus a margin, which grows with the timestep. Computes on a copy. Only bodies with a free joint are checked,
-    because simulators such as RoboCasa set joints of fixtures after each step; and no models with plugins.
+    substep plus a margin, which grows with the timestep to 4 mm. Computes on a copy. Only bodies with a free joint are
+    checked, because simulators such as RoboCasa set joints of fixtures after each step; and no models with plugins.
     """
     import mujoco
 
@@ -284,13 +285,13 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     own, poses, previous_qpos = mujoco.MjData(model), [], data.qpos.copy()
     mujoco.mj_integratePos(model, previous_qpos, data.qvel, -model.opt.timestep)
     for qpos in (data.qpos, previous_qpos):
-        own.qpos[:], own.mocap_pos[:], own.mocap_quat[:] = qpos, data.mocap_pos, data.mocap_quat
+        own.qpos[:] = qpos  # free bodies depend on nothing else
         mujoco.mj_kinematics(model, own)
         poses.append((own.xpos.copy(), own.xquat.copy()))
     is_checked = np.zeros(model.nbody, dtype=np.bool_)
     is_checked[model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]] = True
-    for part, values, (least, per_second) in ((0, data.xpos, _STALE_M), (1, data.xquat, _STALE_QUAT)):
-        margin = max(least, per_second * model.opt.timestep)
+    for part, values, (least, per_second, most) in ((0, data.xpos, _STALE_M), (1, data.xquat, _STALE_QUAT)):
+        margin = min(max(least, per_second * model.opt.timestep), most)
         now, previous = poses[0][part], poses[1][part]
         difference = np.linalg.norm(values - now, axis=1)
         if part:  # a quaternion and its negative are the same orientation
@@ -321,10 +322,9 @@ class Recorder(EpisodeLog):
     ) -> None:
         """Take record 0. `unstable` is the value of `unstable_steps` when the initial state was set; 0 after a reset.
 
-        Raises `HostError` if the simulation has become unstable since then, if the bodies' poses belong to an earlier
-        state than `data.qpos`, if the model has flexible bodies, whose
-        contacts do not belong to geoms, if `scene` lacks a body's role or has an unknown fixture part, or if MuJoCo's
-        contact list has an unexpected layout.
+        Raises `HostError` if the simulation has become unstable since then, if poses of free bodies belong to a state
+        before `data.qpos`, if the model has flexible bodies, whose contacts do not belong to geoms, if `scene` lacks a
+        body's role or has an unknown fixture part, or if MuJoCo's contact list has an unexpected layout.
         """
         super().__init__()
         if getattr(model, "nflex", 0):

@@ -422,7 +422,7 @@ def change_model(
     """
     changed_arrays = () if change == PhysicsChange() else _CHANGED_ARRAYS  # do not copy arrays that stay the same
     saved_arrays = {name: getattr(model, name).copy() for name in changed_arrays}
-    saved_options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance")}
+    saved_options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance") if changed_arrays}
 
     def restore() -> None:
         for name, array in saved_arrays.items():

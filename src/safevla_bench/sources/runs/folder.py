@@ -52,7 +52,7 @@ _EXPORT_NAMES = (
 EXPORTS = frozenset([*_EXPORT_NAMES.split(), EXPERIMENTS])
 """Files that a command writes into a run folder if the run is its only source, apart from judgement and pictures."""
 MISSING = "missing"
-_RESTORE = "Restore the file, or score the records in archive/ or raw/ directly."
+_RESTORE = "Restore the file, or score the files in archive/ or raw/ directly."
 
 
 class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):
