@@ -159,7 +159,7 @@ def rank_under_variants(
 # Choice of a policy
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Contender(msgspec.Struct, frozen=True, kw_only=True):
     """A policy that may be chosen, with its results for the metric to maximize and for each condition."""
 
     policy: str
@@ -193,7 +193,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     conditions: tuple[Gate, ...]
     confidence: float  # confidence with which all intervals hold simultaneously
     each_confidence: float
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Contender, ...]
     chosen: str | None
     is_established: bool  # True if the intervals establish all conditions for the chosen policy
     comparison: Comparison | None = None
@@ -248,7 +248,7 @@ def select_policy(
     candidates = []
     for k in range(0, len(outcomes), len(gates)):
         value, *condition_outcomes = outcomes[k : k + len(gates)]
-        candidates.append(Candidate(policy=value.policy or UNNAMED, value=value, conditions=tuple(condition_outcomes)))
+        candidates.append(Contender(policy=value.policy or UNNAMED, value=value, conditions=tuple(condition_outcomes)))
     candidates.sort(key=_sort_key)
     best_two = [candidate for candidate in candidates if candidate.is_met][:2]
     selection = Selection(
@@ -283,7 +283,7 @@ def _require_candidates(results: Sequence[PolicyResults]) -> None:
     require_same_tasks(*results)
 
 
-def _sort_key(candidate: Candidate) -> tuple[bool, float, float]:
+def _sort_key(candidate: Contender) -> tuple[bool, float, float]:
     # Candidates that satisfy the conditions come first, sorted by value.
     # Candidates that violate a condition follow, sorted by their distance from the first condition's limit.
     # `slack` is this distance, positive on the side that satisfies the condition.
@@ -302,7 +302,7 @@ def _sort_key(candidate: Candidate) -> tuple[bool, float, float]:
 
 
 def _compare_best(
-    selection: Selection, best: Sequence[Candidate], results: Sequence[PolicyResults], protocols: Protocols
+    selection: Selection, best: Sequence[Contender], results: Sequence[PolicyResults], protocols: Protocols
 ) -> Selection:
     # Returns the selection with the comparison of the two best candidates, or with the reason why there is none.
     by_name = {result.name: result for result in results}

@@ -45,7 +45,7 @@ STATE, START = "state", "start"
 _READINGS = ("joint_pos", "joint_vel")
 
 
-class Robot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RobotModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An arm. `embodiment` is its name in records. The pose of the link `hand` is recorded as the end effector's pose.
     Each entry of `fingers` is a substring of the names of one finger's links. `controls` maps ManiSkill's control
     modes, the default mode first, to the meaning and the number of an action's values. `action_high` holds the upper
@@ -63,7 +63,7 @@ class Robot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     torque_limit_nm: tuple[float, ...] | None = None
 
 
-ROBOTS: Mapping[str, Robot] = read_shipped(__package__, "robots.toml", dict[str, Robot])
+ROBOTS: Mapping[str, RobotModel] = read_shipped(__package__, "robots.toml", dict[str, RobotModel])
 
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -393,7 +393,7 @@ def articulations(env: Any) -> list[Any]:
     return [agent.robot._objs[0] for agent in agents(env)]
 
 
-def arm_links(articulation: Any, robot: Robot) -> list[int]:
+def arm_links(articulation: Any, robot: RobotModel) -> list[int]:
     """Return the indices, in SAPIEN's list of links, of the links that the arm's joints move, base first."""
     link_names = [link.entity.name for link in articulation.links]
     return [link_names.index(joint.child_link.entity.name) for joint in articulation.active_joints[: robot.joints]]
@@ -446,7 +446,7 @@ def solid_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
     return {name: body for name, body in (links | actors).items() if body.collision_shapes}
 
 
-def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
+def read_scene(env: Any, robot: RobotModel, facts: TaskFacts) -> SceneMap:
     """Return names and roles of the scene's bodies: links have the names in `name_links`, actors have ManiSkill's
     names. Bodies without collision shapes, such as goal markers, are left out. Shapes of one entity form one body.
     """
@@ -465,7 +465,7 @@ def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
     )
 
 
-def finger_groups(links: Mapping[str, Any], robot: Robot) -> tuple[list[int], list[int]]:
+def finger_groups(links: Mapping[str, Any], robot: RobotModel) -> tuple[list[int], list[int]]:
     """Return, for each of an arm's two fingers, the ids of its links; `links` maps names to an arm's links."""
     first, second = (
         [body.entity.per_scene_id for name, body in links.items() if finger in name] for finger in robot.fingers
@@ -473,7 +473,7 @@ def finger_groups(links: Mapping[str, Any], robot: Robot) -> tuple[list[int], li
     return first, second
 
 
-def read_arms(env: Any, robot: Robot, facts: TaskFacts) -> dict[str, Arm]:
+def read_arms(env: Any, robot: RobotModel, facts: TaskFacts) -> dict[str, Arm]:
     """Return the links and fingers of each arm, by the arm's name, in a scene with several arms."""
     links = {name: body for name, body in name_links(env, facts).items() if body.collision_shapes}
     links_of_arm = {
@@ -482,7 +482,7 @@ def read_arms(env: Any, robot: Robot, facts: TaskFacts) -> dict[str, Arm]:
     return {arm: Arm(tuple(bodies), finger_groups(bodies, robot)) for arm, bodies in links_of_arm.items()}
 
 
-def read_parts(env: Any, robot: Robot, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
+def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
     """Return the parts (robot links, solid actors), indices of the parts of hand and fingers, and each part's body."""
     name_of_id = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
     # A link follows its parent in the list, because `Part.parent` is an index of an earlier part.
@@ -557,7 +557,7 @@ def read_state(env: Any) -> NDArray[np.float64]:
     return state
 
 
-def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
+def state_coordinates(env: Any, robot: RobotModel) -> tuple[Coordinate, ...]:
     """Return which entries of the array from `read_state` are positions, and which entries are rotations."""
     coordinates, index = list[Coordinate](), 0  # `index` is the first entry of the next actor or articulation
     for kind in ("actors", "articulations"):

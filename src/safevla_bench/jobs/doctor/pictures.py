@@ -44,14 +44,14 @@ _REMEDY = "Use the dialect of the model's project, or do not turn the pictures i
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ExampleScene:
     """A recorded observation, with upright pictures, and the actions [H, 7] that followed."""
 
     observation: Observation
     actions: Floats
 
 
-def load_scenes() -> list[Scene]:
+def load_scenes() -> list[ExampleScene]:
     """Return the recorded scenes that ship with the package."""
     with np.load(io.BytesIO(SCENES.read_bytes()), allow_pickle=False) as file:
         arrays: dict[str, NDArray[Any]] = dict(file)
@@ -67,11 +67,11 @@ def load_scenes() -> list[Scene]:
             extra={name: arrays[name][index] for name in (CONTROLLER_POSITION, CONTROLLER_ROTATION)},
             **{name: arrays[name][index] for name in ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")},
         )
-        scenes.append(Scene(observation, arrays["actions"][index]))
+        scenes.append(ExampleScene(observation, arrays["actions"][index]))
     return scenes
 
 
-def fit_images(scene: Scene, wants: Wants, turn: tuple[slice, ...]) -> Observation:
+def fit_images(scene: ExampleScene, wants: Wants, turn: tuple[slice, ...]) -> Observation:
     """Return the scene's observation, with its pictures turned and resized to the size that a policy wants."""
     height, width = wants.image_size
     images = {}
@@ -83,7 +83,7 @@ def fit_images(scene: Scene, wants: Wants, turn: tuple[slice, ...]) -> Observati
     return replace(scene.observation, images=images)
 
 
-def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[Scene]) -> dict[str, float] | None:
+def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene]) -> dict[str, float] | None:
     """Return orientation (in `TURNS`) -> mean angle between replies and recorded actions [degrees]; None if no reply
     depends on the orientation. A reply that does not move the hand counts as 90 degrees. Each request begins an
     episode. Raises the errors of `ChunkModel.begin` and `infer`.

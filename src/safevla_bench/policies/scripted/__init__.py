@@ -67,7 +67,7 @@ def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
     """Place one object after another. If an object misses its place, try to place it again. At the end, keep the hand
     at its last target, or hold still if there was nothing to place.
     """
-    arm = motion.Arm(seen, style)
+    arm = motion.FixedArm(seen, style)
     last_tried: placement.Placement | None = None
     attempt = 0
     while True:

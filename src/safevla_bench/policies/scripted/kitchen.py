@@ -14,7 +14,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Observation, Privileged
-from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, Robot, box_axes, box_center, to_rotation
+from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, Mover, box_axes, box_center, to_rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ _STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand is blocked if it moves less than
 _STUCK_STEPS, _STUCK_M = 20, 0.004  # a base is stuck if it moves less than _STUCK_M [m, rad] in _STUCK_STEPS
 
 
-class MobileRobot(Robot):
+class MobileRobot(Mover):
     """A robot with an arm on a mobile base."""
 
     def __init__(self, seen: Observation, style: MobileStyle) -> None:

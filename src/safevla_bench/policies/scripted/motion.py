@@ -248,7 +248,7 @@ class ClearPath:
         return np.array([*goal_m[:2], clear_height_m])  # go across
 
 
-class Robot:
+class Mover:
     """A robot, with its last observation `seen`; a move starts from this observation and updates it."""
 
     seen: Observation
@@ -264,7 +264,7 @@ class Robot:
         return self.seen.eef_pos_m
 
 
-class Arm(Robot):
+class FixedArm(Mover):
     """An arm on a fixed base, with the hand's last target. Moves yield actions [7] and receive observations."""
 
     def __init__(self, seen: Observation, style: Style) -> None:

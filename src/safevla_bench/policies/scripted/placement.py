@@ -13,7 +13,7 @@ import numpy as np
 
 from safevla_bench.interface.policy import Action, Observation, Privileged
 from safevla_bench.policies.scripted import motion
-from safevla_bench.policies.scripted.motion import CLOSED_M, OPEN_M, Arm, Floats, HandTarget, box_axes, box_center
+from safevla_bench.policies.scripted.motion import CLOSED_M, OPEN_M, FixedArm, Floats, HandTarget, box_axes, box_center
 
 # Goals
 
@@ -190,7 +190,7 @@ _APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS = 80, 30, 20, 30
 _CARRY_STEPS, _LOWER_STEPS, _RETREAT_STEPS = 100, 40, 20
 
 
-def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Action, Observation, int]:
+def place_object(arm: FixedArm, placement: Placement, attempt: int) -> Generator[Action, Observation, int]:
     """Bring an object to its place, and return the number of the last attempt. Attempt 0 uses the best grasp. Each
     further attempt uses the next best grasp; after the last grasp, the best one follows again. If the object moves
     before the descent, a new grasp is chosen; if it is dropped, a further attempt begins. At the end, the hand pauses,
@@ -226,7 +226,9 @@ def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Acti
     return attempt
 
 
-def _lift_object(arm: Arm, body: str, target: HandTarget) -> Generator[Action, Observation, tuple[HandTarget, float]]:
+def _lift_object(
+    arm: FixedArm, body: str, target: HandTarget
+) -> Generator[Action, Observation, tuple[HandTarget, float]]:
     # Grip the object at `target` and lift it. Return the hand's last target, and the largest distance of the object
     # from the hand at which it counts as held.
     is_blocked = yield from arm.reach(target, _DESCEND_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
@@ -241,17 +243,17 @@ def _lift_object(arm: Arm, body: str, target: HandTarget) -> Generator[Action, O
     return lifted, max_held_m
 
 
-def _hand_distance_m(arm: Arm, body: str) -> float:
+def _hand_distance_m(arm: FixedArm, body: str) -> float:
     return float(np.linalg.norm(box_center(arm.scene, body) - arm.hand_m))
 
 
-def _hand_with_load(arm: Arm, body: str, grasp: Grasp) -> motion.Prisms:
+def _hand_with_load(arm: FixedArm, body: str, grasp: Grasp) -> motion.Prisms:
     # Return the prisms of the hand and of the held object, with the grip site at the origin.
     load = motion.body_prisms(arm.scene, body).hull().shift_by(-arm.hand_m)
     return motion.concatenate_prisms(motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), load)
 
 
-def _release_point(arm: Arm, placement: Placement, grasp: Grasp) -> Floats:
+def _release_point(arm: FixedArm, placement: Placement, grasp: Grasp) -> Floats:
     # Return the hand's position at the release, [3] m: the held object's middle is then above the target.
     body = placement.body
     spot_m = target_point(arm.scene, placement.place) - (box_center(arm.scene, body) - arm.hand_m)[:2]
