@@ -123,3 +123,8 @@ class CollectedError(SafevlaError):
     def __init__(self, errors: Sequence[SafevlaError], *, remedy: str | None = None) -> None:
         self.errors = tuple(errors)
         super().__init__("\n".join(str(error) for error in self.errors), remedy=remedy)
+
+
+def describe_cause(error: BaseException) -> str:
+    """Return an error's text; of an `OSError`, only the system's reason, without its number and file."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

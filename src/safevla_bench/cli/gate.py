@@ -150,8 +150,11 @@ def _gate_against(
 
 def _find_protocol(judged: Judged) -> Mapping[str, object] | None:
     # Returns the protocol of all sources; None if that of a source is unknown.
-    if any(protocol != judged.protocols[0] for protocol in judged.protocols):
-        problem = f"{' and '.join(map(str, judged.paths))} were run under different protocols"
+    from safevla_bench.compare.pairs import differing_rules
+
+    rules = {rule for other in judged.protocols for rule in differing_rules(judged.protocols[0], other)}
+    if rules:
+        problem = f"the protocols of {' and '.join(map(str, judged.paths))} differ in {', '.join(sorted(rules))}"
         raise RunError(problem, remedy="Pass the runs of one protocol at a time.")
     return judged.protocols[0] if judged.protocols and len(judged.protocols) == len(judged.sources) else None
 

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from safevla_bench.cli import completion, options, rules
 from safevla_bench.cli.options import flag, is_given, option, parsed, repeatable
-from safevla_bench.errors import Place, RunError
+from safevla_bench.errors import Place, RunError, describe_cause
 from safevla_bench.files import decode_input, parse_toml
 from safevla_bench.hosts.protocols import PRESET, default_protocol
 from safevla_bench.jobs.evaluation import request as requests
@@ -227,7 +227,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
         document = decode_input(path, lambda content: parse_toml(content.decode("utf-8")))
     except (OSError, ValueError, RecursionError) as error:
         remedy = 'Name a TOML file with texts in quotes, such as host = "libero".'
-        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(str(path))) from None
+        raise RunError(f"cannot be read: {describe_cause(error)}", remedy=remedy, place=Place(str(path))) from None
     running, judging = config_keys(context.command)
     # In `known` and `document`, the keys of the table `[judge]` begin with "judge.".
     known = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}

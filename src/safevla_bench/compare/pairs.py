@@ -280,7 +280,10 @@ def _require_same_starts(paired: PairedResults) -> None:
             raise RunError(problem, remedy=f"Roll out both policies with one control step. {_UNPAIRED_REMEDY}")
     for first, other in combinations(paired.results, 2):
         if rules := _differing_rules(first, other):
-            problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(rules)} differ"
+            first_name, other_name = (
+                f"{side.name} in {side.source}" if side.source else side.name for side in (first, other)
+            )
+            problem = f"the protocols of {first_name} and {other_name} differ in {', '.join(rules)}"
             raise RunError(problem, remedy=remedy)
 
 
@@ -362,7 +365,12 @@ def _differing_rules(first: policy_results.PolicyResults, other: policy_results.
     if OWN_LOOP in (first_rules.get("name"), other_rules.get("name")):
         suites = {header.benchmark for result in (first, other) for header in result.headers}
         first_rules, other_rules = _start_rules(first_rules, suites), _start_rules(other_rules, suites)
-    return sorted(rule for rule in {*first_rules, *other_rules} if first_rules.get(rule) != other_rules.get(rule))
+    return differing_rules(first_rules, other_rules)
+
+
+def differing_rules(first: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Return the sorted names of the rules in which two protocols differ."""
+    return sorted(rule for rule in {*first, *other} if first.get(rule) != other.get(rule))
 
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:

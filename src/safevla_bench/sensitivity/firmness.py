@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import Place, RunError
+from safevla_bench.errors import Place, RunError, describe_cause
 from safevla_bench.files import decode_input, decode_json
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.rates import Rate, interval_bounds
@@ -84,7 +84,8 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
             return None
         except (OSError, ValueError, RecursionError) as error:
             place = Place(file=str(folder / PHYSICS))
-            raise RunError(f"cannot be read: {error}", remedy="Move the file and replay again.", place=place) from None
+            problem = f"cannot be read: {describe_cause(error)}"
+            raise RunError(problem, remedy="Move the file and replay again.", place=place) from None
 
     @property
     def offered(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from safevla_bench.errors import HostError, RecordError
+from safevla_bench.errors import HostError, RecordError, describe_cause
 from safevla_bench.files import read_input
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.interface.task import Task
@@ -311,7 +311,7 @@ def _read_text(path: Path) -> str:
     try:
         return read_input(path, _MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError, RecordError) as error:
-        raise HostError(f"{path} cannot be read: {error}", remedy=INSTALL) from error
+        raise HostError(f"{path} cannot be read: {describe_cause(error)}", remedy=INSTALL) from error
 
 
 def _read_joints(number: int) -> Floats:
@@ -347,7 +347,7 @@ def _read_state(path: Path) -> Floats:
         length, byte_count, utf8_bytes = match.groups() if match else (b"\0", b"", b"")
         state = np.frombuffer(utf8_bytes.decode().encode("latin-1"), dtype="<f8")
     except (OSError, EOFError, KeyError, ValueError, RuntimeError, RecordError, zipfile.BadZipFile) as error:
-        raise HostError(f"{path} cannot be read: {error}", remedy=INSTALL) from error
+        raise HostError(f"{path} cannot be read: {describe_cause(error)}", remedy=INSTALL) from error
     has_stated_sizes = len(state) == length[0] and len(utf8_bytes) == int.from_bytes(byte_count, "little")
     if not match or not has_stated_sizes or not np.isfinite(state).all():
         raise HostError(f"{path} does not hold one pickled array of numbers", remedy=INSTALL)

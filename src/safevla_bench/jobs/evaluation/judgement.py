@@ -16,7 +16,7 @@ import numpy as np
 from safevla_bench import hosts
 from safevla_bench.compare import policy_results
 from safevla_bench.compare.policy_results import PolicyResults
-from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError
+from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError, describe_cause
 from safevla_bench.files import decode_input, decode_json
 from safevla_bench.judging import metrics, registration, scoring
 from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
@@ -226,7 +226,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
         return RulesetRecipe()
     except (ValueError, RecursionError, OSError) as error:
         remedy = "Omit --rules as-judged, and name the rules, for example by --library FILE."
-        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
+        raise RunError(f"cannot be read: {describe_cause(error)}", remedy=remedy, place=Place(file=str(path))) from None
 
 
 def _score_sources(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from safevla_bench.errors import HostError, Place, RunError
+from safevla_bench.errors import HostError, Place, RunError, describe_cause
 from safevla_bench.explain.query import answer_query, parse_query
 from safevla_bench.files import make_folder, own_path, read_input, write_atomically
 from safevla_bench.interface.environment import Host
@@ -235,7 +235,7 @@ def _read_wordings(suite_or_file: str, host: Host, task: Task) -> tuple[str, ...
             lines = read_input(Path(suite_or_file)).decode("utf-8").splitlines()
             others = [line.strip() for line in lines if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        problem = f"cannot be read as instructions: {getattr(error, 'strerror', None) or error}"
+        problem = f"cannot be read as instructions: {describe_cause(error)}"
         remedy = f"Name a text file with one instruction per line, or a suite of {host.name} with other instructions."
         raise RunError(problem, remedy=remedy, place=Place(file=suite_or_file)) from None
     return tuple(dict.fromkeys([task.instruction, *others]))

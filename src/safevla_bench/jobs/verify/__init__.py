@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safevla_bench.errors import Place, RunError
+from safevla_bench.errors import Place, RunError, describe_cause
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.verify import files
 from safevla_bench.jobs.verify.replays import REPLAY, ProgressCallback, check_replays, choose_episodes
@@ -61,7 +61,7 @@ def verify_run(
         return files.Verification(tuple(_check_run(run, ruleset, replay, audit, observer)))
     except OSError as error:
         remedy = "Verify the run on a machine that can read all its files."
-        raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=error.filename)) from None
+        raise RunError(describe_cause(error), remedy=remedy, place=Place(file=error.filename)) from None
 
 
 def _check_run(

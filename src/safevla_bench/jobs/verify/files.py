@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from safevla_bench import memory, plugins
 from safevla_bench.archive import parquet_guard, parquet_rows
-from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
+from safevla_bench.errors import Place, RecordError, RunError, SafevlaError, describe_cause
 from safevla_bench.files import read_input
 from safevla_bench.hosts.protocols import preset_differences, protocol_names
 from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, format_rescore_command, judge
@@ -455,7 +455,7 @@ def _compare_content(
     except FileNotFoundError:
         return mismatch(check, "missing")
     except _UNREADABLE as error:
-        return mismatch(check, f"cannot be read: {error}")
+        return mismatch(check, f"cannot be read: {describe_cause(error)}")
     return mismatch(check, difference) if difference else agreement(check, text)
 
 

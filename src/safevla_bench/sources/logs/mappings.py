@@ -20,7 +20,7 @@ import pyarrow as pa
 from msgspec import Meta, inspect
 
 from safevla_bench.archive.record_schema import refuse_field
-from safevla_bench.errors import Place, RecordError
+from safevla_bench.errors import Place, RecordError, describe_cause
 from safevla_bench.files import parse_toml, read_input
 from safevla_bench.memory import limit_memory
 from safevla_bench.sources.logs import names as naming
@@ -48,8 +48,7 @@ def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Ite
     except RecordError as error:
         raise error.with_place(place) from None
     except (OSError, LookupError, TypeError, ValueError, RuntimeError, pa.ArrowException, *further) as error:
-        cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        problem = f"cannot be read: {' '.join(cause.split())[:400]}"
+        problem = f"cannot be read: {' '.join(describe_cause(error).split())[:400]}"
         raise RecordError(problem, remedy=remedy, place=place) from None
 
 

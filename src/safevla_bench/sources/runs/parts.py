@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from safevla_bench import archive
 from safevla_bench.archive import npz, parquet
 from safevla_bench.archive.record_schema import EpisodeSelection
-from safevla_bench.errors import DamageError, Place, RecordError, RunError
+from safevla_bench.errors import DamageError, Place, RecordError, RunError, describe_cause
 from safevla_bench.files import decode_input, decode_json, own_path, read_input, sha256_of, write_atomically
 from safevla_bench.memory import limit_memory
 from safevla_bench.sources.runs import folder as run_folder
@@ -178,7 +178,8 @@ def read_record(folder: Path, index: int) -> Batch:
     except OSError as error:
         row_path = path.with_suffix(_ROW_SUFFIX)
         remedy = f"Restore the file; or remove {row_path} and resume the run, to run the episode again."
-        problem = "the record is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        is_missing = isinstance(error, FileNotFoundError)
+        problem = "the record is missing" if is_missing else f"cannot be read: {describe_cause(error)}"
         raise DamageError(problem, episodes=1, remedy=remedy, place=Place(file=str(path))) from None
     if isinstance(record, RecordError):
         raise record
