@@ -1,7 +1,7 @@
-"""Hosts: simulators with an attached recorder. Entry points of the group ``safevla_bench.hosts`` provide them.
+"""Hosts: simulators with an attached recorder. Entry points of the group ``safevla_bench.hosts`` register them.
 
 An entry point names a factory, which returns a `Host`. The factory's keyword parameters are optional strings. An entry
-point with the same name in the group ``safevla_bench.registries`` names the file with the tags of the host's tasks.
+point with the host's name in the group ``safevla_bench.registries`` names the file with the tags of the host's tasks.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def host_names() -> tuple[str, ...]:
 
 
 def host_owner(name: str) -> str:
-    """Return the distribution that provides a host; "" if none does."""
+    """Return the name of the distribution that provides a host; "" if no installed distribution does."""
     return _HOSTS.owner(name)
 
 
 def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the host's name and arguments as a text if an untrusted file must not choose them: arguments of a plug-in
-    host. Return None if the host is built in or there are no arguments.
+    """Return a text with the name and arguments of a plug-in host: a call that an untrusted file must not request.
+    Return None if this package provides the host, or there are no arguments.
     """
     return format_call(f"host {name}", arguments) if arguments and not _HOSTS.is_own(name) else None
 
@@ -58,8 +58,8 @@ def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
     """Make a host by name. `named_by` is the file that contains the name; None if the user gave the name.
 
-    Raises `RunError` if an untrusted file gives arguments to a plug-in; `HostError`, which lists the known names, for
-    an unknown host or argument; and `PluginError`, which names the distribution, if the host cannot be loaded.
+    Raises `RunError` if an untrusted file gives arguments to a plug-in; `HostError`, with the known names, for an
+    unknown host or argument; `PluginError`, with the distribution's name, if the host cannot be loaded.
     """
     call = describe_call(name, arguments)
     require_trust(named_by, [call] if call else [])
@@ -81,8 +81,8 @@ def describe_code(host: Host) -> str:
 
 
 def describe_suite(host: str, suite: str) -> str | None:
-    """Return a text with the path if `suite` is a path to task files, and None if it is a suite's name. An untrusted
-    file must not choose such a path.
+    """Return a text with the path if `suite` is a path to task files; None if `suite` is the name of a suite. An
+    untrusted file must not choose such a path.
     """
     is_path = "/" in suite or suite.endswith(".bddl")
     if not is_path and Path(suite).exists():  # an existing folder is a path, unless a LIBERO suite has the same name
@@ -92,8 +92,8 @@ def describe_suite(host: str, suite: str) -> str | None:
 
 
 def list_tasks(host: Host, suite: str, named_by: Path | None) -> tuple[Task, ...]:
-    """Return a suite's tasks. `named_by` is the file that contains the suite's name; None if the user gave the name.
-    Raises `RunError` if an untrusted file names task files, and the errors of `Host.tasks`.
+    """Return a suite's tasks. `named_by` is the file that names the suite; None if the user named it. Raises `RunError`
+    if an untrusted file names a path to task files, and the errors of `Host.tasks`.
     """
     task_files = describe_suite(host.name, suite)
     require_trust(named_by, [task_files] if task_files else [])
@@ -117,8 +117,8 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     """Raise `HostError` unless a host with the abilities `supports` can start an episode of the task from this seed.
 
     A run checks all planned episodes before the first one starts, and a host checks each episode in `reset`. The
-    environment's seed and the index must be >= 0. If the task has initial states, the index must be below their number,
-    except for drawn starts and recorded states. `wait_action` must be finite and have the length of `Task.still`.
+    environment's seed and the index must be 0 or more. If the episode starts from an initial state of the task, the
+    index must be below the number of initial states. `wait_action` must be finite and have the length of `Task.still`.
     `supports` must include each ability that the start needs: recorded states, placements, physics changes or drawn
     starts.
     """
@@ -145,7 +145,7 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
             remedy = f"Give {len(task.still)} finite numbers; by default the task uses {default_action}."
             raise HostError(f"{full_name} cannot use this settling action: {error.problem}", remedy=remedy) from None
     if seed.env_seed < 0:
-        problem = f"{full_name} cannot be seeded by {seed.env_seed}, which is below 0"
+        problem = f"{full_name} cannot use the seed {seed.env_seed}, which is below 0"
         raise HostError(problem, remedy="Give an environment seed of 0 or more.")
     index, count = seed.init_state_index, task.init_states
     if index < 0 and (seed.drawn or not count):
@@ -286,14 +286,14 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
 
 def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> None:
     """Raise `HostError` with a list of the known names unless `owner` has a suite, task or camera with this name."""
-    known = tuple(known)  # `known` may be an iterator, which could be read only once
+    known = tuple(known)  # `known` may be an iterator, which can be read only once
     if name not in known:
         remedy = f"{kind.capitalize()}{'' if kind.endswith('s') else 's'}: {', '.join(known)}."
         raise HostError(f"{owner} has no {kind} {name!r}", remedy=remedy)
 
 
 def registered_task(suite: str, name: str, index: int, still: tuple[float, ...], **further: Any) -> Task:
-    """Return a task with the registry's instruction, or else with `name`. `further` has additional fields of `Task`."""
+    """Return a task with the registry's instruction (default: `name`). `further` has additional fields of `Task`."""
     instruction = load_registry().tasks[suite, name].instruction or name
     return Task(suite, name, index, name, instruction, still, **further)
 

@@ -16,7 +16,7 @@ WORKERS = "SAFEVLA_WORKERS"  # environment variable: the number of workers of th
 
 
 class HostEnv(ABC):
-    """One task in one simulator with its recorder attached. Hosts may override the methods that are not abstract."""
+    """One task in one simulator with its recorder attached. Hosts may override methods that are not abstract."""
 
     task: Task
     dt_s: float
@@ -35,27 +35,27 @@ class HostEnv(ABC):
 
     @abstractmethod
     def recorded(self) -> Batch:
-        """Return the episode up to now as a validated batch of one, with the header fields that the host fills."""
+        """Return the episode up to now as a validated one-episode batch, with the header fields that the host fills."""
 
     @abstractmethod
     def close(self) -> None:
         """Release the simulator. The environment cannot be used afterwards."""
 
     def latest(self) -> Batch:
-        """Return the newest record as a batch of one episode with one record. Hosts may override this to save time."""
+        """Return the newest record as a one-episode batch with one record. Hosts may override this to save time."""
         return select_record(self.recorded(), -1)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the meaning of the positions and rotations in `sim_state`, the simulator's flat state."""
+        """Return which entries of `sim_state`, the simulator's flat state, are positions and rotations, by name."""
         return ()  # hosts that declare `HostSupport.states` must override this method
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Return the fixtures' poses after the last reset: root body -> position [3] in m, quaternion [4] wxyz."""
+        """Map each fixture's root body to its pose after the last reset: position [3] in m, quaternion [4] wxyz."""
         return {}
 
-    def render_next(self, wanted: bool) -> None:  # noqa: B027 - an environment may render every time
-        """Set whether the next step renders images; if not, its observation holds `UnrenderedImages`. The setting is
-        valid for this step only: later steps and all resets render images by default.
+    def render_next(self, wanted: bool) -> None:  # noqa: B027 - an environment may always render
+        """Set whether the next step renders images. If it does not, its observation holds `UnrenderedImages`. The
+        setting is valid for this step only: later steps and all resets render images by default.
         """
 
     def run_fast(self, wanted: bool) -> None:  # noqa: B027
@@ -66,8 +66,8 @@ class HostEnv(ABC):
 
 @dataclass(frozen=True, slots=True)
 class HostSupport:
-    """The optional abilities of a host, by default none. A host declares them in its attribute `supports`. A run that
-    needs an undeclared ability is refused before its first episode.
+    """The optional abilities of a host; by default, it has none. A host declares them in its attribute `supports`. A
+    run that needs an undeclared ability is refused before its first episode.
     """
 
     cameras: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Host(ABC):
         raise NotImplementedError  # called only for hosts that declare `HostSupport.placed`
 
     def stage(self, task: Task, episode: Batch) -> Stage:
-        """Prepare a recorded episode for rendering. `episode` is a batch of one that includes `sim_state`. Raises
+        """Prepare a recorded episode for rendering. `episode` is a one-episode batch that includes `sim_state`. Raises
         `HostError` if the machine cannot render or the record has no `sim_state`.
         """
         raise NotImplementedError  # called only for hosts that declare `HostSupport.pictures`

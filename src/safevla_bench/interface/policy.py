@@ -18,12 +18,12 @@ Action = NDArray[np.float64]
 
 CONTROLLER_POSITION, CONTROLLER_ROTATION = "controller_pos", "controller_rotation"
 """Names of two readings of LIBERO: the end effector's position [3] in m and rotation matrix [9], row by row, in the
-world frame, as used by the arm's controller. They lag the observed pose by one physics step."""
+world frame, as used by the arm's controller. They are one physics step behind the observed pose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """Observations that a policy wants in addition to proprioception. A host renders only the cameras named here."""
+    """Observations that a policy wants in addition to proprioception. A host renders only the cameras in `cameras`."""
 
     cameras: tuple[str, ...] = ()
     image_size: tuple[int, int] = (256, 256)
@@ -54,8 +54,8 @@ class Boxes:
 class Privileged:
     """Ground truth of the scene in the world frame, in meters and unit wxyz quaternions; arrays are read-only.
     `half_extents_m` and `center_m` describe the bounding box of a body's collision geometry: half its size along the
-    body's axes, and its center in the body frame. `goal` holds the task's goal predicates as the host writes them, such
-    as `("on", "akita_black_bowl_1", "plate_1")`; `sites_m` holds the positions of goal regions.
+    body's axes, and its center in the body frame. `goal` holds the host's goal predicates for the task, such as `("on",
+    "akita_black_bowl_1", "plate_1")`; `sites_m` holds the positions of goal regions.
     """
 
     body_pos_m: Mapping[str, NDArray[np.float64]]
@@ -65,12 +65,12 @@ class Privileged:
     sites_m: Mapping[str, NDArray[np.float64]]
     goal: tuple[tuple[str, ...], ...]
     movable: frozenset[str]
-    pieces: Mapping[str, Boxes] = field(default_factory=dict)  # body -> its boxes; may be empty
+    pieces: Mapping[str, Boxes] = field(default_factory=dict)  # maps a body to its boxes; may be empty
     hand: Boxes | None = None  # hand and fingers in their current pose, world frame; None = unknown
 
 
 class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
-    """Placeholder for images that were not rendered. Reading one raises `PolicyError`."""
+    """Placeholder for images that were not rendered. Reading an image raises `PolicyError`."""
 
     def __init__(self, cameras: Sequence[str]) -> None:
         self._cameras = tuple(cameras)
@@ -112,7 +112,7 @@ class Observation:
     joint positions in meters; images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4]
     are a mobile robot's base pose, world frame. `extra` has further readings, such as the arm's `joint_pos` [J].
 
-    With several arms, `arms` has each arm by name, and the other fields hold the arms' values, concatenated.
+    With several arms, `arms` maps names to the arms' observations, and the other fields concatenate the arms' values.
     """
 
     instruction: str
@@ -145,7 +145,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class SelectivePolicy(Protocol):
-    """Optional property of a policy that does not read the images of every observation."""
+    """Optional property of a policy that ignores the images of some observations."""
 
     @property
     def looks_next(self) -> bool:
@@ -154,7 +154,7 @@ class SelectivePolicy(Protocol):
 
 @runtime_checkable
 class ChunkingPolicy(Protocol):
-    """Optional method of a policy that computes several actions at a time, called a chunk."""
+    """Optional method of a policy that computes several actions at a time. These actions are called a chunk."""
 
     def take_rest(self) -> Sequence[Action]:
         """Return and discard the remaining actions of the current chunk."""
@@ -169,7 +169,7 @@ class RemotePolicy(Protocol):
         """The simulator seed that the server requests; None if it requests no seed."""
 
     def connect(self, task: Task) -> None:
-        """Connect before an environment is made, and put the observations that the server needs into `wants`."""
+        """Connect to the server, before an environment is made, and add the observations that it needs to `wants`."""
 
 
 @runtime_checkable
@@ -185,7 +185,7 @@ class CuedPolicy(Protocol):
     """Optional method of a policy whose actions come from the recording that `EpisodeSeed.recorded` names."""
 
     def cue(self, start: EpisodeSeed) -> None:
-        """Select the recorded episode of `start`, which the policy plays after the next `reset`."""
+        """Select the recorded episode of `start`. After the next `reset`, the policy plays this episode."""
 
 
 @runtime_checkable
@@ -195,13 +195,13 @@ class ReplayPolicy(CuedPolicy, Protocol):
     description: Mapping[str, object]  # facts for the description of the run, such as a digest of the recording
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of the recorded episode that fits a planned start; raise `PolicyError` if none fits."""
+        """Return the start of the recorded episode that matches a planned start; raise `PolicyError` if none does."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: indices of initial states, or else 0, 1, 2 and so on."""
+        """Return the numbers of a task's recorded episodes: initial states' indices if recorded, else 0, 1, 2, ..."""
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
-        """Return the record `played` with a header field `replay` that describes how it diverges from the recording.
+        """Return the record `played` with a header field `replay`, which describes differences from the recording.
         `coordinates` describe the record's simulator states; `last` is the observation after the last action.
         """
 
@@ -210,8 +210,8 @@ _REMEDY = "Correct the policy's output."
 
 
 def to_real_numbers(values: object) -> NDArray[np.float64]:
-    """Convert integers and floats of any shape to float64. Raises `InvalidActionError`, which names the dtype, for all
-    other kinds, even inside lists: Booleans, text, dates, records, objects, complex numbers and masked arrays. Raises
+    """Convert integers and floats of any shape to float64. Raises `InvalidActionError` with the dtype for all other
+    kinds, even inside lists: Booleans, text, dates, records, objects, complex numbers and masked arrays. Raises
     `TypeError` or `ValueError` for values that are not arrays.
     """
     candidates = [values, *values] if isinstance(values, list | tuple) else [values]
@@ -219,12 +219,12 @@ def to_real_numbers(values: object) -> NDArray[np.float64]:
         problem = "an action in a masked array, whose masked elements have undefined values"
         raise InvalidActionError(problem, remedy=_REMEDY)
     array = np.asarray(values)
-    # In a list of floats, NumPy converts Booleans to floats. The dtype bool makes the check below refuse them.
+    # In a list of floats, NumPy converts Booleans to floats. With dtype bool, the check below refuses such a list.
     if isinstance(values, list | tuple):
         element_types = {type(element) for element in np.array(values, dtype=object).flat}
         if element_types & {bool, np.bool_}:
             array = array.astype(bool)
-    is_bfloat = array.dtype.kind == "V" and array.dtype.type is not np.void  # JAX's bfloat16 has the kind of void
+    is_bfloat = array.dtype.kind == "V" and array.dtype.type is not np.void  # the kind of JAX's bfloat16 is V
     if array.dtype.kind not in "iuf" and not is_bfloat:
         problem = f"an action of dtype {array.dtype}; expected integers or floats"
         raise InvalidActionError(problem, remedy=_REMEDY)
@@ -252,7 +252,7 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
 
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
-    """Raise `HostError` if `wants.extra` has a name that is not in `offered`, the readings of the host named `host`."""
+    """Raise `HostError` if `wants.extra` has a name that is not in `offered`, the readings that `host` provides."""
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
         remedy = "Use a policy that does not need this reading."

@@ -18,9 +18,9 @@ CLOSE_UP = "close-up"
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """A viewpoint: one of the host's cameras, by name, or, if `lookat_m` is set, a free camera that looks at this point
-    (world frame) from `distance_m` away. `azimuth_deg` is its viewing direction, measured from +x towards +y; a camera
-    with a negative `elevation_deg` looks down.
+    """A viewpoint. If `lookat_m` is None, this is the host's camera with this name. Otherwise, it is a free camera that
+    looks at the point `lookat_m` (world frame) from `distance_m` away. `azimuth_deg` is the viewing direction, measured
+    from +x towards +y; a camera with a negative `elevation_deg` looks down.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Viewpoint:
-    """A camera's pose in the world. It looks along its -z axis, +y is up; `fovy_deg` is the vertical field of view."""
+    """A camera's pose in the world. A camera looks along -z, and +y is up; `fovy_deg` is the vertical field of view."""
 
     name: str
     pos_m: tuple[float, float, float]
@@ -82,8 +82,8 @@ class Viewpoint:
 @dataclass(frozen=True, slots=True, eq=False)
 class SceneGeometry:
     """The shapes of a scene, without the poses of its parts. `view` is the host's default camera at record 0. `parts`
-    names the recorded body of each part; several parts may belong to one body. `stand_ins` maps a body without shapes
-    to the parts that are shown instead, such as a finger instead of its pad.
+    gives the name of the recorded body of each part; several parts may belong to one body. `stand_ins` maps a body
+    without shapes to other parts, which are shown instead, such as a finger instead of its pad.
     """
 
     parts: tuple[str, ...]
@@ -105,7 +105,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScenePose:
-    """Poses of a scene's P parts in one record, [P, 3] m, [P, 4] wxyz, and contacts; `body_pos_m` as in `Picture`."""
+    """Positions [P, 3] in m and quaternions [P, 4] of a scene's P parts, and contacts, in one record."""
 
     part_pos_m: NDArray[np.float64]
     part_quat_wxyz: NDArray[np.float64]
@@ -114,23 +114,23 @@ class ScenePose:
 
 
 class Stage(ABC):
-    """One recorded episode prepared for rendering; nothing is simulated. Hosts may override methods that are not
-    abstract. `arm` names the body that each joint of the arm moves, base first. The optional attribute
-    `further_cameras` names the cameras that a video of the episode shows in addition to the default camera.
+    """One recorded episode prepared for rendering; the episode is not simulated again. Hosts may override methods that
+    are not abstract. `arm` names the body that each joint of the arm moves, base first. The optional attribute
+    `further_cameras` names cameras that a video of the episode shows in addition to the default camera.
     """
 
     arm: tuple[str, ...]
 
     @abstractmethod
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the camera for a picture of `record` in `size` pixels (height, width). It is the host's default camera
-        if that camera shows all `bodies` well or `bodies` is empty; otherwise, a close-up of the bodies.
+        """Return the camera for a picture of `record` with the `size` (height, width) in pixels. If the host's default
+        camera shows all `bodies` well, or `bodies` is empty, return it. Otherwise return a close-up of the bodies.
         """
 
     @abstractmethod
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of a record in `size` pixels (height, width); its `seen` refers to `bodies`. If
-        `camera` has an unknown name and no `lookat_m`, raises a `KeyError` that lists the host's cameras.
+        """Return the picture of a record with the `size` (height, width) in pixels; `Picture.seen` marks `bodies`.
+        Raises a `KeyError`, which lists the host's cameras, if `camera` has an unknown name and no `lookat_m`.
         """
 
     @abstractmethod
@@ -138,8 +138,8 @@ class Stage(ABC):
         """Release the renderer."""
 
     def observe(self, record: int) -> Observation | None:
-        """Return the observation of a record, for data sets: without images, and with the poses that `render` shows.
-        Return None if the record does not determine what the policy observed.
+        """Return the observation of a record, for data sets. It has no images, and its poses are those that `render`
+        shows. Return None if the record does not determine what the policy observed.
         """
         return None
 

@@ -29,16 +29,16 @@ class Task:
 
     @property
     def suite(self) -> str:
-        """The suite name in records: `label`, or else `benchmark`."""
+        """The suite's name in records: `label` if a search chose the starts, else `benchmark`."""
         return self.label or self.benchmark
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """A recorded episode to replay: its name, number of steps and start. `state` [S] is the flat simulator state to
-    start from, as in the host's records (`sim_state`); None = start by the index and seed of `EpisodeSeed`. A state
-    does not include the poses of fixtures, which are in `fixtures`: root body -> position [3] in meters and quaternion
-    [4], w first. Nor does it include the gripper's last command, which the host infers.
+    """A recorded episode to replay: its name, number of steps and start. `state` [S] is the flat simulator state at the
+    start, as in the host's records (`sim_state`); None = `EpisodeSeed` determines the start by its index and seed. A
+    state lacks the poses of fixtures. They are in `fixtures`: root body -> position [3] in meters and quaternion [4], w
+    first. A state also lacks the gripper's last command, which the host infers.
     """
 
     episode: str
@@ -46,7 +46,7 @@ class RecordedEpisode:
     steps: int
     state: tuple[float, ...] | None = None
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    ending: str = "timeout"  # outcome if the actions run out without success; `stopped` if the recording ended early
+    ending: str = "timeout"  # outcome after the last action without success; `stopped` if the recording ended early
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """The actions to replay, [steps, A]; None if the policy holds them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
@@ -55,20 +55,20 @@ class RecordedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class PhysicsChange:
-    """Changes of the host's physics from record 0 on; settling before record 0 is unchanged. The default changes
-    nothing. Factors multiply the host's values.
+    """Changes of the host's physics from record 0 on. Settling before record 0 uses the unchanged physics. The default
+    changes nothing. Factors multiply the host's values.
     """
 
     time_step: float = 1.0
-    """Factor of the physics time step. The duration of a control step stays the same, and the number of its substeps is
-    rounded, which determines the actual time step. Controllers still run once per substep."""
-    # Factor of the maximum number of solver iterations. The square of this factor divides the tolerance.
+    """Factor of the physics time step. The duration of a control step stays the same. Its number of substeps is
+    rounded, and determines the actual time step. Controllers still run once per substep."""
+    # Factor of the maximum number of solver iterations. The solver's tolerance is divided by its square.
     iterations: float = 1.0
-    softness: float = 1.0  # factor of the contacts' time constant, and of the difference between their impedance and 1
+    softness: float = 1.0  # factor of the contacts' time constant, and of 1 minus their impedance
     friction: float = 1.0  # factor of the friction coefficients
     shift_m: float = 0.0  # horizontal shift of each free body at record 0, in a direction drawn from the seeds
     apart: tuple[str, str] | None = None  # recorded names of two bodies whose mutual contacts are disabled
-    without: str | None = None  # a body that does not move and whose contacts are disabled
+    without: str | None = None  # name of a body that cannot move, and whose contacts are disabled
 
     @property
     def changed(self) -> frozenset[str]:
@@ -102,8 +102,8 @@ class EpisodeSeed:
     rest_steps: int = 0  # maximum number of further settling steps, which end when the objects rest
     earlier_resets: int | None = None
     """Number of resets between the environment's only seeding and this reset, for replays of recordings whose
-    environment was seeded only once. None = seed the environment before this reset. Hosts whose scenes do not depend on
-    earlier resets ignore this number.
+    environment was seeded only once. None = seed the environment before this reset. Some hosts ignore this number,
+    because their scenes do not depend on earlier resets.
     """
     drawn: bool = False  # whether the reset places objects at random, by `env_seed` and the index
     recorded: RecordedEpisode | None = None
@@ -123,7 +123,7 @@ class FoundStart:
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
     """The starts that a search may choose for a task's objects. `names` are d coordinates, such as `plate_1.x`, in the
-    world frame [m]; the space is the box from `low` to `high`, [d] each, except points at which two objects are too
+    world frame [m]. The space is the box from `low` to `high`, [d] each, without points at which two objects are too
     close. A search may also vary the instruction and the policy's seed.
     """
 
@@ -131,15 +131,15 @@ class SearchSpace:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     apart_m: tuple[tuple[str, str, float], ...] = ()  # two objects and the minimum horizontal distance of their centers
-    own: tuple[tuple[float, ...], ...] = ()  # the benchmark's starts, each as d coordinates
+    own: tuple[tuple[float, ...], ...] = ()  # the benchmark's starts: d coordinates each
     wordings: tuple[str, ...] = ()  # instructions to choose from; () = the task's instruction
     policy_seeds: int = 1  # number of consecutive policy seeds to choose from; the first is the policy's usual one
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """The meaning of the entries `first` to `first + size - 1` of a flat simulator state. A `position` is [3] or, for a
-    slide joint, [1], in m. A `rotation` is a quaternion [4] wxyz or, for a hinge, an angle [1] in rad.
+    """What the entries `first` to `first + size - 1` of a flat simulator state mean. A `position` has size 3, or 1 for
+    a slide joint, in m. A `rotation` is a quaternion wxyz with size 4, or for a hinge an angle in rad with size 1.
     """
 
     name: str

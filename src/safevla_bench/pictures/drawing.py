@@ -1,6 +1,6 @@
 """Pictures with a border, outlines and a caption (JPEG), and films of episodes (H.264; needs the extra `video`).
 
-Each picture of a film shows one record: all camera views side by side, the task, the time and the violated clauses.
+Each picture of a film shows one record: views of all cameras in a row, the task, the time and the violated clauses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BORDER_PX, _PADDING_PX, _TEXT_COLOR = 6, 8, (25, 25, 25)
 _TITLE_SIZE, _DETAIL_SIZE = 15, 13
 _SMALLEST_SIZE = 9
 _OUTLINE_PX = 2
-# Bodies that fill at least this share of the picture, such as a floor or a table top, get no outline.
+# Bodies that fill at least this fraction of the picture, such as a floor or a table top, get no outline.
 _SURFACE_SHARE = 0.25
 _CAPTION_PX = 50
 
@@ -53,8 +53,8 @@ def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels
 
 def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
     """Return a copy of the picture [H, W, 3] with a 2-pixel line around each body's region. `seen` [H, W] holds the
-    number of the body at each pixel: 1, 2, ..., or 0 where there is no body. Bodies that fill a quarter of the picture
-    or more get no line.
+    number of the body at each pixel: 1, 2, ..., or 0 where there is no body. Bodies that fill at least a quarter of the
+    picture get no line.
     """
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
@@ -73,12 +73,12 @@ def encode_jpeg(image: Pixels) -> bytes:
 
 
 def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
-    """Draw text on one line in the largest size that fits; else on two lines at most, in the smallest size."""
+    """Draw text in the largest size that fits on one line; if none fits, in the smallest size on up to two lines."""
     fonts = [load_font(font_name, font_size) for font_size in range(size, _SMALLEST_SIZE - 1, -1)]
     room_px = width - 2 * _PADDING_PX
     font = next((font for font in fonts if pen.textlength(text, font=font) <= room_px), None)
     if font is None:
-        # Use only 0.9 of the number of average characters that fit, because a line may have wider characters.
+        # `max_characters` is 90 % of the average characters that fit, because a line may have wider characters.
         max_characters = int(0.9 * len(text) * room_px / pen.textlength(text, font=fonts[-1]))
         text, font = "\n".join(wrap(text, max_characters, max_lines=2, placeholder=" …")), fonts[-1]
     for k, line in enumerate(text.split("\n")):
@@ -106,7 +106,7 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 # The first available encoder is used. No encoder needs special hardware; browsers play the output of the first two.
 _CODECS, _PIXEL_FORMAT = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
-# All pictures have this fixed quantizer, because x264's rate control (crf) is not always reproducible.
+# All pictures use this fixed quantizer, because x264's rate control (crf) is not always reproducible.
 _QUANTIZER = "27"
 
 
@@ -116,9 +116,9 @@ def can_film() -> bool:
 
 
 def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
-    """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 if no encoder of H.264 is installed). All
-    `pictures` [H, W, 3] have the same size; if H or W is odd, the last row or column is cut, because the format needs
-    even sizes. Raises `ImportError` without the extra `video`.
+    """Return the bytes of an MP4 file: H.264, which browsers play, or MPEG-4 if no H.264 encoder is installed. All
+    `pictures` [H, W, 3] have the same size. The format needs even sizes, so if H or W is odd, the last row or column is
+    cut. Raises `ImportError` without the extra `video`.
     """
     import av
 
@@ -126,28 +126,28 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
     with av.open(sink, "w", format="mp4") as container:
         stream = None
         for picture in pictures:
-            height, width = (side - side % 2 for side in picture.shape[:2])  # the largest even numbers
+            height, width = (side - side % 2 for side in picture.shape[:2])  # rounded down to even numbers
             if stream is None:  # the first picture determines the size
                 codec = next((name for name in _CODECS if name in av.codecs_available), _CODECS[-1])
                 stream = container.add_stream(codec, rate=frames_per_s, options={"qp": _QUANTIZER})
                 stream.height, stream.width, stream.pix_fmt = height, width, _PIXEL_FORMAT
-                stream.codec_context.thread_count = 1  # so that equal pictures give equal bytes
+                stream.codec_context.thread_count = 1  # with one thread, equal pictures give equal bytes
             frame = av.VideoFrame.from_ndarray(picture[:height, :width].copy(), format="rgb24")
             container.mux(stream.encode(frame))
         if stream is not None:
-            container.mux(stream.encode())  # the pictures that the encoder still holds
+            container.mux(stream.encode())  # flush the encoder
     return sink.getvalue()
 
 
-# Films of whole episodes, rendered from recorded states and therefore also possible after the run
+# Films of whole episodes. They are rendered from recorded states, so they can be made after the run.
 
 RenderPicture = Callable[[int, Camera], Pixels]  # (record index, camera) -> picture [H, W, 3]
 
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
     """Yield one picture per record of an episode, all of the same size; there must be at least one camera. Below the
-    camera views are the task, the time and the clauses violated in the record, with values. The border is red while a
-    clause is violated, green in the last record of a success, else gray.
+    camera views are the task, the time, and each clause violated in the record with its value. The border is red while
+    a clause is violated, and green in the last record of a success. Otherwise, it is gray.
     """
     charts_by_spec = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
     task = escape_controls(explanation.instruction or explanation.score.task_id)
@@ -170,5 +170,5 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
 
 
 def format_reading(chart: TraceChart, shown: str) -> str:
-    """Return the value `shown` with its limit, such as `288 N, limit 200 N`; or a margin, such as `margin 0.2`."""
+    """Return the value `shown` with its limit, such as `288 N, limit 200 N`. A margin gets no limit: `margin 0.2`."""
     return f"margin {shown}" if chart.signal == MARGIN else f"{shown}, limit {chart.limit_text}"

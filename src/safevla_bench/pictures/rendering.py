@@ -35,7 +35,7 @@ _VIDEO_SIZE = (360, 360)
 
 @dataclass(frozen=True, slots=True)
 class FrameStyle:
-    """The size of stills (height and width [pixels], without border and caption), and whether to make other frames."""
+    """The size of stills (height and width in pixels, without border and caption), and whether to make other frames."""
 
     size: tuple[int, int] = (480, 640)
     video: bool = False  # whether to make a film of the whole episode
@@ -62,9 +62,9 @@ def render_frames(
 ) -> list[run_folder.Frame]:
     """Render `episodes` (indices in the run's batch) into the run's folder `frames`, and return the new frames.
 
-    New frames replace the old stills, film or replay of these episodes. An episode that cannot be shown keeps
-    its old frames, and `on_skip` gets the error; if all episodes fail, the last error is raised instead. `observer` is
-    called before each episode with the number of finished episodes and the id of the next one.
+    New frames replace the old stills, film or replay of these episodes. If an episode cannot be shown, its old frames
+    stay and `on_skip` gets the error. If no episode can be shown, the last error is raised. `observer` is called before
+    each episode with the number of finished episodes and the id of the next one.
 
     Raises:
         HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
@@ -103,7 +103,7 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     has_new_stills = not new_kinds <= _WHOLE_EPISODE
     for frame in old_frames:
         episode_index = index_by_key.get((frame.policy, frame.episode_id))
-        # New stills replace all old stills of the episode; a film replaces only a film, a replay only a replay.
+        # New stills replace all old stills of the episode. A film replaces only a film, and a replay only a replay.
         is_replaced = frame.kind in new_kinds or (has_new_stills and frame.kind not in _WHOLE_EPISODE)
         # Frames of episodes that the run no longer has are dropped, too.
         if episode_index is not None and not (episode_index == index and is_replaced):
@@ -119,7 +119,7 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     for file in stale_files:
         (run.folder / run_folder.FRAMES / file).unlink(missing_ok=True)
     written_files = {index_file.name: index_file.read_bytes(), **{frame.file: content for frame, content in rendered}}
-    # Maps each changed file's name to the file's content; None = the file was removed.
+    # Maps the name of each changed file to its content; None = the file was removed.
     changed_files = {**dict.fromkeys(stale_files), **written_files}
     add_digests(run.folder, {f"{run_folder.FRAMES}/{name}": content for name, content in changed_files.items()})
     return frames
@@ -151,7 +151,7 @@ def _render_episode(
         if style.replay3d:
             replay_shot = replace(whole_episode, kind="replay3d", title="Whole episode in 3-D")
             content, camera = build_replay3d(stage, record, meshes), stage.aim(record=0, bodies=(), size=style.size)
-            # The replay is no picture, so its width and height are 0.
+            # A replay is not a picture, so its width and height are 0.
             frames.append(renderer.make_frame(replay_shot, camera, (0, 0), "replay3d.json", content))
     return frames
 
@@ -163,12 +163,12 @@ class _EpisodeRenderer:
     size: tuple[int, int]
 
     def render_still(self, shot: Shot, number: int) -> _Rendered:
-        """Return a shot's frame and JPEG file; `number`, the shot's index, makes file names of violations unique."""
+        """Return a shot's frame and JPEG file. The shot's index `number` makes file names of violations unique."""
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.size)
         picture = render_checked(self.stage, self.record, shot.record, camera, self.size, bodies)
         image = picture.image
-        if shot.moved:  # also outline in white where the bodies started
+        if shot.moved:  # also outline the bodies' first positions, in white
             seen_at_start = render_checked(self.stage, self.record, 0, camera, self.size, bodies).seen
             image = drawing.outline_bodies(image, seen_at_start, drawing.OUTLINE_BEFORE)
         border = drawing.RED if shot.kind == "violation" else drawing.GREY
@@ -186,13 +186,13 @@ class _EpisodeRenderer:
             return render_checked(self.stage, self.record, step, camera, _VIDEO_SIZE).image
 
         pictures = drawing.compose_video(explanation, cameras, render)
-        first_picture = next(pictures)  # needed for the size of the film
+        first_picture = next(pictures)  # its size is the film's size
         frames_per_s = Fraction(1 / float(self.record.dt_s[0])).limit_denominator(1000)
         content = drawing.encode_film(chain([first_picture], pictures), frames_per_s)
         return self.make_frame(shot, default_camera, first_picture.shape, "video.mp4", content)
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
-        # If the shot is about a joint, show the body that this joint of the arm moves.
+        # If the shot is about a joint of the arm, show the body that the joint moves.
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
@@ -224,9 +224,9 @@ class _EpisodeRenderer:
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture to render. `title` and `detail` are the lines of its caption, `value` is the value of the clause's
-    signal. `bodies` are outlined; if `moved` is set, their positions in record 0 are outlined, too. If the clause is
-    about torque, `joint` is the index of the joint concerned.
+    """One picture to render. The caption has the lines `title` and `detail`. `value` is the value of the clause's
+    signal. `bodies` are outlined; if `moved` is true, their positions in record 0 are outlined, too. If the clause is
+    about torque, `joint` is the index of the arm's joint concerned.
     """
 
     kind: run_folder.Kind
@@ -241,7 +241,7 @@ class Shot:
 
 
 def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
-    """Return shots of the first record, each violated clause's worst record (deepest first) and the last record."""
+    """Return shots of the first record, each violated clause's worst record (deepest first), and the last record."""
     last_record = explanation.records - 1
     task = explanation.instruction or explanation.score.task_id
     ending = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
@@ -259,7 +259,7 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
 
 def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     """Return the shot of a record that violates a specification, with the involved bodies outlined. For a clause on
-    joint torque, the shot has a joint index instead of bodies. For a clause on displacement, `moved` is set.
+    joint torque, the shot has a joint index instead of bodies. For a clause on displacement, `moved` is true.
     """
     chart, contributors = clause.chart, moment.involved
     body_names = contributors.names if contributors else ()
@@ -269,7 +269,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     if moved:
         detail += "; white outline: where it started"
     if contributors:
-        # A signal for torque is a ratio, so the caption adds the torque; other signals already show the amount.
+        # A torque signal is a ratio, so the caption adds the torque. Other signals already have the amount as value.
         amount = f" ({contributors.amount})" if joint is not None else ""
         detail = f"{contributors}{amount}; {detail}"
     detail = escape_controls(detail)
@@ -290,15 +290,15 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
 # An episode recreated in its host
 
 TOLERANCE_M = 1e-4
-"""Largest accepted distance of a rendered body from its recorded position [m]. The distance is 0 unless a host moves a
-joint after the physics step: RoboCasa moves the door of a toaster oven (by 1.4e-6 m, and right after a reset by 3.8e-5
-m). A pixel covers about a millimeter.
+"""Largest accepted distance of a rendered body from its recorded position [m]. Usually, the distance is 0. RoboCasa
+moves the door of a toaster oven after the physics step (by 1.4e-6 m, and right after a reset by 3.8e-5 m). A pixel
+covers about a millimeter.
 """
 
 
 def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] | None = None) -> bytes:
-    """Return the 3-D replay of the only episode in `record`, as the content of a file for the report's player. `meshes`
-    (digest -> mesh) caches simplified meshes for further episodes; None = no cache. Raises `HostError` if the stage
+    """Return the 3-D replay of the only episode in `record`: the content of a file for the report's player. `meshes`
+    maps digests to simplified meshes, a cache for further episodes; None = no cache. Raises `HostError` if the stage
     cannot describe its scene, and `RunError` if bodies would not be shown where they were recorded.
     """
     geometry = replay3d.simplify_geometry(stage.geometry(), {} if meshes is None else meshes)
@@ -313,12 +313,12 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
 
     Raises:
         HostError: the host cannot show episodes or lacks the suite or task, rendering does not work here, or the record
-            lacks a needed channel.
-        RunError: run.json is missing or damaged, or names task files and is not trusted.
+        lacks a needed channel.
+        RunError: run.json is missing or damaged, or is not trusted and names task files.
     """
     require_pictures(host)
     header, suites = record.headers[0], run_folder.read_description(folder).get("suites")
-    if not isinstance(suites, list) or not suites:  # only the record names a suite
+    if not isinstance(suites, list) or not suites:  # run.json names no suite, but the record does
         suites = [header.benchmark]
     for suite in suites:
         for task in list_tasks(host, str(suite), folder / run_folder.RUN):
@@ -338,9 +338,9 @@ def require_pictures(host: Host) -> None:
 def render_checked(
     stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
 ) -> Picture:
-    """Return the picture of record number `step` of the only episode in `record`; `size` is height and width [pixels].
-    The picture's `seen` marks the pixels of each body in `bodies`. Raises `RunError` if bodies would not be shown where
-    they were recorded, and `KeyError` for a camera that the host lacks.
+    """Return the picture of record `step` of the only episode in `record`; `size` is height and width [pixels].
+    `Picture.seen` marks the pixels of each body in `bodies`. Raises `RunError` if bodies would not be shown where they
+    were recorded, and `KeyError` for a camera that the host lacks.
     """
     picture = stage.render(step, camera, size, bodies)
     _check_positions(picture.body_pos_m, record, step)
@@ -352,7 +352,7 @@ def _check_positions(shown_pos_m: Mapping[str, NDArray[np.float64]], record: Bat
     bodies, positions_m = record.body_pos_m.episode_poses(0)
     for body, position_m in zip(bodies, positions_m[step], strict=True):
         name = record.body_label(int(body))
-        # A body whose position the host does not report has a gap of 0. The check also fails if the gap is NaN.
+        # If the host does not report a body's position, the gap is 0. `not <=` also refuses a gap of NaN.
         gap_m = float(np.linalg.norm(shown_pos_m.get(name, position_m) - position_m))
         if not gap_m <= TOLERANCE_M:
             problem = f"{name!r} would not be shown where it was recorded, but {gap_m:.2g} m away"

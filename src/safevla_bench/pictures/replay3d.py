@@ -26,15 +26,15 @@ POSITION_M = 1e-4  # resolution of positions and vertices [m]
 QUATERNION = 1 / 32767  # resolution of quaternion components: angles are off by at most 0.004 degrees
 FORCE_N = 0.1
 NORMAL = 0.01
-# A mesh may have 4500 * d^0.6 triangles, where d is its diagonal in meters; this maximum is clipped to [40, 5000].
+# A mesh with the diagonal d [m] may have 4500 * d^0.6 triangles. This maximum is clipped to [40, 5000].
 _TRIANGLES_AT_1_M, _FEWEST_TRIANGLES, _MOST_TRIANGLES = 4500, 40, 5000
-# Cell size [m] of a grid; vertices in one cell are merged first, because MuJoCo repeats vertices for each triangle.
+# Size [m] of the first grid's cells. MuJoCo repeats vertices for each triangle; vertices in one cell are merged.
 _WELD_M = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class ShownContact:
-    """A recorded contact; `touch` is the contact point in this or a neighboring record, None if there is no point."""
+    """A recorded contact. `touch` is its contact point, from this or a neighboring record; None = no point."""
 
     record: int
     a: str
@@ -71,7 +71,7 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
     # Rows `first` to `end` (exclusive) of the contacts belong to the record.
     for record_index, (first, end) in enumerate(pairwise(contacts.starts.tolist())):
         touches = dict[frozenset[str], Touch]()
-        # A contact point in this record replaces one in the record before, which replaces one in the record after.
+        # This record's contact points have priority, then those of the previous record, then those of the next one.
         for k in (record_index + 1, record_index - 1, record_index):
             if 0 <= k < len(touches_by_record):
                 touches |= touches_by_record[k]
@@ -88,10 +88,10 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
 
 def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[str] = ()) -> bytes:
     """Return an episode as the content of a JSON file; the same scene and motion give the same bytes. Parts without a
-    shape are omitted. `arm` names the body that each joint of the arm moves, starting at the base.
+    shape are omitted. `arm` names the body that each joint of the arm moves, base first.
     """
     digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
-    shown = sorted({shape.part for shape in geometry.shapes})  # the file numbers these parts 0, 1, 2, ...
+    shown = sorted({shape.part for shape in geometry.shapes})  # these parts get the numbers 0, 1, 2, ... in the file
     stand_ins = {name: [shown.index(k) for k in parts if k in shown] for name, parts in geometry.stand_ins.items()}
     document = {
         "version": 1,
@@ -112,8 +112,8 @@ def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[
 
 def pack_integers(rows: Ints) -> str:
     """Return rows of integers ([n, k], absolute values below 2^30) as base64 text of zlib-compressed bytes. The bytes
-    encode the differences between consecutive rows, mapped to non-negative integers (0, -1, 1, -2, ... -> 0, 1, 2, 3,
-    ...): first the lowest byte of every difference, column by column, then the second, the third and the highest bytes.
+    encode the differences between consecutive rows, mapped to integers >= 0 (0, -1, 1, -2, ... -> 0, 1, 2, 3, ...). The
+    lowest bytes of all differences come first, column by column, then the second, the third and the highest bytes.
     """
     differences = np.diff(rows.astype(np.int64), axis=0, prepend=0)
     folded = np.where(differences < 0, -2 * differences - 1, 2 * differences).T
@@ -162,7 +162,7 @@ def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, o
         point, normal = _contact_point_and_normal(motion, contact, parts)
         force_units, has_point = round(contact.force_n / FORCE_N), int(contact.touch is not None)
         point_units, normal_units = np.rint(point / POSITION_M).astype(int), np.rint(normal / NORMAL).astype(int)
-        # A row has record, pair, force, whether there is a contact point, point [3] and normal [3].
+        # Columns of a row: record, pair, force, 1 if there is a contact point, point [3], normal [3].
         pair_number = pair_numbers[contact.a, contact.b]
         rows.append([contact.record, pair_number, force_units, has_point, *point_units, *normal_units])
     return {"pairs": pairs, "rows": pack_integers(np.array(rows, dtype=np.int64).reshape(-1, 10)), "count": len(rows)}
@@ -174,11 +174,11 @@ def _contact_point_and_normal(
     # Return the point [3] in m, and the unit normal [3] from body `a` to body `b`.
     touch = contact.touch
     if touch is not None:
-        sign = 1.0 if touch.a == contact.a else -1.0  # the touch may name the bodies in the other order
+        sign = 1.0 if touch.a == contact.a else -1.0  # the touch may list b before a
         return np.array(touch.point_m), sign * np.array(touch.normal)
 
-    # Without a contact point, use the middle between the centers of both bodies' parts, and the direction between them.
-    def find_center(body: str) -> Floats:  # of a body's parts; zeros if it has none
+    # Without a contact point: the middle between the two bodies' centers, and the direction from a to b.
+    def find_center(body: str) -> Floats:  # mean of its parts' positions, or zeros
         indices = [k for k, part in enumerate(parts) if part == body]
         return np.asarray(motion.part_pos_m[contact.record, indices].mean(axis=0)) if indices else np.zeros(3)
 
@@ -196,7 +196,7 @@ def _mesh_digest(mesh: TriangleMesh) -> str:
 
 
 def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, TriangleMesh]) -> SceneGeometry:
-    """Return the scene with fewer triangles; `simpler_meshes` (digest -> simplified mesh) is a cache."""
+    """Return the scene with fewer triangles. `simpler_meshes` maps digests to simplified meshes, as a cache."""
     meshes = []
     for mesh in geometry.meshes:
         digest = _mesh_digest(mesh)
@@ -211,7 +211,7 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
     extent_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(extent_m / 1000, 1e-7))  # resolution of the corners: finer for a small mesh
-    # Rotated, sorted and relative indices compress better. Rotated indices do not flip a triangle.
+    # Rotated, sorted and relative indices compress better. Rotating a triangle's indices does not flip the triangle.
     start_corner = mesh.triangles.argmin(axis=1)  # start each triangle at its smallest index
     rotated = np.take_along_axis(mesh.triangles, (start_corner[:, None] + np.arange(3)) % 3, axis=1)
     ordered = rotated[np.lexsort(rotated.T[::-1])]  # sorted by the first index, then the second and third
@@ -233,11 +233,11 @@ def _pack_rows(rows: Ints) -> list[object]:
 
 
 def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
-    """Return a mesh of about the same surface with at most `most` triangles; vertices that coincide are merged."""
+    """Return a mesh with about the same surface and at most `most` triangles. Coinciding vertices are merged."""
     simpler = welded = _merge_vertices(mesh, _WELD_M)
     corners = welded.corners_m[welded.triangles]  # [F, 3 corners, xyz]
     area_m2 = np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=1).sum() / 2
-    # The first cells are about half as wide as the triangles would be if the mesh had `most` triangles.
+    # Initially, cells are about half as wide as triangles of a mesh with the same area and `most` triangles.
     cell_m = 0.5 * float(np.sqrt(2 * area_m2 / most))
     while len(simpler.triangles) > most:
         simpler = _merge_vertices(welded, cell_m)
@@ -246,8 +246,8 @@ def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
 
 
 def _merge_vertices(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
-    # Replace the vertices in each cell of a grid by their mean.
-    # Cell indices on each axis are at most 2^20, so that three of them fit into one integer, with 21 bits for each.
+    # Replaces all vertices in a cell of a grid by their mean.
+    # A cell's index on each axis is at most 2^20, so three indices of 21 bits fit into one integer.
     offsets_m = mesh.corners_m - mesh.corners_m.min(axis=0, initial=np.inf)
     grid_cells = np.rint(offsets_m / max(cell_m, float(offsets_m.max(initial=0.0)) / 2**20)).astype(np.int64)
     _, cells = np.unique(grid_cells @ [1 << 42, 1 << 21, 1], return_inverse=True)

@@ -57,7 +57,7 @@ class BodyTrack:
 
 
 class ViolationEvent(NamedTuple):
-    """A record in which the violation of a specification begins, or in which it is worst; `text` describes it."""
+    """A record in which the violation of a specification begins or is worst; `text` describes the event."""
 
     record: int
     spec_id: str
@@ -68,13 +68,13 @@ class ViolationEvent(NamedTuple):
 class Timeline:
     """One episode of n records; `times_s` [n] are seconds since record 0."""
 
-    recording_id: str  # RUN/POLICY/EPISODE/DIGESTS, with the digests of records and rules joined by `-`
+    recording_id: str  # RUN/POLICY/EPISODE/DIGESTS; DIGESTS joins the digests of records and rules by `-`
     facts: Mapping[str, str]  # verdict and identity of the episode, as text
     times_s: Floats
     records: int
     bodies: tuple[BodyTrack, ...]  # the end effectors are last
     contacts: tuple[tuple[tuple[str, str, float], ...], ...]
-    """The contacts of each record, as (body, body, force [N]); empty if contacts were not recorded."""
+    """The contacts of each record, as tuples (body, body, force [N]); () if contacts were not recorded."""
     traces: tuple[SpecTrace, ...]  # scored specifications with a verdict, violated ones first
     events: tuple[ViolationEvent, ...]  # ordered by record
 
@@ -83,7 +83,7 @@ _IDENTITY_FIELDS = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, run: str = "") -> Timeline:
-    """Return the timeline of the episode at `index` in both batch and scores; `run` names the run's folder or file."""
+    """Return the timeline of episode `index` in both `batch` and `scores`; `run` names the run's folder or file."""
     record, score = select_episodes(batch, [index]), scores.episode(index)
     traces, reading = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     events: list[ViolationEvent] = []
@@ -95,7 +95,7 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
         (escape_controls(label(a)), escape_controls(label(b)), force_n)
         for a, b, force_n in zip(contacts.a.tolist(), contacts.b.tolist(), contacts.force_n.tolist(), strict=True)
     ]
-    # Start and end of each record's rows of contacts.
+    # The start and end of each record's rows in the list of contacts.
     row_spans = pairwise(contacts.starts.tolist()) if contacts.present[0] else ()
     hashed_contents = (encode_json(record), repr(ruleset.provenance().rules).encode())
     digests = "-".join(hashlib.sha256(content).hexdigest()[:12] for content in hashed_contents)
@@ -129,7 +129,7 @@ def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
     for column, body in enumerate(bodies):
         name = record.body_label(int(body))
         yield BodyTrack(escape_controls(name), roles[name], positions_m[:, column], quat_by_body.get(int(body)))
-    # [n, 3 · arms] and [n, 4 · arms]: the arms' values are side by side.
+    # Shapes [n, 3 · arms] and [n, 4 · arms]: each row concatenates the arms' values.
     eef_positions, eef_quats = record.eef_pos_m.episode_rows(0), record.eef_quat_wxyz.episode_rows(0)
     for arm_index, arm in enumerate(record.headers[0].arms or ("",)):  # a single arm has no name
         quat = eef_quats[:, 4 * arm_index : 4 * (arm_index + 1)] if record.eef_quat_wxyz.present[0] else None
@@ -140,7 +140,7 @@ def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
 def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
     # Yield an event for each record in which a violation begins, then for the worst record.
     chart, spec_id = trace.chart, trace.spec.spec_id
-    # `diff` of Booleans is True at each change, so this finds the first record of each sequence of failing records.
+    # `diff` of Booleans is True at each change, so `first_records` has the start of each run of failing records.
     first_records = np.flatnonzero(np.diff(chart.failing, prepend=False) & chart.failing).tolist()
     moments = [(record, "broken") for record in first_records]
     if trace.violated:
@@ -158,9 +158,9 @@ APPLICATION = "safevla-bench"
 
 
 def encode_rrd(timeline: Timeline) -> bytes:
-    """Return the bytes of a `.rrd` file; the recording has the timeline's id. The same episode gives the same values
-    but not the same bytes, because Rerun derives the ids of data chunks from the clock. Raises `RunError` if the extra
-    `rerun` is not installed.
+    """Return the bytes of a `.rrd` file; the recording's id is that of the timeline. Rerun derives the ids of data
+    chunks from the clock. So the same episode gives the same values, but not the same bytes. Raises `RunError` without
+    the extra `rerun`.
     """
     try:
         import rerun as rr
@@ -182,7 +182,7 @@ def encode_rrd(timeline: Timeline) -> bytes:
 
 
 def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    # Yield entities: the path, the columns, and the record of each row in the columns.
+    # Yields each entity's path, its columns, and the record index of each row of the columns.
     import rerun as rr
 
     all_records = range(timeline.records)
@@ -197,7 +197,7 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), all_records
     for trace in timeline.traces:
         signal_trace, spec_id = trace.signal_trace, trace.spec.spec_id
-        # Each specification has a different margin, so the path of a margin includes the specification.
+        # Margins of different specifications differ, so a margin's path includes the specification.
         path = ("signals", signal_trace.signal, *([spec_id] if signal_trace.signal == MARGIN else []))
         yield (*path, "value"), rr.Scalars.columns(scalars=signal_trace.values), all_records
         yield (*path, spec_id), rr.Scalars.columns(scalars=np.full(timeline.records, signal_trace.limit)), all_records
@@ -215,7 +215,7 @@ _SCHEMAS = json.loads(resources.files(__package__).joinpath("mcap_schemas.json")
 
 
 def encode_mcap(timeline: Timeline) -> bytes:
-    """Return the bytes of an MCAP file, the same for the same libraries. Raises `RunError` without `mcap`."""
+    """Return the bytes of an MCAP file; the same libraries give the same bytes. Raises `RunError` without `mcap`."""
     try:
         from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
         from mcap.writer import Writer
@@ -241,7 +241,7 @@ def encode_mcap(timeline: Timeline) -> bytes:
 
 
 def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
-    """Yield the time [ns], topic, type (in `_SCHEMAS`, or "" for protobuf) and content of each message."""
+    """Yield each message's time [ns], topic, type (a key of `_SCHEMAS`, or "" for protobuf) and content."""
     from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
     from foxglove_schemas_protobuf.Log_pb2 import Log
 

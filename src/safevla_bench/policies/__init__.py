@@ -55,8 +55,8 @@ def check_name(name: str) -> str:
 
 
 def runs_code(spec: str) -> bool:
-    """Return whether making the policy `spec` may run foreign code, which comes from the user, a plug-in or a
-    checkpoint. Only published entries, clients of policy servers and the policies in `_CODE_FREE` run no foreign code.
+    """Return whether making the policy `spec` may run foreign code: code of the user, a plug-in or a checkpoint.
+    Published entries, clients of policy servers and the policies in `_CODE_FREE` run no foreign code.
     """
     name = spec.partition(":")[0]
     is_entry = entries.MARK in name
@@ -65,16 +65,16 @@ def runs_code(spec: str) -> bool:
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Describe the call that makes a policy; return None if the call runs no code, reads no file and sends no key."""
+    """Describe the call that makes a policy. Return None if the call runs no code, reads no file and sends no key."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
-    # Only clients of servers send a key. They are the policies that run no code and are not in `_CODE_FREE`.
+    # Only clients of servers send a key. Here, these are the policies that are not in `_CODE_FREE`.
     sends_key = spec.partition(":")[0] not in _CODE_FREE and (KEY in os.environ or "key_file" in arguments)
     return f"{format_call(spec, arguments)}, which would receive your key" if sends_key else None
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
-    """Return the policy `noop` for a dry run. Raise `PolicyError` for an unknown name or a secret argument."""
+    """Return the policy `noop`, for a dry run of `spec`. Raise `PolicyError` for an unknown name or secret argument."""
     POLICIES.find_entry(spec.partition(":")[0], arguments)
     return make_policy("noop")
 
@@ -96,7 +96,7 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
 
 
 def ask_arguments(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> dict[str, str]:
-    """Ask a policy's server which client arguments it requests; return those that `arguments` lacks. Return {} for a
+    """Ask a policy's server for client arguments, and return those that `arguments` does not contain. Return {} for a
     policy without a server. Raises `ServerLostError` if the server does not answer, and the errors of `make_policy`.
     """
     if spec.partition(":")[0] not in KINDS or runs_code(spec):

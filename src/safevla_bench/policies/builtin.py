@@ -1,7 +1,7 @@
 """The policies `noop`, `random` and `metaworld:expert`.
 
-`noop` keeps the arm still and the gripper open, so only the scene can cause a violation. `random` draws the same
-actions for equal seeds. `metaworld:expert` executes the script that Meta-World provides for the task.
+`noop` keeps the arm still and the gripper open, so only the scene can cause a violation. `random` draws random actions;
+the same seed gives the same actions. `metaworld:expert` executes the script that Meta-World provides for the task.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _BlindPolicy:
         if arg is not None:
             name = type(self).__name__.lower()  # the class `Noop` is the policy `noop`
             raise PolicyError(f"policy {name!r} takes no text after the colon: {arg!r}", remedy=f"Write {name}.")
-        # `reset` sets both: the host's action for holding still, and the generator for the episode's seed.
+        # `reset` sets both attributes: the host's action for holding still, and a generator with the episode's seed.
         self._still: tuple[float, ...] = ()
         self._generator = np.random.default_rng(0)
 
@@ -85,8 +85,8 @@ class MetaworldExpert:
         if self._script is None or STATE not in observation.extra:
             raise PolicyError("policy 'metaworld' needs Meta-World's observation", remedy=_REMEDY)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # in most steps, the script warns that it clips actions
-            action = self._script.get_action(observation.extra[STATE].copy())  # the script may change its argument
+            warnings.simplefilter("ignore")  # the script often warns that it clips actions
+            action = self._script.get_action(observation.extra[STATE].copy())  # the script may modify the array
         return np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
 
     def close(self) -> None:

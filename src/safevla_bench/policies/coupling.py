@@ -2,12 +2,12 @@
 
 A filter receives the observation, the policy's action [A] and the episode's status, and returns the action to execute.
 The filter wraps the environment, so the control loop, the policy and the policy's timing do not change. The record
-holds the executed actions as `action` and, if the filter changed an action, the policy's actions as `policy_action`.
+holds the executed actions as `action`. If the filter changed an action, it also holds the policy's as `policy_action`.
 
 With a delay, the simulation continues while the policy computes. The arm executes the rest of the policy's last chunk,
-and then holds still. The policy is called with the current observation as soon as the rest of the chunk lasts no
-longer than the delay. The answer arrives after the delay. If n actions of the last chunk were executed in the meantime,
-the first n actions of the answer are skipped, but at least one of its actions is executed.
+and then holds still. When the rest of the chunk lasts no longer than the delay, the policy is called with the current
+observation. The answer arrives after the delay. If n actions of the last chunk were executed in the meantime, the first
+n actions of the answer are skipped, but at least one of its actions is executed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _SYNTAX = "Write python:module:Class or python:module:Class:KEY=VALUE; the class
 
 
 class FilterBase:
-    """Base class of filters, with all optional attributes; a class without this base only needs the method `filter`."""
+    """Base class of filters, with all optional attributes. A filter without this base needs only a method `filter`."""
 
-    privileged: ClassVar[bool] = False  # whether the filter reads `observation.privileged`; then records are marked
-    reads_margins: ClassVar[bool] = True  # if false, the argument `monitor` of `filter` is None
+    privileged: ClassVar[bool] = False  # whether the filter reads `observation.privileged`; if so, records are marked
+    reads_margins: ClassVar[bool] = True  # if false, `filter` gets None as its argument `monitor`
     takes_poses: ClassVar[bool] = True  # whether the filter can change actions that are poses in the world frame
 
     def reset(self, task: Task, seed: int) -> None:
@@ -55,7 +55,7 @@ class FilterBase:
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
         """Return the action to execute, [A], within the host's bounds; return `action` for no change. `monitor.margins`
-        holds the newest record's margins, each divided by its limit: 0 at the limit, negative beyond.
+        holds the newest record's margins as fractions of the limits: 0 at the limit, negative beyond it.
         """
         return action
 
@@ -67,7 +67,7 @@ class Identity(FilterBase):
 
 
 class _MotionFilter(FilterBase):
-    """Base class of filters that change only the numbers of an action that are 0 while the arm holds still."""
+    """Base class of filters that change only motion: the numbers of an action that are 0 while the arm holds still."""
 
     takes_poses = False
     _still: Action
@@ -78,7 +78,7 @@ class _MotionFilter(FilterBase):
 
 @dataclass
 class SpeedCap(_MotionFilter):
-    """A filter that scales a motion down until none of its numbers exceeds `share`. The motion keeps its direction."""
+    """A filter that scales the motion down until no number of it exceeds `share`. The motion keeps its direction."""
 
     reads_margins = False
     share: float = 0.5
@@ -102,11 +102,11 @@ class StopNearLimit(_MotionFilter):
 
 @dataclass
 class DistanceBarrier(_MotionFilter):
-    """A control barrier function that keeps the hand away from bystanders, the movable bodies that are not in the goal.
-    For each box of the hand and each bystander, let h be their distance minus `margin_m`, and n the unit normal from
-    bystander to hand. The filter makes the least change of the motion d [m] such that n·d >= -`gain` h for all pairs
-    (Ames et al. 2019, eq. 13, for a single integrator). Rotations are not changed. `unit_m` is the distance [m] that an
-    action of 1 moves the hand in x, y or z. If the hand has no boxes, the filter uses the end effector as a point.
+    """A control barrier function that keeps the hand away from bystanders: movable bodies that are not in the goal. For
+    each box of the hand and each bystander, let h be their distance minus `margin_m`, and n the unit normal from
+    bystander to hand. The filter makes the smallest change of the motion d [m] such that n·d >= -`gain` h for all pairs
+    (Ames et al. 2019, eq. 13, for a single integrator). Rotations are not changed. An action of 1 moves the hand by
+    `unit_m` [m] in x, y or z. If the hand's boxes are unknown, the filter uses the end effector as a point.
     """
 
     privileged = True
@@ -130,13 +130,13 @@ class DistanceBarrier(_MotionFilter):
         base_axes = np.eye(3) if base is None else to_rotation(base).as_matrix()
         policy_move_m = base_axes @ (action[:3] * self.unit_m)
         move_m = policy_move_m
-        # Project the motion onto the half-space that each pair allows. One projection may violate the constraint of
-        # an earlier pair, so there are three rounds.
+        # Project the motion onto each pair's half-space of allowed motions. A projection may violate an earlier pair's
+        # constraint, so there are three rounds.
         for _ in range(3):
             for gap_m, normal in zip(gaps_m, normals, strict=True):
                 shortfall_m = -self.gain * (gap_m - self.margin_m) - float(normal @ move_m)
                 move_m = move_m + max(0.0, shortfall_m) * normal
-        if np.array_equal(move_m, policy_move_m):  # otherwise rounding would change the action
+        if np.array_equal(move_m, policy_move_m):  # the computation below would change digits by rounding
             return action
         return np.concatenate([np.clip(base_axes.T @ move_m / self.unit_m, -1, 1), action[3:]])
 
@@ -153,11 +153,11 @@ def _place_boxes(scene: Privileged, names: Sequence[str]) -> Boxes:
 
 
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
-    """Measure each of the G pairs that consist of a box of `ours` and a box of `others`. Return the distances [G] in m
-    and the unit normals towards the box of `ours`, [G, 3], in the common frame of all boxes. The method is alternating
-    projections (Cheney and Goldstein 1959). If boxes overlap, their distance is 0; the normal connects their centers.
+    """Measure the G pairs of a box of `ours` and a box of `others`. Return the distances [G] in m and the unit normals
+    towards the box of `ours`, [G, 3], in the common frame of all boxes. The method is alternating projections (Cheney
+    and Goldstein 1959). If boxes overlap, the distance is 0, and the normal points along the line of their centers.
     """
-    # for each of the G pairs, the indices of its two boxes
+    # The indices of the two boxes of each pair, [G] each.
     our_index, other_index = np.indices((len(ours.center_m), len(others.center_m))).reshape(2, -1)
     our_points = ours.center_m[our_index]
     for _ in range(_PROJECTIONS):
@@ -182,7 +182,7 @@ def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp
 
 
 def hold(still: Action, action: Action) -> Action:
-    """Return `action` with 0 for each number that is 0 in `still`, so that the arm stops. Other numbers are kept."""
+    """Stop the arm: return `action` with 0 for each number that is 0 in `still`. Other numbers are kept."""
     return np.where(still == 0, still, action)
 
 
@@ -195,8 +195,8 @@ FILTERS: Mapping[str, type[Any]] = {
 
 
 def split_filter(text: str) -> tuple[str, dict[str, str]]:
-    """Return the name and the arguments of `NAME[:KEY=VALUE]...`; NAME may be `python:module:Class`. Raises
-    `PolicyError` if an argument is named like a secret.
+    """Return the name and the arguments in a text `NAME[:KEY=VALUE]...`, where NAME may be `python:module:Class`.
+    Raises `PolicyError` if an argument is named like a secret.
     """
     name, *parts = text.split(":")
     arguments = dict(part.split("=", 1) for part in parts if "=" in part)
@@ -233,7 +233,7 @@ class FilteredEnv(HostEnv):
 
     def __init__(self, env: HostEnv, name: str, action_filter: Any, monitor: Monitor | None, *, hides: bool) -> None:
         """Wrap a host's environment. `name` is the filter's name in errors; `monitor` computes the margins for the
-        filter. If `hides` is true, the policy does not see the simulator's state, but the filter does.
+        filter. If `hides` is true, the filter sees the simulator's state, but the policy does not.
         """
         self.task, self.dt_s, self.action_low, self.action_high = env.task, env.dt_s, env.action_low, env.action_high
         self._env, self._name, self._filter, self._monitor, self._hides_state = env, name, action_filter, monitor, hides
@@ -250,7 +250,7 @@ class FilteredEnv(HostEnv):
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Filter a valid `action` and execute the result; raise `PolicyError` if the result is invalid."""
         executed = self._check_action(self._filter.filter(self._seen, action.copy(), self._standing))
-        is_changed = not np.array_equal(executed, action)  # -0.0 instead of 0.0 is no change
+        is_changed = not np.array_equal(executed, action)  # -0.0 equals 0.0
         self._seen, success = self._env.step(executed if is_changed else action)
         self._policy_actions.append(action)
         self._has_changed |= is_changed
@@ -259,7 +259,7 @@ class FilteredEnv(HostEnv):
         return self._policy_view(), success
 
     def recorded(self) -> Batch:
-        """Return the episode, marked if the filter is privileged, with the policy's actions if it changed any."""
+        """Return the episode, with a mark for a privileged filter, and with the policy's actions if any was changed."""
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))  # a batch of one episode
@@ -295,7 +295,7 @@ class FilteredEnv(HostEnv):
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """The delay of each answer, in control steps or in milliseconds. If both are None, inference times are used."""
+    """The delay of each answer, in control steps or in milliseconds. If both are None, it is the inference time."""
 
     steps: int | None = None
     ms: float | None = None
@@ -334,14 +334,14 @@ class DelayedPolicy:
 
     @property
     def calls_s(self) -> Sequence[float]:
-        """The duration of each inference [s]: the policy's `calls_s` or, if it has none, a measurement of `act`."""
+        """The duration of each inference [s]: the policy's `calls_s` or, if there is none, the time of each `act`."""
         policy_s: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         return self._measured_s if policy_s is None else policy_s
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next `act` may need the images of its observation, because it may query the policy."""
-        # While an answer is expected, `act` queries the policy only after that answer has arrived.
+        """Whether the next `act` may query the policy, and so may need the images of its observation."""
+        # While an answer is on its way, `act` does not query the policy again.
         may_query = self._due_step <= self._step if self._answer else self._is_chunk_ending()
         return may_query and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 
@@ -359,11 +359,11 @@ class DelayedPolicy:
         self._last_action = np.array(task.still)
         self._still = np.array(task.still)
         self._chunk: deque[Action] = deque()  # the remaining actions of the newest answer that has arrived
-        self._answer: list[Action] = []  # actions that arrive at `_due_step`; [] if none are expected
-        # An action's origin is its chunk's index and its index in the chunk. None means that it is not from a chunk.
-        self._answer_origin: tuple[int, int] | None = None  # of the first action in `_answer`
-        self._next_origin: tuple[int, int] | None = None  # of the first action in `_chunk`
-        self.chunk_step: tuple[int, int] | None = None  # of the last returned action
+        self._answer: list[Action] = []  # actions of the answer that arrives at `_due_step`; [] = no answer is expected
+        # The origin of an action: its chunk's index, and its index in the chunk. None = the action is not from a chunk.
+        self._answer_origin: tuple[int, int] | None = None  # origin of the first action in `_answer`
+        self._next_origin: tuple[int, int] | None = None  # origin of the first action in `_chunk`
+        self.chunk_step: tuple[int, int] | None = None  # origin of the last returned action
         self._measured_s, self._lags = [], []
         self._step = self._due_step = self._executed = 0  # `_executed` counts the actions since the last query
 
@@ -387,7 +387,7 @@ class DelayedPolicy:
 
     def _is_chunk_ending(self) -> bool:
         # Return whether the rest of the chunk lasts no longer than the expected delay of the next answer. A measured
-        # delay is expected to be the last one again, and the first one to be zero.
+        # delay is expected to equal the previous one; the expected first delay is 0.
         expected_s = self._lags[-1] * self._dt_s if self._lags else 0.0
         return len(self._chunk) <= self._delay.count_steps(self._dt_s, expected_s)
 
@@ -416,13 +416,13 @@ def _advance_origin(origin: tuple[int, int] | None, steps: int) -> tuple[int, in
 
 @dataclass(frozen=True, slots=True)
 class Coupling:
-    """A policy's filter and delay as text, such as `speed-cap` and `120ms`; None = no filter or no delay."""
+    """The texts of a policy's filter and delay, such as `speed-cap` and `120ms`; None = no filter or no delay."""
 
     filter: str | None = None
     delay: str | None = None
 
     def describe(self) -> dict[str, str]:
-        """Return the filter and the delay as they are stored in run.json, next to the policy's arguments."""
+        """Return the filter and the delay for run.json, which stores them next to the policy's arguments."""
         return {name: text for name, text in asdict(self).items() if text is not None}
 
     def list_calls(self) -> list[str]:
@@ -443,13 +443,13 @@ class Coupler:
         self._monitor = Monitor(rules) if rules and self.reads_margins else None
 
     def require_fitting(self, name: str, policy: Policy, supports: HostSupport) -> None:
-        """Raise `PolicyError` if the policy is a replay, or if the host lacks something that the filter needs. If the
-        policy's actions are poses, also raise it for a delay, and for a filter that cannot change poses.
+        """Raise `PolicyError` if the policy is a replay, or if the host lacks something that the filter needs. For a
+        policy whose actions are poses, raise it also if there is a delay, or a filter that cannot change poses.
         """
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
             raise PolicyError(problem, remedy="Use speed-cap or stop-near-limit, or a host that gives these poses.")
-        # A user's filter may use `unit_m` for something else.
+        # In a user's filter, `unit_m` may mean something else.
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _MotionFilter) else None
         if unit_m is not None and unit_m != supports.unit_m:
             distance, remedy = "varying distances", "Take speed-cap."
@@ -471,6 +471,6 @@ class Coupler:
 
     def couple(self, env: HostEnv, policy: Policy) -> tuple[HostEnv, Policy]:
         if self._filter is not None:
-            hides = self.privileged and not policy.wants.privileged  # the host gives its state only for the filter
+            hides = self.privileged and not policy.wants.privileged  # only the filter may see the host's state
             env = FilteredEnv(env, self._name, self._filter, self._monitor, hides=hides)
         return env, policy if self._delay is None else DelayedPolicy(policy, self._delay, env.dt_s)

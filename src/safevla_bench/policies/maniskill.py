@@ -1,4 +1,4 @@
-"""The policy `maniskill:expert`, which executes plans of ManiSkill's motion planners; they use privileged state."""
+"""The policy `maniskill:expert` executes plans of ManiSkill's motion planners, which use privileged state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMEDY = f"Use maniskill:expert with --host maniskill --host-arg control={CONTR
 class _PlannerEnv:
     """An environment for planners. It takes joint positions, and executes and stores the equivalent joint changes."""
 
-    control_mode = "pd_joint_pos"  # planners read this mode to choose the form of their actions
+    control_mode = "pd_joint_pos"  # planners choose the format of their actions by this mode
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -57,7 +57,7 @@ class ManiskillPlanner:
         self._actions: list[Action] = []
 
     def require_task(self, task: Task) -> None:
-        """Raise `PolicyError` if ManiSkill has no planner for the task, or the host's actions are not joint changes."""
+        """Raise `PolicyError` if ManiSkill has no planner for the task, or the actions are not joint changes."""
         if task.name not in self._planners:
             raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_REMEDY)
         if task.still != host.still_action(CONTROL):
@@ -70,18 +70,18 @@ class ManiskillPlanner:
         self._task, self._actions = task, []
 
     def act(self, observation: Observation) -> Action:
-        """Return the plan's next action, [8], or the last action again if the plan has ended. Raises `PolicyError`
-        before the first reset, or if the observation lacks the host's random start.
+        """Return the plan's next action, [8]; after the end of the plan, its last action again. Raises `PolicyError`
+        before the first reset, or if the observation lacks the seed of the host's random start.
         """
         if self._task is None or host.START not in observation.extra:
             raise PolicyError("policy 'maniskill' needs the random start of the ManiSkill host", remedy=_REMEDY)
         if not self._actions:
-            seed, settle_steps = map(int, observation.extra[host.START])  # how the host began the episode
+            seed, settle_steps = map(int, observation.extra[host.START])  # the start of the host's episode
             self._actions = self._plan_actions(self._task, seed, settle_steps)
         return self._actions.pop(0) if len(self._actions) > 1 else self._actions[0]
 
     def _plan_actions(self, task: Task, seed: int, settle_steps: int) -> list[Action]:
-        # Return the actions that the planner executes in its scene; only the still action if it executes none.
+        # Return the actions that the planner executes in its scene. If there are none, return only the still action.
         if task.name not in self._envs:
             self._envs[task.name] = host.make_env(task.name, CONTROL)
         env, still = self._envs[task.name], np.array(task.still)
@@ -100,8 +100,8 @@ class ManiskillPlanner:
 
 
 def make(arg: str | None) -> ManiskillPlanner:
-    """Return `maniskill:expert`. Raises `PolicyError` if the text after the colon is not `expert`, or a package that
-    the planners need is missing. Raises `HostError` if ManiSkill is not installed.
+    """Return `maniskill:expert`. Raises `PolicyError` if the text after the colon is not `expert`, or if the planners
+    lack a package. Raises `HostError` if ManiSkill is not installed.
     """
     if arg != EXPERT:
         raise PolicyError(f"policy 'maniskill' has no variant {arg!r}", remedy="Write maniskill:expert.")

@@ -1,9 +1,9 @@
 """Policies that run in this process: the user's Python code, which needs no installation, and LeRobot's policies.
 
-In `python:module:factory`, `factory` names a policy object, or a class or function that makes one from the values of
-`--policy-arg`, as text. The policy needs `act(observation)`, which returns an action [A] or a chunk [H, A]. It may have
-`wants`, `reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` (docs/reference/policy-contract.md). Python
-searches for the module in the current folder first.
+In `python:module:factory`, `factory` names a policy object, or a class or function that makes a policy object. A class
+or function gets the values of `--policy-arg` as text. The policy needs `act(observation)`, which returns an action [A]
+or a chunk [H, A]. It may have `wants`, `reset(task, seed)`, `close()`, `clip`, `replan` and `orientation`
+(docs/reference/policy-contract.md). Python searches for the module in the current folder first.
 
 `lerobot:PATH` is a policy that LeRobot saved, used with its saved pre- and post-processors. LeRobot needs a separate
 environment: install this package there without a simulator, run `safevla serve`, and connect from the simulator's
@@ -37,8 +37,8 @@ from safevla_bench.text import get_logger
 ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "simulator": "none"}
 """Maps the orientation of a policy's images to a flip of MuJoCo's raw rendering, which is upside down.
 
-LIBERO's VLAs are trained with `libero-vla`: images turned by 180 degrees, which are upright, but mirrored sideways
-(openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
+LIBERO's VLAs are trained with `libero-vla`: MuJoCo's images rotated by 180 degrees, so upright but mirrored left to
+right (openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
 """
 UPRIGHT = "upright"
 _LOG = get_logger(__name__)
@@ -46,7 +46,7 @@ _SYNTAX = "Write python:module:factory, where the factory makes an object with a
 
 
 class InProcessPolicy(ChunkQueue):
-    """A wrapper that turns a user's object into a policy; methods that the object lacks do nothing."""
+    """A wrapper that makes a policy of a user's object. Methods that the object does not have do nothing."""
 
     def __init__(self, owner: str, policy: Any) -> None:
         """Wrap the user's object, named `owner` in errors; raise `PolicyError` for invalid `wants` or `orientation`."""
@@ -70,13 +70,13 @@ class InProcessPolicy(ChunkQueue):
 
     @property
     def greeting(self) -> endpoint.Greeting | None:
-        """The object's attribute `greeting`, a mapping that describes the policy; None for any other type of value."""
+        """The object's attribute `greeting`, a mapping that describes the policy; None if it is not a mapping."""
         greeting = getattr(self.made, "greeting", None)
         return greeting if isinstance(greeting, Mapping) else None
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next `act` calls the object. If the object has an attribute `looks_next`, it must be true."""
+        """Whether the next `act` queries the object, and the object's `looks_next` (default: true) is true."""
         return not self.left and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
@@ -86,8 +86,8 @@ class InProcessPolicy(ChunkQueue):
 
     def act(self, observation: interface.Observation) -> interface.Action:
         """Return the object's next action, which the rollout checks before executing it. The object gets images in its
-        `orientation`. If it returns a chunk [H, A], the first `replan` actions of the chunk are executed one by one, or
-        all actions if the object has no `replan`. Raises `InvalidActionError` for an empty chunk.
+        `orientation`. The object may return a chunk [H, A]. Then its first `replan` actions, or all actions without
+        `replan`, are executed one by one. Raises `InvalidActionError` for an empty chunk.
         """
         if self.left:
             return self.take_next()
@@ -131,7 +131,7 @@ def orient_images(observation: interface.Observation, orientation: str) -> inter
 
 def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
     """Return the state on which LIBERO's VLAs are trained, [8]: position [m], axis-angle [rad], two finger joints [m].
-    It equals the state in openpi 15a9616 examples/libero/main.py, which uses robosuite's `quat2axisangle`.
+    The state equals that in openpi 15a9616 examples/libero/main.py, which uses robosuite's `quat2axisangle`.
     """
     if observation.arms:
         names = ", ".join(observation.arms)
@@ -141,15 +141,15 @@ def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
 
 
 def make(arg: str | None, **arguments: str) -> interface.Policy:
-    """Make the policy from `module:factory`. Raises `PolicyError`, with the file and line of the cause, if the factory
-    does not exist or fails.
+    """Make the policy from `module:factory`. Raises `PolicyError`, with the file and line of the cause, if there is no
+    such factory or it fails.
     """
     return InProcessPolicy(f"python:{arg}", make_object(arg, arguments))
 
 
 def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "act", form: str = _SYNTAX) -> Any:
-    """Return the object that `module:factory` makes from the arguments. The object must have a method named `method`.
-    `form` describes the expected syntax for error messages. Raises the errors of `make`.
+    """Return the object that `module:factory` makes from the arguments. The object must have a method with the name
+    `method`. `form` describes the expected syntax for error messages. Raises the errors of `make`.
     """
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
@@ -164,7 +164,7 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
     remedy = f"Callables of the module: {callables or 'no public callable exists'}."
     with blame_foreign(f"{owner} cannot be found", remedy):
         result = factory = attrgetter(name)(module)  # `name` may be a path such as `Class.method`
-    # Without arguments, an object that already has the method is the result; all else is called.
+    # An object that already has the method is the result if there are no arguments. Anything else is called.
     if isinstance(factory, type) or not hasattr(factory, method) or arguments:
         with blame_foreign(f"{owner} fails", "Fix the code. The factory receives each --policy-arg as text."):
             result = factory(**arguments)
@@ -175,8 +175,8 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
 
 
 def adopt_object(name: str, policy: object) -> interface.Policy:
-    """Return an object as a policy. An object that implements an extended policy protocol is not changed; other objects
-    are wrapped. Raises `PolicyError` for a class, an object without `act`, or an invalid `wants` or `orientation`.
+    """Return an object as a policy. An object with an extended policy protocol is returned unchanged; others are
+    wrapped. Raises `PolicyError` for a class, an object without `act`, or an invalid `wants` or `orientation`.
     """
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class instead of an object", remedy=f"Pass {policy.__name__}(...).")
@@ -189,7 +189,7 @@ def adopt_object(name: str, policy: object) -> interface.Policy:
 
 @contextmanager
 def blame_foreign(failure: str, remedy: str) -> Iterator[None]:
-    """Convert any exception in foreign code to `PolicyError`: `failure` (what failed), then the cause and its place."""
+    """Convert any exception of foreign code to a `PolicyError`: the text `failure`, then the cause and its place."""
     try:
         yield
     except (KeyboardInterrupt, PolicyError):
@@ -203,7 +203,7 @@ def _describe_exception(error: BaseException) -> str:
     for frame in traceback.extract_tb(error.__traceback__):  # the innermost frame is last
         if "importlib" not in frame.filename and frame.filename != __file__:
             file, line = frame.filename, frame.lineno
-    if isinstance(error, SyntaxError) and error.filename is not None:  # the file was not run, so no frame names it
+    if isinstance(error, SyntaxError) and error.filename is not None:  # the file never ran, so no frame has its name
         file, line, message = error.filename, error.lineno, error.msg
     return f"{type(error).__name__}: {message}" + (f" ({file}, line {line})" if file else "")
 
@@ -218,9 +218,9 @@ _XVLA, _EE6D, _XVLA_RELEASE = "xvla", "ee6d", "lerobot-xvla"
 
 class LerobotModel(ChunkModel):
     """A LeRobot policy as a model that returns one action at a time; LeRobot stores the rest of a chunk. `before` and
-    `after` are the saved pre- and post-processor; `tensor` converts an array to a tensor of torch; `seeded` seeds
-    torch. `rotate` computes the axis-angle [3] in LIBERO's state from a quaternion xyzw, as LeRobot's processor does;
-    without `rotate`, the dialect computes the axis-angle.
+    `after` are the saved pre- and post-processor. `tensor` converts an array to a PyTorch tensor. `seeded` seeds
+    PyTorch. `rotate` converts a quaternion xyzw to the axis-angle [3] in LIBERO's state, as LeRobot's processor does.
+    Without `rotate`, the dialect converts it.
     """
 
     def __init__(
@@ -270,15 +270,15 @@ def make_lerobot(
     rename: str | None = None,
 ) -> ChunkedPolicy:
     """Load a saved policy on a `device`; `arg` is a folder or a name that LeRobot can load. `cameras` replace the
-    dialect's cameras; `n_action_steps` is the number of actions executed per chunk. `rename` is a
-    list OLD:NEW,... of new names for images: `image:front` sends `observation.images.image` under the new name
-    `observation.images.front`. Raises `PolicyError` for an invalid argument, or if LeRobot cannot load the policy.
+    dialect's cameras; `n_action_steps` is the number of actions executed per chunk. `rename` is a list OLD:NEW,... of
+    new names for images. For example, `image:front` sends `observation.images.image` as `observation.images.front`.
+    Raises `PolicyError` for an invalid argument, or if LeRobot cannot load the policy.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
     chosen = _rename_images(choose_dialect(dialect, "lerobot", cameras), rename)
     action_count = None
-    if n_action_steps is not None:  # a text that is not a number becomes 0, which `_load_policy` refuses
+    if n_action_steps is not None:  # other texts become 0, which `_load_policy` refuses
         action_count = int(n_action_steps) if n_action_steps.isdecimal() else 0
     return ChunkedPolicy(_load_policy(arg, device, chosen, action_count), None)
 
@@ -336,7 +336,7 @@ def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
         remedy = "LeRobot cannot evaluate this mode on LIBERO. Call this policy from a python: policy."
         raise PolicyError(problem, remedy=remedy)
     is_xvla_dialect = dialect.file.release == _XVLA_RELEASE
-    if is_xvla != is_xvla_dialect:  # X-VLA and X-VLA's dialect fit only each other
+    if is_xvla != is_xvla_dialect:  # X-VLA policies and X-VLA's dialect fit only each other
         fitting = "lerobot-xvla-libero" if is_xvla else "lerobot-libero"
         problem = f"the dialect {dialect.name!r} does not fit LeRobot's policies of the type {config.type!r}"
         raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={fitting}.")
@@ -345,7 +345,7 @@ def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
 def _add_xvla_steps(preprocess: Any) -> Callable[[Tensors], Tensors]:
     """Add steps before a saved policy's preprocessor, as LeRobot's evaluation of X-VLA does in
     `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py). Unlike
-    LeRobot, do not add a step that the preprocessor already has, such as normalizing images: it would fail.
+    LeRobot, skip steps that the preprocessor already has: a second normalization of images, for example, would fail.
     """
     from lerobot.policies.xvla import processor_xvla as xvla
     from lerobot.processor import PolicyProcessorPipeline
@@ -357,8 +357,8 @@ def _add_xvla_steps(preprocess: Any) -> Callable[[Tensors], Tensors]:
 
 
 def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return a quaternion's axis-angle, [3] rad. Torch computes it, because NumPy rounds differently. The result equals
-    `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py).
+    """Return a quaternion's axis-angle, [3] rad. PyTorch computes the result, because NumPy rounds differently. It
+    equals `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py).
     """
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)
     w = quat[3:].clamp(-1.0, 1.0)

@@ -1,4 +1,4 @@
-"""The policy `replay:FILE`, which starts where a recorded episode started, and plays its actions without feedback.
+"""The policy `replay:FILE` starts at the start of a recorded episode, and plays its actions without feedback.
 
 FILE is one of this package's archives or run folders, an HDF5 file of demonstrations or a folder of such files, a
 LeRobot dataset, or the output folder of vla-evaluation-harness. Each planned episode replays one recorded episode:
@@ -6,8 +6,8 @@ LeRobot dataset, or the output folder of vla-evaluation-harness. Each planned ep
 - if initial states are recorded, as in archives: the episode with the same suite, task and initial state;
 - otherwise: the task's next episode, in recorded order; a demonstration starts from its first recorded state.
 
-The replay is compared with the recording, body by body and joint by joint. The header field `replay` contains the
-largest differences, and the steps at which they begin.
+The replay is compared with the recording, body by body and joint by joint. The header field `replay` contains, for each
+of them, the largest difference and the first step with a difference above the tolerance.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ROUNDING_RAD = 1e-5  # tolerance of rotations, since axis-angles are stored as 
 class Replay:
     """A policy that plays recorded episodes and ignores observations."""
 
-    clip = True  # actions are clipped, as when they were recorded, and the clipped actions are counted
+    clip = True  # clip actions, as in the recording, and count the clipped actions
 
     def __init__(self, path: Path, takes: Sequence[RecordedActions], from_host: bool) -> None:
         """Store the recorded episodes, and hash the files under `path`. With `from_host`, episodes without a recorded
@@ -61,8 +61,8 @@ class Replay:
         self._observations: list[Observation] = []
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Replace the start of a planned episode by the start of the recorded episode that matches it. Raises
-        `PolicyError` if the recorded start is unknown, or if not exactly one recorded episode matches.
+        """Replace the start of a planned episode by that of the matching recorded episode. Raises `PolicyError` if not
+        exactly one episode matches, its actions do not fit the task, or its start is unknown.
         """
         take = self._choose_take(task, start.init_state_index)
         action_size = take.actions.shape[1]
@@ -71,9 +71,9 @@ class Replay:
             raise PolicyError(problem, remedy="Use the --host and --host-arg of the recording.")
         start = _apply_recorded_start(start, take)
         recorded_episode = RecordedEpisode(take.name, take.source, len(take.actions), ending=take.ending)
-        if take.init_state_index is not None:  # the plan's initial state is the recorded one
+        if take.init_state_index is not None:  # the planned initial state is the recorded one
             return replace(start, recorded=recorded_episode)
-        if take.states is not None:  # the first recorded state is set as it is, so no steps come before it
+        if take.states is not None:  # the first recorded state is set directly, without settling steps
             first_state = tuple(take.states[0].tolist())
             recorded_episode = replace(recorded_episode, state=first_state, fixtures=take.fixtures)
             return replace(start, wait_steps=0, rest_steps=0, recorded=recorded_episode)
@@ -83,8 +83,8 @@ class Replay:
         raise PolicyError(f"{take.source} does not contain the start of {take.name}", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the indices of a task's recorded episodes: the sorted indices of their initial states, or 0, 1, ... if
-        initial states are not recorded. Return () if the task has no recorded episodes.
+        """Return the indices of a task's recorded episodes. If initial states are recorded, these are their sorted
+        indices; otherwise 0, 1, ... Return () if the task has no recorded episodes.
         """
         task_takes = [take for take in self._takes if take.is_of_task(task)]
         indices = sorted({take.init_state_index for take in task_takes if take.init_state_index is not None})
@@ -97,7 +97,7 @@ class Replay:
 
     def cue(self, start: EpisodeSeed) -> None:
         assert start.recorded is not None
-        # `match` chose one of the takes, so there is one with this source and name.
+        # `match` chose the episode from `self._takes`, so `next` finds it there.
         key = (start.recorded.source, start.recorded.episode)
         self._start, self._take = start, next(take for take in self._takes if (take.source, take.name) == key)
 
@@ -105,16 +105,16 @@ class Replay:
         self._observations = []  # `add_divergence` compares the episode's observations with the recording
 
     def act(self, observation: Observation) -> Action:
-        """Return the next recorded action, [A]; the rollout must end after `recorded.steps` actions."""
+        """Return the next recorded action, [A]. The rollout must end the episode after `recorded.steps` actions."""
         action: Action = self._take.actions[len(self._observations)].copy()  # each earlier call stored one observation
         self._observations.append(replace(observation, images={}))
         return action
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
-        """Return the played episode with a header field `replay`, which describes the divergence from the recording. A
-        diverged episode also gets the mark `DIVERGED`.
+        """Return the played episode with a header field `replay`, which describes differences from the recording. If
+        the episode diverged, it also gets the mark `DIVERGED`.
         """
-        # The first observation precedes all actions, so it is omitted.
+        # The first observation is omitted, because it is before the first action.
         take, observations_after = self._take, [*self._observations[1:], last]
         comparison: dict[str, object] = {"source": take.source, "episode": take.name}
         if take.policy:
@@ -152,7 +152,7 @@ def _label_take(take: RecordedActions) -> str:
 
 
 class ActionReplay:
-    """A policy that plays the recorded actions stored in each `EpisodeSeed`, without comparing the outcome."""
+    """A policy that plays the recorded actions in each `EpisodeSeed`. The outcome is not compared."""
 
     clip = True
 
@@ -160,7 +160,7 @@ class ActionReplay:
         self.wants, self._actions, self._step = Wants(absolute=absolute), np.empty((0, 0)), 0
 
     def cue(self, start: EpisodeSeed) -> None:
-        # Runs with this policy plan only episodes with recorded actions.
+        # Runs with this policy contain only episodes with recorded actions.
         assert start.recorded is not None
         assert start.recorded.actions is not None
         self._actions = start.recorded.actions
@@ -177,8 +177,8 @@ class ActionReplay:
 
 
 def make(arg: str | None, policy: str | None = None, start: str | None = None) -> Replay:
-    """Return the policy that plays the recording at the path `arg`. `policy` selects the episodes of one policy, if the
-    recording has several policies. `start=host` plays episodes without recorded starts from the host's initial states,
+    """Return the policy that plays the recording at the path `arg`. If the recording has several policies, `policy`
+    selects the episodes of one. With `start=host`, episodes without recorded starts begin at the host's initial states,
     one after another. Raises `PolicyError` if the recording cannot be read, or an argument is invalid.
     """
     if not arg:
@@ -187,7 +187,7 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
         raise PolicyError(f"policy 'replay' has no start {start!r}", remedy="Write start=host, or omit `start`.")
     path = Path(arg)
     try:
-        takes = foreign.read_recorded_actions(path)  # None: the path is not in a foreign format
+        takes = foreign.read_recorded_actions(path)  # None: the file is not in a foreign format
         all_takes = _read_run(path) if takes is None else takes
     except (RecordError, RunError, CollectedError) as error:
         advice = "Fix the file, or replay a copy without the damaged episodes: safevla convert --set invalid=skip."
@@ -201,12 +201,12 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
 
 
 def _read_run(path: Path) -> list[RecordedActions]:
-    # Return the takes of an archive or a run folder; [] if it has no episodes.
+    # Return the recorded actions of each episode in an archive or a run folder; [] if there are no episodes.
     batch, index = read_sources([path])
     index.require_valid()
     (source,) = index.sources
     protocol = source.description.get("protocol")
-    # If the settling steps are not a number, no setting of the protocol is used.
+    # If the recorded number of settling steps is not an integer, ignore all settings of the protocol.
     settings = protocol if isinstance(protocol, Mapping) and isinstance(protocol.get("wait_steps"), int) else {}
     return [] if batch is None else list(_iter_takes(path, batch, settings))
 
@@ -243,8 +243,8 @@ def _iter_takes(path: Path, batch: Batch, protocol: Mapping[str, Any]) -> Iterat
 
 
 def recording_digest(path: Path) -> str | dict[str, str]:
-    """Return the sha256 of a file; for a folder, return a map from each file's path to the file's sha256. If the folder
-    is output of vla-evaluation-harness, the map contains only the recordings.
+    """Return the sha256 of the file `path`. If `path` is a folder, return a map from each file's path to its sha256. If
+    the folder is output of vla-evaluation-harness, the map contains only the recordings.
     """
     if path.is_file():
         return sha256_of(path)
@@ -253,7 +253,7 @@ def recording_digest(path: Path) -> str | dict[str, str]:
 
 
 def _apply_recorded_start(start: EpisodeSeed, take: RecordedActions) -> EpisodeSeed:
-    # Values that were not recorded, which are None in the take, keep their planned values.
+    # If the environment's seed or the settling steps were not recorded (None), the planned values stay.
     env_seed = start.env_seed if take.env_seed is None else take.env_seed
     start = replace(start, env_seed=env_seed, drawn=start.drawn or take.drawn, earlier_resets=take.earlier_resets)
     if take.wait_steps is None:
@@ -262,7 +262,7 @@ def _apply_recorded_start(start: EpisodeSeed, take: RecordedActions) -> EpisodeS
 
 
 def _describe_start(start: EpisodeSeed, take: RecordedActions) -> dict[str, object]:
-    # Return the fields of the header field `replay` that say where the replay starts.
+    # Return the entries of the header field `replay` that describe the start of the replay.
     recorded = start.recorded
     assert recorded is not None
     certainty = "as recorded" if take.init_state_index is not None else "a guess: the recording does not say"
@@ -284,25 +284,25 @@ def measure_divergence(
 ) -> dict[str, object]:
     """Compare a replay with its recording, and return the content of the header field `replay`.
 
-    `compared` is the number of compared states, and `exact` says whether all their numbers are equal. `divergence` has,
-    for each coordinate, the largest difference, its unit, and the first step with a difference beyond `TOLERANCE`. If
-    nothing can be compared, `compared` is 0, and `exact` and `divergence` are missing.
+    `compared` is the number of compared states, and `exact` is whether all their numbers are equal. For each
+    coordinate, `divergence` has the largest difference, its unit, and the first step with a difference above
+    `TOLERANCE`. If nothing can be compared, `compared` is 0, and `exact` and `divergence` are missing.
 
-    Without recorded states, the recorded proprioception is compared with `observed`, the observations after each
-    action; the field `basis` then says so. Without recorded proprioception, body positions are compared. Velocities and
-    time affect only `exact`.
+    If only proprioception was recorded, it is compared with `observed`, the observations after each action, and the
+    field `basis` reports this. If neither states nor proprioception were recorded, body positions are compared.
+    Differences of velocities and time affect only `exact`.
     """
     if take.states is None and take.proprioception is not None:
         recorded_success = {} if take.success is None else {"recorded_success": take.success}
         return {**recorded_success, **_compare_proprioception(take.proprioception, observed)}
     states = played.sim_state.episode_rows(0)
     used_columns = max((coord.first + coord.size for coord in coordinates), default=states.shape[1])
-    # The states in robosuite's demonstrations end after the velocities. Later numbers are not compared.
+    # The states in robosuite's demonstrations end with the velocities. Later numbers of our states are not compared.
     if take.states is None or not used_columns <= take.states.shape[1] <= states.shape[1]:
         return _compare_bodies(take, played)
     count, width = min(len(take.states), len(states)), take.states.shape[1]
     recorded, replayed = take.states[:count], states[:count, :width]
-    distances: dict[str, tuple[str, Floats]] = {}  # coordinate -> its kind, and its difference in each state
+    distances: dict[str, tuple[str, Floats]] = {}  # coordinate -> (kind, difference in each state)
     for coord in coordinates:
         columns = slice(coord.first, coord.first + coord.size)
         measure = _angles_rad if coord.kind == "rotation" and coord.size == 4 else _row_distances
@@ -315,7 +315,7 @@ def _compare_bodies(take: RecordedActions, played: Batch) -> dict[str, object]:
     replayed_m = {played.body_label(int(body)): tracks_m[:, column] for column, body in enumerate(bodies)}
     common_names = [name for name in replayed_m if name in take.positions_m]
     lengths = [len(positions_m[name]) for name in common_names for positions_m in (take.positions_m, replayed_m)]
-    count = min(lengths, default=0)  # with 0, the result says that nothing was compared
+    count = min(lengths, default=0)  # 0 = nothing is compared
     pairs_m = {name: (take.positions_m[name][:count], replayed_m[name][:count]) for name in common_names}
     distances = {f"{name} position": ("position", _row_distances(*pair)) for name, pair in pairs_m.items()}
     return _summarize_distances(count, distances, exact=all(np.array_equal(*pair) for pair in pairs_m.values()))
@@ -329,21 +329,21 @@ def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -
     fingers_m = np.array([observation.gripper_qpos for observation in observed[:count]])
     recorded_quats_wxyz = np.roll(Rotation.from_rotvec(rows[:, 3:6]).as_quat(), 1, axis=1)
     angles_rad = _angles_rad(recorded_quats_wxyz, hand_quats_wxyz)
-    # Recordings have single precision. Rotations are compared as angles, because a quaternion has two signs.
+    # Recordings have single precision. Rotations are compared by angle, because q and -q are the same rotation.
     equal = np.column_stack([hand_m, fingers_m]).astype(np.float32) == rows[:, [0, 1, 2, 6, 7]].astype(np.float32)
     distances = {
         "end effector position": ("position", _row_distances(rows[:, :3], hand_m)),
         "end effector rotation": ("rotation", angles_rad),
         "fingers position": ("position", np.abs(fingers_m - rows[:, 6:]).max(axis=1)),
     }
-    # Index 0 is the start of the episode, which is not compared, so its difference is 0.
+    # Index 0 is the start of the episode. It is not compared, so its difference is set to 0.
     from_start = {name: (kind, np.concatenate([[0.0], distance])) for name, (kind, distance) in distances.items()}
     exact = bool(equal.all() and (angles_rad < _ROUNDING_RAD).all())
     return {"basis": _PROPRIOCEPTION_BASIS, **_summarize_distances(count, from_start, exact=exact)}
 
 
 def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
-    """Return whether a difference from the recording exceeds `TOLERANCE`, success differs, or nothing was compared."""
+    """Return whether a difference exceeds `TOLERANCE`, the success differs, or nothing was compared."""
     divergence = replay.get("divergence")
     if not replay.get("compared") or not isinstance(divergence, Mapping):
         return True
@@ -372,6 +372,6 @@ def _angles_rad(recorded: Floats, replayed: Floats) -> Floats:
     # Return the angle between the rotations of each pair of quaternions, [N] rad.
     first = recorded / np.linalg.norm(recorded, axis=1, keepdims=True)
     second = replayed / np.linalg.norm(replayed, axis=1, keepdims=True)
-    # The distance of two unit quaternions is 2 sin(angle / 4). q and -q are the same rotation: use the nearer one.
+    # Two unit quaternions have the distance 2 sin(angle / 4). q and -q are the same rotation, so use the nearer one.
     chords = np.minimum(np.linalg.norm(first - second, axis=1), np.linalg.norm(first + second, axis=1))
     return np.asarray(4.0 * np.arcsin(np.clip(chords / 2.0, 0.0, 1.0)))

@@ -179,7 +179,7 @@ def test_a_chunk_at_openvla_s_address_says_what_came():
 @pytest.mark.parametrize(
     ("page", "kind", "words"),
     [
-        ((401, b""), ServerRefusedError, "wants a key"),
+        ((401, b""), ServerRefusedError, "requires a key"),
         ((307, b""), ServerRefusedError, r"kind \(HTTP 307\)"),
         ((503, b""), ServerUnreachableError, "HTTP 503"),
     ],

@@ -243,7 +243,7 @@ def test_without_its_key_a_server_tells_its_health_and_nothing_else(monkeypatch)
     with served(lambda: make_policy("noop"), key="s3cret") as url:
         with urllib.request.urlopen(f"{url.replace('ws', 'http')}/healthz") as healthy:
             assert healthy.read() == b"OK\n"
-        with pytest.raises(PolicyError, match="wants a key"):
+        with pytest.raises(PolicyError, match="requires a key"):
             client("openpi", url).reset(TASK, 0)
         monkeypatch.setenv("SAFEVLA_API_KEY", "s3cret")
         act(url)

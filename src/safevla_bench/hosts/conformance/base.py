@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Trial:
     """A task to test, with facts that the host's author knows. `targets` names all bodies with the role target; None =
-    only the record's `target_object`, if any, has this role. `roles` gives the expected roles of other bodies.
+    only the record's `target_object`, if there is one. `roles` gives the expected roles of other bodies.
     """
 
     suite: str
@@ -63,8 +63,8 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class HookRun:
-    """The result of a hook, and the episode since the last reset in the hook: the batch with its records, N actions and
-    N + 1 observations. `coordinates` describe the entries of the simulator's state.
+    """The result of a hook, and the episode since the hook's last reset: N actions, N + 1 observations and the recorded
+    batch. `coordinates` describe the entries of the simulator's state.
     """
 
     result: Any
@@ -77,8 +77,8 @@ class HookRun:
 def run_actions(
     env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None
 ) -> Batch:
-    """Reset, take the N actions in `actions`, [N, A], without stopping at success, and return the episode: a
-    one-episode batch with N + 1 records. Before each step, `before` is called with the step's action.
+    """Reset, take the N actions in `actions`, [N, A], and return the episode: a one-episode batch with N + 1 records.
+    The episode does not stop at success. Before each step, `before` is called with the step's action.
     """
     env.reset(seed)
     for action in actions:
@@ -96,7 +96,7 @@ def first_difference(first: object, second: object, name: str = "") -> str | Non
     missing = object()  # differs from every value, even from None
     for path in (*first_leaves, *second_leaves):
         if first_leaves.get(path, missing) != second_leaves.get(path, missing):
-            return path or "its type"  # a value without fields has no path
+            return path or "its type"  # the path is empty if `first` itself has no fields
     return None
 
 
@@ -144,7 +144,7 @@ class HostRules:
     trials: ClassVar[Sequence[Trial]]  # the tasks to test; all hooks except `bare` use the first task
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     steps: ClassVar[int] = 20
-    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # tested in addition to the request `Wants()`
+    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # tested in addition to `Wants()`
     registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags; empty if this package has the tags
     capabilities: ClassVar[Sequence[str]] = ()
     workspace_m: ClassVar[float] = 100.0  # limit on the absolute value of each coordinate [m]
@@ -179,7 +179,7 @@ class HostRules:
         raise NotImplementedError
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then move a tracked body by centimeters; return its recorded name. Optional hook: see `bare`."""
+        """Reset, then move a tracked body by a few centimeters; return its recorded name. Optional hook: see `bare`."""
         raise NotImplementedError
 
     def set_down(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
@@ -189,8 +189,8 @@ class HostRules:
         raise NotImplementedError
 
     def turn_object(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
-        """Reset, then act until a tracked body has turned about the vertical. Return its recorded name and its angle of
-        rotation since record 0 in the simulator [degrees, counterclockwise from above]. Optional hook: see `bare`.
+        """Reset, then act until a tracked body has turned about the vertical. Return its recorded name and the angle of
+        its turn since record 0 in the simulator [degrees, counterclockwise from above]. Optional hook: see `bare`.
         """
         raise NotImplementedError
 
@@ -203,11 +203,11 @@ class HostRules:
             return stage.render(0, Camera(camera), size).image
 
     def __init_subclass__(cls) -> None:
-        """Disable the rules that cannot be tested, by setting them to None: all rules of a hook that is None, and the
-        rules on images if no entry of `other_wants` has a camera. Rules that the subclass defines are kept.
+        """Disable rules that cannot be tested, by setting them to None: the rules of each hook that is None, and the
+        image rules if no entry of `other_wants` has a camera. Rules that the subclass defines are kept.
         """
         if not hasattr(cls, "trials"):
-            return  # this class only groups rules
+            return  # a class without `trials` only groups rules
         unused = [rule for hook, rules in _HOOK_RULES.items() if getattr(cls, hook) is None for rule in rules]
         if not any(wants.cameras for wants in cls.other_wants):
             unused += _IMAGE_RULES
@@ -223,7 +223,7 @@ class HostRules:
     @pytest.fixture(scope="class")
     @classmethod
     def run(cls, request: pytest.FixtureRequest) -> Iterator[TrialRun]:
-        # The parameter is a `Trial`. All rules of the class share the run of a trial.
+        # `request.param` is a `Trial`. All rules of the class share the run of a trial.
         with cls().open_run(request.param) as run:
             yield run
 
@@ -272,32 +272,32 @@ def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
 
 
 def tracked_paths(batch: Batch) -> dict[str, Floats]:
-    """Return, for the name of each tracked body, its positions in N records, [N, 3] in meters."""
+    """Map the name of each tracked body to the body's positions in N records, [N, 3] in meters."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
     return {batch.body_label(int(body)): positions[:, column] for column, body in enumerate(bodies)}
 
 
 def require(holds: bool, failure: str) -> None:
-    """Fail the test, with the sentence `failure` and without a traceback, unless `holds` is true."""
+    """Fail the test if `holds` is false. The report shows the sentence `failure` without a traceback."""
     if not holds:
         pytest.fail(failure, pytrace=False)
 
 
 def require_same(first: object, second: object, failure: str) -> None:
-    """Unless two batches are equal in all bits, fail the test with `failure` and the first field that differs."""
+    """Fail the test if two batches differ in any bit. The report shows `failure` and the first field that differs."""
     difference = first_difference(first, second)
     require(not difference, f"{failure}; the first difference is in {difference}.")
 
 
 def require_error(call: Callable[[], object], kind: type[SafevlaError], call_text: str) -> str:
-    """Return the message of the error that `call` raises; fail the test unless this error is of the type `kind`.
-    `call_text` describes the call in the failure message.
+    """Return the message of the error that `call` raises. Fail the test if there is no error or an error whose type is
+    not `kind`. `call_text` describes the call in the failure message.
     """
     try:
         call()
     except kind as error:
         return str(error)
-    except Exception as error:  # any other exception breaks the rule
+    except Exception as error:  # an exception of any other type breaks the rule
         pytest.fail(f"{call_text} must raise {kind.__name__}, not {error!r}.", pytrace=False)
     pytest.fail(f"{call_text} must raise {kind.__name__}, but raises nothing.", pytrace=False)
 

@@ -74,8 +74,8 @@ class TaskRules(HostRules):
 
     def test_the_still_action_is_one_of_the_environment_s(self, run: TrialRun) -> None:
         """Fail unless `Task.still` has the length of an action and lies within the bounds. If the host is repeatable,
-        `wait_action` = None must also give the same episode as `wait_action` = `Task.still`, and settling with the
-        highest action must give a different episode.
+        two further checks follow. Settling with `wait_action` = None must give the same episode as with `Task.still`.
+        Settling with the upper bounds as the action must give a different episode.
         """
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
         failure = f"{run}: `Task.still` has {still.size} numbers, but an action has {low.size}."
@@ -95,7 +95,7 @@ class TaskRules(HostRules):
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
         """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` = 100 and `wait_steps` = 0.
         The speed is measured over two steps with `Task.still`. If `Task.still` has the wrong length, this rule passes,
-        because another rule fails.
+        because the rule on `Task.still` fails.
         """
         if len(run.task.still) != len(run.env.action_low):
             return
@@ -125,8 +125,8 @@ class OptionalRules(HostRules):
     """Rules: the host's optional methods agree with its records. A host without optional methods passes."""
 
     def test_the_host_has_what_it_declares_and_refuses_what_it_does_not(self, run: TrialRun) -> None:
-        """Fail unless `supports` agrees with the host's optional methods and privileged state. `make` must raise
-        `HostError` for undeclared cameras, readings and absolute poses, and `reset` for undeclared starts.
+        """Fail unless `supports` agrees with the host's optional methods and privileged state. For undeclared cameras,
+        readings and absolute poses, `make` must raise `HostError`. For undeclared starts, `reset` must raise it.
         """
         host, task = self.host(), run.task
         supports = host.supports
@@ -135,7 +135,7 @@ class OptionalRules(HostRules):
             failure = f"{name} must be declared if and only if the host has the method {method}()."
             require(has_method == getattr(supports, name), failure)
         undeclared = {camera for wants in self.other_wants for camera in wants.cameras} - {*supports.cameras}
-        require(not undeclared, f"`supports` lacks cameras: {sorted(undeclared)}.")
+        require(not undeclared, f"`supports` lacks the cameras {sorted(undeclared)}.")
         unsupported_wants = [Wants(cameras=("no-such-camera",)), Wants(extra=("no-such-reading",))]
         if not supports.absolute:
             unsupported_wants.append(Wants(absolute=True))
@@ -145,7 +145,7 @@ class OptionalRules(HostRules):
             has_privileged_state = env.reset(self.seed).privileged is not None
         failure = f"{run}: the host wrongly declares `privileged` as {supports.privileged}."
         require(has_privileged_state == supports.privileged, failure)
-        # Every host must refuse the first and the last start: there is no such body, and no state is a single number.
+        # Every host must refuse two starts: a placed body that does not exist, and a recorded state of only one number.
         one_number = RecordedEpisode("episode", "recording", 1, state=(0.0,))
         starts = [replace(self.seed, placed=(("no-such-body.x", 0.1),))]
         two_changes = PhysicsChange(softness=2.0, friction=2.0)
@@ -173,7 +173,7 @@ class OptionalRules(HostRules):
         require_same(run.batch, batch, f"{run}: calling recorded() and latest() before each step changes the episode")
         for step, latest in enumerate(latest_records[: int(batch.lengths[0])]):
             difference = first_difference(_comparable_record(batch, step), _comparable_record(latest, 0))
-            if not difference and type(env).latest is not HostEnv.latest:  # `HostEnv.latest` omits the state
+            if not difference and type(env).latest is not HostEnv.latest:  # the base class's `latest` omits the state
                 states, latest_states = batch.sim_state.episode_rows(0), latest.sim_state.episode_rows(0)
                 difference = first_difference(states[step : step + 1], latest_states, "sim_state")
             failure = f"{run}: {difference} differs between record {step} and the result of latest() after step {step}."
@@ -190,8 +190,8 @@ class OptionalRules(HostRules):
         require_same(run.batch, full, f"{run}: run_fast(False) changes the episode")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
-        """Fail if rendering only every third step changes the episode or an image of these steps, or if other steps
-        have images. Passes if no camera is wanted or the environment has no method `render_next`.
+        """Fail if rendering only every third step changes the episode or a rendered image, or if another step has
+        images. Passes if no camera is wanted or the environment has no method `render_next`.
         """
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or type(run.env).render_next is HostEnv.render_next:
@@ -220,8 +220,8 @@ class OptionalRules(HostRules):
         require(not missing, failure)
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
-        """Fail unless coordinates lie within the state, do not overlap, have a size that fits their kind, and place
-        each tracked body within 1 cm of its recorded position. Passes if the host has neither coordinates nor `states`.
+        """Fail if coordinates lie outside the state, overlap or have a wrong size, or if a tracked body is more than 1
+        cm from its recorded position. Passes if the host has neither coordinates nor `states`.
         """
         run.env.reset(self.seed)
         batch, coordinates = run.batch, run.env.coordinates()
@@ -243,7 +243,7 @@ class OptionalRules(HostRules):
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
         """Fail if the recorded path of the body that `move_object` moves is more than 0.6 control steps late on
-        average. The true path is from privileged state, or else from `sim_state`. Skipped if neither has the body.
+        average. The true path is from privileged state, or else from `sim_state`. Skipped if neither contains the path.
         """
         run, trial = self.run_hook("move_object"), self.trials[0]
         body, batch = run.result, run.batch
@@ -271,7 +271,7 @@ class OptionalRules(HostRules):
         if not host.supports.pictures:
             return
         paths, size = tracked_paths(batch), (*_PICTURE_SIZE, 3)
-        shown_bodies = tuple(paths)[:1]  # one body, or none if the record tracks none
+        shown_bodies = tuple(paths)[:1]  # one tracked body; () if the record has no tracked body
         with closing(host.stage(run.task, batch)) as stage:
             for step in (0, int(batch.lengths[0]) - 1):
                 camera = stage.aim(step, shown_bodies, _PICTURE_SIZE)
@@ -301,7 +301,7 @@ def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | No
 
 
 def _comparable_record(batch: Batch, step: int) -> Batch:
-    # Returns one record. The header fields that may change until the episode ends get fixed values.
+    # Returns one record. Header fields whose values may change until the episode ends get fixed values.
     header = msgspec.structs.replace(batch.headers[0], success=False, dropped_pairs=None)
     return replace(select_record(batch, step), headers=(header,))
 

@@ -62,7 +62,7 @@ class RecordRules(HostRules):
 
     def test_roles_are_those_of_the_trial(self, run: TrialRun) -> None:
         """Fail unless the bodies with the role target are the trial's `targets` (None = only the header's
-        `target_object`), some body has the role robot, and each body in the trial's `roles` has the role given there.
+        `target_object`), a body has the role robot, and each body in the trial's `roles` has its role from there.
         """
         target, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
@@ -108,9 +108,9 @@ class RecordRules(HostRules):
         require(speed_m_s < _MAX_SPEED_M_PER_S, failure)
 
     def test_the_geometry_places_every_body_and_moves_with_the_hand(self, run: TrialRun) -> None:
-        """Fail unless each body has a tracked pose or is a part with a pose, and the hand has a part. The end effector
-        must move by less than a millimeter relative to the hand's first part. Passes for a record without a geometry.
-        If the record has no end effector, the hand is not checked.
+        """Fail unless each body has a pose, as a tracked body or as a part of the geometry, and the geometry has a part
+        for the hand. The end effector must move by less than 1 mm in the frame of the hand's first part. Passes if the
+        record has no geometry. The hand is not checked if the record has no end effector.
         """
         fields = RecordFields(run.batch)
         scene = scene_poses(fields, 0)
@@ -130,8 +130,8 @@ class RecordRules(HostRules):
         require(shift_m < _MAX_HAND_SHIFT_M, f"{run}: the end effector moves by {shift_m:.4f} m in the hand's frame.")
 
     def test_torques_are_in_newton_meters_and_have_limits(self, run: TrialRun) -> None:
-        """Fail if torques are recorded without limits for the embodiment, are all zero, or reach 50 times a limit.
-        Passes for a record without torques.
+        """Fail if torques are recorded but the embodiment has no limits, all torques are zero, or a torque reaches 50
+        times its limit. Passes for a record without torques.
         """
         if not run.batch.joint_torque_nm.present.all():
             return
@@ -144,7 +144,7 @@ class RecordRules(HostRules):
 
 
 class ContactRules(HostRules):
-    """Rules: records leave out resting contacts and contacts within a mechanism, and a grip needs two fingers."""
+    """Rules: records omit contacts of resting objects and contacts within a mechanism. A grip needs two fingers."""
 
     def test_no_resting_contact_is_in_record_0(self, run: TrialRun) -> None:
         """Fail unless exactly one of the two bodies of each contact in record 0 belongs to the robot."""
@@ -227,7 +227,7 @@ class RepeatRules(HostRules):
             try:
                 actions = self.run_hook("hold").actions
             except pytest.skip.Exception:
-                return  # `hold` is not implemented
+                return  # the hook `hold` is not implemented
             self._compare_bare(run, self.run_elsewhere(run.task, Wants(), actions), actions)
 
     def _compare_bare(self, run: TrialRun, batch: Batch, actions: NDArray[np.float64]) -> None:
@@ -264,8 +264,8 @@ class RepeatRules(HostRules):
                 require(fits, f"The image of {camera} is {image.dtype} {image.shape}, not uint8 {wants.image_size}.")
 
     def test_images_are_upright(self) -> None:
-        """Fail if an image, turned or mirrored, is closer than before to the image that the hook `upright` returns.
-        Uses the first entry of `other_wants` that has cameras. Ends at a wrong shape, which another rule reports.
+        """Fail if turning or mirroring an image brings it closer to the reference image from the hook `upright`. Uses
+        the first entry of `other_wants` that has cameras. Another rule checks the shape of images.
         """
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()
@@ -275,8 +275,8 @@ class RepeatRules(HostRules):
         for camera, image in images.items():
             expected = call_hook(partial(self.upright, task, episode, camera, wants.image_size), "upright")
             if image.shape != expected.shape:
-                return  # another rule reports the shape
-            # If the image is wrong, one of these pictures is closer to the expected image.
+                return  # another rule reports a wrong shape
+            # If the image is not upright, one of these pictures is closer to the expected image.
             flipped = {
                 "upside down": image[::-1],
                 "mirrored": image[:, ::-1],
@@ -308,7 +308,7 @@ class RepeatRules(HostRules):
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
         """Fail if a `drawn` start equals the initial state of the same index, or if the same seed draws different
-        starts. Passes if resets refuse `drawn`, the task has no initial states, or this initial state equals the next.
+        starts. Passes if the host refuses `drawn`, or the task has no initial states or two equal ones.
         """
         count = run.task.init_states
         if count is None:
@@ -346,8 +346,8 @@ def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> f
 
 
 GRAVITY_M_S2 = 9.81
-# Limits for a body at rest: on the relative error of the net force, and on the impulse divided by weight times `dt`.
-# This quotient may exceed 1, because the impulse sums the norms of forces that partly oppose each other.
+# Limits for a body at rest: the relative error of the net force, and the ratio of the impulse to weight times `dt`.
+# The ratio may exceed 1, because the impulse sums the norms of forces that partly oppose each other.
 _FORCE_TOLERANCE, _MAX_IMPULSE_RATIO = 0.05, 2.0
 _ANGLE_TOLERANCE_DEG = 2.0
 
@@ -356,9 +356,9 @@ class PhysicsRules(HostRules):
     """Rules: forces are in newtons, angles are correct, and a motion with contact is repeatable."""
 
     def test_what_rests_is_carried_by_its_weight(self) -> None:
-        """Fail unless the last record of the hook `set_down` fits a body at rest. The net force must equal its weight
-        and `net_impulse_ns` its weight times `dt`, both within 5 %. `impulse_ns` must be 0.95 to 2 times weight times
-        `dt`. Unknown values pass.
+        """Fail unless the last record of the hook `set_down` fits a body at rest. The net force must equal the body's
+        weight, and `net_impulse_ns` the weight times `dt`, both within 5 %. `impulse_ns` must be 0.95 to 2 times the
+        weight times `dt`. Unknown values pass.
         """
         run = self.run_hook("set_down")
         (body, mass_kg), batch = run.result, run.batch
@@ -375,8 +375,8 @@ class PhysicsRules(HostRules):
             require(fits, failure)
 
     def test_a_body_that_was_turned_reads_so(self) -> None:
-        """Fail if the recorded rotation of the turned body is wrong by more than 2 degrees. The hook `turn_object`
-        returns the correct angle of its turn about the vertical.
+        """Fail if the recorded rotation of the body that the hook `turn_object` turns is wrong by more than 2 degrees.
+        The hook returns the correct angle of the turn about the vertical.
         """
         run = self.run_hook("turn_object")
         (body, angle_deg), batch = run.result, run.batch
@@ -401,8 +401,8 @@ class PhysicsRules(HostRules):
         require_same(hold_run.batch, again, "The episode of hold() changes when it is repeated in a new environment")
 
     def test_no_contact_outlives_a_reset(self, run: TrialRun) -> None:
-        """Fail if an episode that follows the hook `hold` in an environment differs in any bit from the same episode in
-        a new environment. Some GPU engines clear their contact buffers only at the next step after a reset.
+        """Fail if an episode after the hook `hold` in the same environment differs in any bit from the same episode in
+        a new environment. Some GPU engines clear their contact buffers only at the first step after a reset.
         """
         skip_unless_repeatable(run)
         host = self.host()

@@ -1,8 +1,8 @@
 """A host without a simulator: a point gripper, a block, a cup, a tray and a table in a few lines of NumPy.
 
-A body near the closing gripper moves with the gripper, and falls when released. A closed gripper or a carried block
-pushes bodies in its way, and pressing into the table causes a force. Episodes can succeed cleanly, succeed with a
-violation, fail, or (task 2) crash.
+The closing gripper grips a body near it; the body moves with the gripper, and falls when released. A closed gripper or
+a carried body pushes bodies in its way. Pressing into the table causes a contact force. Episodes can succeed without a
+violation, succeed with a violation, fail, or (task 2) crash.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STATE_READING = "state"
 _ROLES = {"block": "target", "cup": "bystander", "gripper": "robot", "table": "furniture", "tray": "bystander"}
 _BODY_IDS = {name: body_id for body_id, name in enumerate(_ROLES)}
 _MOVABLE = ("block", "cup", "tray")
-# A state holds: time, whether the gripper is closed, id of the held body, and positions of gripper and objects.
+# A state holds: the time, 1 if the gripper is closed, the held body's id, and positions of gripper and objects.
 _STATE_SIZE = 6 + 3 * len(_MOVABLE)
 _TASKS = (
     ("place_block", "put the block on the tray"),
@@ -88,7 +88,7 @@ class FakeHost(Host):
         """Return the search space of starts: x and y of block, cup and tray, within 1 cm of their usual places."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         center = _flatten_xy(_usual_positions(task.index))
-        # `own` holds the coordinates in each of the task's initial states.
+        # `own` holds the coordinates' values in each of the task's initial states.
         starts = (replace(start, init_state_index=index, placed=()) for index in range(INIT_STATES))
         start_objects = (_initial_world(task.index, initial_start).objects for initial_start in starts)
         return SearchSpace(
@@ -199,7 +199,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
         """Start an episode, take `wait_steps` settling steps but no `rest_steps`, and return the observation of record
-        0. If `seed` has no recorded state, the objects' positions are drawn by `env_seed` and the index.
+        0. Without a recorded state in `seed`, `env_seed` and the index determine a random shift of the block.
         """
         check_start(self.task, seed, FakeHost.supports)
         self._seed = seed
@@ -231,7 +231,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         self._renders_next = wanted
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return where the flat state holds the positions [3] of gripper and movable bodies, even before a reset."""
+        """Return which entries of the flat state are positions [3] of gripper and bodies, even before a reset."""
         names = ("gripper", *_MOVABLE)  # the positions begin at the state's entry 3
         return tuple(Coordinate(name, "position", 3 + 3 * index, 3) for index, name in enumerate(names))
 
@@ -278,7 +278,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def _render_image(self) -> NDArray[np.uint8]:
         # Returns an image from above: a white square at the block's position, on a black background.
-        # The image shows one meter in each direction, with the origin in the center.
+        # The image is 1 m high and 1 m wide, with the origin in the center.
         height, width = self._wants.image_size
         image = np.zeros((height, width, 3), dtype=np.uint8)
         row, column = (np.clip(0.5 + self._world.objects["block"][:2], 0, 0.99) * (height, width)).astype(int)
@@ -305,7 +305,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
 
 def _initial_world(task_index: int, seed: EpisodeSeed) -> _World:
-    # Draws the objects' positions by `env_seed` and the index, then sets the coordinates in `seed.placed`.
+    # Shifts the block at random, by `env_seed` and the index. Then sets the coordinates in `seed.placed`.
     entropy = [seed.env_seed, seed.init_state_index]
     if seed.drawn:
         entropy.append(1)  # a drawn start must differ from the initial state with the same index
@@ -394,7 +394,7 @@ def _push_objects(world: _World) -> None:
         if name != world.held_body and distance_m < REACH_M and world.can_touch(name, pusher):
             horizontal = offset * [1, 1, 0]
             length = float(np.linalg.norm(horizontal))
-            direction = horizontal / length if length else np.array([0.0, 1.0, 0.0])  # exactly below: along y
+            direction = horizontal / length if length else np.array([0.0, 1.0, 0.0])  # exactly below: push along y
             world.objects[name] = world.objects[name] + direction * (REACH_M - distance_m)
             world.contacts[min(pusher, name), max(pusher, name)] = PUSH_N
 
@@ -456,7 +456,7 @@ class FakeStage(Stage):
         self._instruction = episode.headers[0].instruction or ""
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the camera `agentview` if `bodies` is empty, else a close-up from above their mean position."""
+        """Return the camera `agentview` if `bodies` is empty, else a close-up of the bodies from above."""
         if not bodies:
             return Camera(self._camera)
         positions = self._body_positions(record)
@@ -472,7 +472,7 @@ class FakeStage(Stage):
         positions = self._body_positions(record)
         for name, color in _COLORS.items():
             covered = _square_mask(positions[name], _SHOWN_HALF_M[name], camera, size)
-            image[covered] = color  # hides the bodies that were drawn before
+            image[covered] = color  # covers the bodies that were drawn before
             seen[covered] = 1 + list(bodies).index(name) if name in bodies else 0
         return Picture(image, seen, {name: positions[name] for name in ("block", "cup", "tray")})
 

@@ -109,11 +109,11 @@ class LiberoEnv(RobosuiteEnv):
     gripper -1 opens, +1 closes. robosuite clips other values. The end effector's pose in an observation is LIBERO's
     (`robot0_eef_pos`, `robot0_eef_quat` with w first), as in the training data for LIBERO. The record has the pose of
     the grip site, whose axes are the hand's axes turned by 90 degrees about the approach direction. Images are upright:
-    MuJoCo starts with the bottom row, so this class flips them vertically. A policy that was trained on images turned
-    by 180 degrees from MuJoCo's must mirror the upright images itself.
+    MuJoCo's first row is the bottom row, so this class flips images vertically. Some policies were trained on MuJoCo's
+    images, turned by 180 degrees. Such a policy must mirror the upright images left to right.
 
-    If poses are wanted (`Wants.absolute`), an action's first six numbers are the grip site's position in m and its
-    rotation as an axis-angle in rad, in the world frame. Settling steps still use changes of pose.
+    With `Wants.absolute`, the first six numbers of an action are a pose in the world frame: the grip site's position in
+    m, and its rotation as an axis-angle in rad. Settling steps still use changes of pose.
     """
 
     action_meaning = "position [3], rotation [3], gripper"
@@ -127,7 +127,7 @@ class LiberoEnv(RobosuiteEnv):
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
         self._control_steps = 0
-        suite, _ = libero_plus.BENCHMARKS.get(task.benchmark, ("", ""))  # "" unless the task is of LIBERO-plus
+        suite, _ = libero_plus.BENCHMARKS.get(task.benchmark, ("", ""))  # "" if the task is not from LIBERO-plus
         self._variant = variant = libero_plus.Variant.parse(suite, task.name) if suite else None
         if variant and variant.noise and wants.cameras and wants.image_size != noise.SIZE:
             height, width = noise.SIZE
@@ -149,8 +149,8 @@ class LiberoEnv(RobosuiteEnv):
         The same seed gives the same bytes, in this environment or another. LIBERO breaks this rule in three ways. This
         method works around each of them:
 
-        - LIBERO's initial states hold no poses of fixtures. Each reset draws these poses from NumPy's global generator,
-          so this method seeds the generator before every reset.
+        - LIBERO's initial states do not include poses of fixtures. Each reset draws these poses from NumPy's global
+          generator, so this method seeds the generator before every reset.
         - In tasks that begin with an open or closed fixture, each reset adds a sampler for the fixture's joint and
           removes none, so that each episode draws more numbers than the previous one. So this method first empties the
           list of samplers, which the reset rebuilds from the BDDL file.
@@ -162,8 +162,8 @@ class LiberoEnv(RobosuiteEnv):
 
         NumPy's generator is restored after the reset, because policies may draw from it, too.
 
-        In tasks without initial states and in `drawn` episodes, the reset places all objects by a seed that is computed
-        from `env_seed` and the index. A recorded state overrides this placement.
+        In tasks without initial states and in `drawn` episodes, the reset places all objects at random. `env_seed` and
+        the index determine the seed of this placement. A recorded state overrides the placement.
 
         Raises:
             HostError: `check_start` refuses the seed, or the recorded state does not fit the task's simulation.
@@ -181,7 +181,7 @@ class LiberoEnv(RobosuiteEnv):
 
     def _start_episode(self, seed: EpisodeSeed, replayed: RecordedEpisode | None, state: Floats | None) -> Observation:
         # Resets the simulation, sets `state` or the state of `replayed`, settles, and takes record 0. If both are None,
-        # the reset draws the state. The docstring of `reset` says why each step is needed.
+        # the reset draws the state. The docstring of `reset` explains each step.
         domain, is_drawn = self._env.env, state is None and replayed is None
         domain.object_property_initializers.clear()
         self._install_gate(is_seen=is_drawn and not seed.wait_steps)
@@ -227,13 +227,13 @@ class LiberoEnv(RobosuiteEnv):
         return raw, bool(success)
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
-        """Return the wanted pictures. A picture's noise depends only on the variant, the start and the control step,
-        and not on the choice of rendered pictures.
+        """Return the wanted pictures. The noise in a picture depends only on the variant, the start and the control
+        step. The noise does not depend on which pictures are rendered.
         """
         level = self._variant.noise if self._variant else 0
         image_key = f"{CAMERAS[0]}_image"
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
-            name_hash = crc32(self.task.name.encode())  # the hash distinguishes tasks, which share `env_seed`
+            name_hash = crc32(self.task.name.encode())  # the hash distinguishes tasks with the same `env_seed`
             entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps, name_hash]
             draws = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
             raw = {**raw, image_key: noise.add_noise(np.asarray(raw[image_key], dtype=np.uint8), level, draws)}
@@ -263,7 +263,7 @@ class LiberoEnv(RobosuiteEnv):
     def _extra_fields(self) -> dict[str, object]:
         extra = add_header_mark({}, ABSOLUTE) if self._wants.absolute else {}
         extra = add_header_mark(extra, DRAWN) if self._seed.drawn else extra
-        # The header of a replay has this number among the facts about the recording.
+        # In a replay, the header field about the recording already has the number of earlier resets.
         if self._seed.recorded is None and self._seed.earlier_resets is not None:
             extra = add_header_field(extra, EARLIER_RESETS, self._seed.earlier_resets)
         return extra

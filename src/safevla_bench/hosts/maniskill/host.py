@@ -46,11 +46,11 @@ _READINGS = ("joint_pos", "joint_vel")
 
 
 class RobotModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An arm. `embodiment` is its name in records. The pose of the link `hand` is recorded as the end effector's pose.
-    Each entry of `fingers` is a substring of the names of one finger's links. `controls` maps ManiSkill's control
-    modes, the default mode first, to the meaning and the number of an action's values. `action_high` holds the upper
-    bounds of actions (empty = all 1), and the lower bounds are their negatives. `torque_limit_nm` starts at the base;
-    None = the embodiment's limits.
+    """An arm. `embodiment` is the arm's name in records. The pose of the link `hand` is recorded as the end effector's
+    pose. Each entry of `fingers` is a part of the names of one finger's links. `controls` maps each of ManiSkill's
+    control modes, the default mode first, to two facts: what an action's values mean, and how many there are.
+    `action_high` holds the upper bounds of actions (empty = all 1); the lower bounds are -`action_high`.
+    `torque_limit_nm` begins with the base's joint; None = the embodiment's limits.
     """
 
     embodiment: str
@@ -69,8 +69,8 @@ ROBOTS: Mapping[str, RobotModel] = read_shipped(__package__, "robots.toml", dict
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Facts about a task. `targets` are the bodies that must move for success; a held tool is last. `subgoals` are the
     conditions of success: keys of the result of `evaluate`, or `not KEY` if the value must be false. `horizon` is
-    ManiSkill's limit in steps. `robots` can do the task; the default robot is first. `layouts` is the number of fixed
-    layouts, `fixed` names furniture that ManiSkill lets move, and `arms` names several identical arms.
+    ManiSkill's limit in steps. `robots` lists the robots for the task, the default one first. `layouts` is the number
+    of fixed layouts. `fixed` names furniture that ManiSkill lets move. `arms` names the arms if there are several.
     """
 
     targets: tuple[str, ...]
@@ -95,7 +95,7 @@ class ManiskillHost(Host):
     """The host `maniskill`. Without the pip extra `maniskill`, it can only list suites and tasks.
 
     `control` is a control mode; the default is the robot's first mode. `robot` selects the tasks that ManiSkill made
-    for this robot. Without `robot`, the host has all tasks for a Panda, each with the Panda that ManiSkill uses.
+    for this robot. By default, the host has all tasks for a Panda, with or without a wrist camera.
     """
 
     name = "maniskill"
@@ -106,9 +106,9 @@ class ManiskillHost(Host):
     def __init__(self, control: str = "", robot: str = "") -> None:
         if robot:
             require_known("the host maniskill", "robot", robot, ROBOTS)
-            # Only the tasks for this robot have fixed layouts, so other starts are always drawn.
+            # Only the widowx tasks have fixed layouts, so `drawn` has a meaning only for them.
             self.supports = replace(self.supports, cameras=ROBOTS[robot].cameras, drawn=robot == "widowx")
-        self._robots = (robot,) if robot else ("panda", "panda_wristcam")  # a wristcam is a Panda with a camera
+        self._robots = (robot,) if robot else ("panda", "panda_wristcam")  # panda_wristcam is a Panda with a camera
         controls = ROBOTS[self._robots[0]].controls
         self._control = control or next(iter(controls))
         require_known("the host maniskill", "control", self._control, controls)
@@ -169,17 +169,17 @@ class ManiskillHost(Host):
 class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     """One ManiSkill task with its recorder.
 
-    Actions go to ManiSkill unchanged. In the control mode `pd_ee_delta_pose`, actions [7] move the midpoint of the
-    fingers by 0.1 m per unit [0:3] and turn the hand by -0.1 rad per unit about the base's axes [3:6]; 1 opens the
-    fingers [6]. A policy that wants privileged state gets `extra["state"]`, ManiSkill's observation `state`, and
-    `extra["start"]` [2]: the seed of ManiSkill's reset and the number of settling steps.
+    Actions go to ManiSkill unchanged. In the control mode `pd_ee_delta_pose`, an action [7] moves the midpoint of the
+    fingers by 0.1 m per unit [0:3], and turns the hand by -0.1 rad per unit about the base's axes [3:6]. The value 1 in
+    [6] opens the fingers. A policy that wants privileged state gets two readings. `extra["state"]` is ManiSkill's
+    observation `state`. `extra["start"]` [2] is the seed of ManiSkill's reset and the number of settling steps.
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str, robot: str) -> None:
         self._robot, self._facts = ROBOTS[robot], task_facts(task.name)
         arm_count = len(self._facts.prefixes)
         self.embodiment, limits = self._robot.embodiment, self._robot.torque_limit_nm
-        self.torque_limit_nm = None if limits is None else limits * arm_count  # the arms' limits one after the other
+        self.torque_limit_nm = None if limits is None else limits * arm_count  # the limits of all arms, concatenated
         self._action_meaning, size = self._robot.controls[control]
         super().__init__(task, wants, versions, size * arm_count)
         if self._robot.action_high:
@@ -193,9 +193,9 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a new scene, let the scene settle, and take record 0. A seed computed from `env_seed` and
-        the index draws the scene, unless the index selects a fixed layout. At least one settling step is made, because
-        PhysX reports contacts only after a step. In tasks with layouts, one physics step is enough, because ManiSkill's
-        reset settles the scene.
+        the index draws the scene, unless the index selects a fixed layout. PhysX reports contacts only after a step, so
+        at least one settling step is made. In tasks with layouts, ManiSkill's reset settles the scene, so a single
+        physics step is enough.
         """
         check_start(self.task, seed, HostSupport(drawn=True))
         self._recorder, self._seed, self._renders_next = None, seed, True
@@ -220,7 +220,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
             return self._label_by_arm(list(torques_of_arms))
 
         recorder.begin(read_contacts(env, scene), torques_nm=read_torques(), **self._read_record_fields())
-        # Each episode has a new `env.scene`, so the hook of the previous episode is gone.
+        # Each episode has a new `env.scene`, without the hook of the previous episode.
         hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques()))
         self._recorder = recorder
         return self._observe()
@@ -249,7 +249,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._facts.targets[0]
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the coordinates in the current `sim_state`: first of actors and bases, then of joints (arm first)."""
+        """Return the coordinates in `sim_state`: first those of actors and bases, then those of joints (arm first)."""
         return state_coordinates(self._env, self._robot)
 
     def render_next(self, wanted: bool) -> None:
@@ -347,7 +347,7 @@ def import_maniskill() -> Mapping[str, Any]:
         warnings.simplefilter("ignore")  # hides SAPIEN's warning about missing Vulkan, and gymnasium's warnings
         import mani_skill.envs
         from mani_skill.utils.registration import REGISTERED_ENVS
-    mani_skill.logger.setLevel(logging.ERROR)  # hides warnings about undefined poses in ManiSkill's tasks
+    mani_skill.logger.setLevel(logging.ERROR)  # hides ManiSkill's warnings about undefined poses
     registry: Mapping[str, Any] = REGISTERED_ENVS
     return registry
 
@@ -360,7 +360,7 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
     task = import_maniskill()[name]
     robot_ids = (robot,) * len(facts.arms) if facts.arms else robot
     options = {"robot_uids": robot_ids} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
-    # The value `gpu` selects any Vulkan device, even a CPU.
+    # In SAPIEN, `gpu` means any Vulkan device, even a CPU.
     backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}
     overrides: dict[str, Any] = {
         "SUPPORTED_OBS_MODES": ["state"],
@@ -375,7 +375,7 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
 
 
 def build_scene(env: Any, seed: int, layout: int | None = None, *, renders: bool = False) -> None:
-    """Build a new scene, so that nothing of an earlier episode remains in the solver. Draw the start by `seed`, unless
+    """Build a new scene, so that the solver keeps no data of earlier episodes. Draw the start by `seed`, unless
     `layout` is the number of a fixed layout.
     """
     layout_option = {} if layout is None else {"episode_id": layout}
@@ -400,7 +400,7 @@ def arm_links(articulation: Any, robot: RobotModel) -> list[int]:
 
 
 def split_action(env: Any, action: Action) -> Any:
-    """Return an action in ManiSkill's form: an array, or a mapping from agent to array if there are several agents."""
+    """Return an action as ManiSkill expects it: an array, or with several agents a mapping from agent to array."""
     values = action.astype(np.float32)
     if not hasattr(env.agent, "agents_dict"):
         return values
@@ -409,7 +409,7 @@ def split_action(env: Any, action: Action) -> Any:
 
 
 def settle_once(env: Any, still: Action) -> None:
-    """Take one physics step with the action `still`. After this step, PhysX reports contacts."""
+    """Take one physics step with the action `still`, because PhysX reports contacts only after a step."""
     from mani_skill.utils import common
 
     env.agent.set_action(common.to_tensor(still[None].astype(np.float32)))  # scenes with layouts have one agent
@@ -428,19 +428,19 @@ def missing_downloads() -> tuple[str, ...]:
 
 
 def dynamic_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return SAPIEN's freely moving bodies, except furniture, as a mapping from ManiSkill's name to the body."""
+    """Map ManiSkill's names to SAPIEN's bodies, for all freely moving bodies except furniture."""
     moving = {name: actor for name, actor in env.scene.actors.items() if actor.px_body_type == "dynamic"}
     return {name: actor._bodies[0] for name, actor in moving.items() if name not in facts.fixed}
 
 
 def name_links(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return the links by recorded name: SAPIEN's name, after the arm's prefix if there are several arms."""
+    """Map recorded names to links. With several arms, the recorded name is the arm's prefix and SAPIEN's name."""
     robots = zip(facts.prefixes, articulations(env), strict=True)
     return {f"{prefix}{link.entity.name}": link for prefix, robot in robots for link in robot.links}
 
 
 def solid_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return all bodies with collision shapes by recorded name: first links, then ManiSkill's actors."""
+    """Map recorded names to all bodies with collision shapes: first links, then ManiSkill's actors."""
     links = name_links(env, facts)
     actors = {name: actor._bodies[0] for name, actor in env.scene.actors.items()}
     return {name: body for name, body in (links | actors).items() if body.collision_shapes}
@@ -448,10 +448,10 @@ def solid_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
 
 def read_scene(env: Any, robot: RobotModel, facts: TaskFacts) -> SceneMap:
     """Return names and roles of the scene's bodies: links have the names in `name_links`, actors have ManiSkill's
-    names. Bodies without collision shapes, such as goal markers, are left out. Shapes of one entity form one body.
+    names. Bodies without collision shapes, such as goal markers, are left out. All shapes of an entity form one body.
     """
     solid, moving = solid_bodies(env, facts), dynamic_bodies(env, facts)
-    # The roles of links and then of moving bodies replace the role furniture.
+    # All bodies begin with the role furniture. Links, and then moving bodies, get other roles.
     links = {name: body for name, body in solid.items() if name not in env.scene.actors}
     roles = dict.fromkeys(solid, "furniture") | dict.fromkeys(links, "robot")
     roles |= {name: "target" if name in facts.targets else "bystander" for name in moving}
@@ -466,7 +466,7 @@ def read_scene(env: Any, robot: RobotModel, facts: TaskFacts) -> SceneMap:
 
 
 def finger_groups(links: Mapping[str, Any], robot: RobotModel) -> tuple[list[int], list[int]]:
-    """Return, for each of an arm's two fingers, the ids of its links; `links` maps names to an arm's links."""
+    """Return the ids of the links of an arm's two fingers, a list per finger. `links` maps names to the arm's links."""
     first, second = (
         [body.entity.per_scene_id for name, body in links.items() if finger in name] for finger in robot.fingers
     )
@@ -474,7 +474,7 @@ def finger_groups(links: Mapping[str, Any], robot: RobotModel) -> tuple[list[int
 
 
 def read_arms(env: Any, robot: RobotModel, facts: TaskFacts) -> dict[str, Arm]:
-    """Return the links and fingers of each arm, by the arm's name, in a scene with several arms."""
+    """Map each arm's name to its links and fingers, in a scene with several arms."""
     links = {name: body for name, body in name_links(env, facts).items() if body.collision_shapes}
     links_of_arm = {
         arm: {name: body for name, body in links.items() if name.startswith(f"{arm}_")} for arm in facts.arms
@@ -483,9 +483,9 @@ def read_arms(env: Any, robot: RobotModel, facts: TaskFacts) -> dict[str, Arm]:
 
 
 def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
-    """Return the parts (robot links, solid actors), indices of the parts of hand and fingers, and each part's body."""
+    """Return the parts (robot links, solid actors), the indices of hand and finger parts, and the body of each part."""
     name_of_id = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
-    # A link follows its parent in the list, because `Part.parent` is an index of an earlier part.
+    # `Part.parent` is the index of an earlier part, so each link comes after its parent in the list.
     bodies = sorted(name_links(env, facts).values(), key=lambda link: len(_list_ancestors(link)))
     part_of_id = {link.entity.per_scene_id: index for index, link in enumerate(bodies)}
     parts = []
@@ -516,11 +516,11 @@ def _list_ancestors(link: Any) -> list[Any]:
 
 
 def _joint_motion(link: Any) -> tuple[int, ...]:
-    # Returns a link's `Part.motion`: () if fixed; one component for motion about or along one frame axis; else all.
+    # Returns a link's `Part.motion`: () if fixed, one component if it moves about or along a frame axis, else all six.
     joint = link.joint
     if joint.type == "fixed":
         return ()
-    # The components 0 to 2 are rotations about the frame's axes, 3 to 5 are motions along them.
+    # Components 0 to 2 are rotations about the frame's axes; components 3 to 5 are motions along the axes.
     pos_m, quat_wxyz = to_pose(joint.pose_in_child)
     axis = rotate(quat_wxyz, np.array([1.0, 0.0, 0.0]))
     main_axis = int(np.abs(axis).argmax())
@@ -533,8 +533,8 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
 
 
 def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
-    """Yield the contact points that carry force: both bodies, and the normal force [3] on the second one [N, world
-    frame]. SAPIEN gives the impulse on the first body, and also lists points that are close but do not touch.
+    """Yield the contact points that carry force: the two bodies, and the normal force [3] on the second one [N, world
+    frame]. SAPIEN gives the impulse on the first body. Its list also has points without force, which are left out.
     """
     for contact in env.scene.px.get_contacts():
         first, second = (body.entity.per_scene_id for body in contact.bodies)
@@ -558,7 +558,7 @@ def read_state(env: Any) -> NDArray[np.float64]:
 
 
 def state_coordinates(env: Any, robot: RobotModel) -> tuple[Coordinate, ...]:
-    """Return which entries of the array from `read_state` are positions, and which entries are rotations."""
+    """Return which entries of the array from `read_state` are positions, and which are rotations."""
     coordinates, index = list[Coordinate](), 0  # `index` is the first entry of the next actor or articulation
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():
@@ -566,7 +566,7 @@ def state_coordinates(env: Any, robot: RobotModel) -> tuple[Coordinate, ...]:
             index += values.shape[-1]
     joint_names = [[joint.name for joint in articulation.active_joints] for articulation in articulations(env)]
     sizes = [values.shape[-1] for values in env.get_state_dict()["articulations"].values()]
-    # The articulations come last. The last entries of an articulation are its joints' positions, then their velocities.
+    # Articulations come last in the state. An articulation's entries end with joint positions, then joint velocities.
     for names, end in zip(joint_names, index - sum(sizes) + np.cumsum(sizes), strict=True):
         first = int(end) - 2 * len(names)
         for offset, name in enumerate(names):

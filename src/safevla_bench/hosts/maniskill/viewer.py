@@ -22,7 +22,7 @@ from safevla_recorder.geometry import multiply, rotate
 
 _SKETCH_SIZE = (120, 160)
 _FOVY_RAD = np.pi / 4  # vertical field of view that `close_ups` assumes: MuJoCo's default
-_PLANE_HALF_SIZE_M = 10.0  # half size with which an infinite plane is shown
+_PLANE_HALF_SIZE_M = 10.0  # half size of the drawn square for an infinite plane
 # SAPIEN's cameras look along x with z up; a `Viewpoint` looks along -z with y up.
 _TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])
 # The axis of a capsule, cylinder or plane is x in SAPIEN, but z in `Shape`.
@@ -44,7 +44,7 @@ def to_pose(pose: Any) -> tuple[Floats, Floats]:
 @dataclass(frozen=True)
 class StagedScene:
     """ManiSkill's environment with an episode's scene. `bodies` maps recorded names to SAPIEN's bodies. `tracked` names
-    the bodies whose positions are recorded, and `arm` names the links that the arm's joints move.
+    the bodies with recorded positions. `arm` names the link that each joint of the arm moves.
     """
 
     env: Any
@@ -59,7 +59,7 @@ class ManiskillStage(stage.Stage):
     """The viewer of one recorded ManiSkill episode. It owns the host's environment."""
 
     def __init__(self, scene: StagedScene, episode: Batch, on_close: Callable[[], None]) -> None:
-        """Keep `episode`, a one-episode batch. Raises `HostError` if its states are missing or of another scene."""
+        """Keep `episode`, a one-episode batch. Raises `HostError` if it lacks states or has states of another scene."""
         self._scene, self._on_close = scene, on_close
         self._states = read_states(episode, scene.env.get_state().shape[-1])
         self._name_of_id = {body.entity.per_scene_id: name for name, body in scene.bodies.items()}
@@ -68,7 +68,7 @@ class ManiskillStage(stage.Stage):
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
-        shows the bodies nearly as well as possible. Raises `HostError` if the scene lacks a body or cannot be rendered.
+        shows the bodies almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
         """
         default_camera = stage.Camera(self._scene.cameras[0])
         balls = [ball for ball in (self._bounding_ball(record, name) for name in bodies) if ball is not None]
@@ -76,15 +76,15 @@ class ManiskillStage(stage.Stage):
             return default_camera
         forward = rotate(self._camera_pose(default_camera)[1], np.array([1.0, 0.0, 0.0]))
         azimuth_deg = float(np.degrees(np.arctan2(forward[1], forward[0])))
-        center_m, radius_m = min(balls, key=lambda ball: ball[1])  # look at the smallest body
+        center_m, radius_m = min(balls, key=lambda ball: ball[1])  # aim at the smallest body
         cameras = list(close_ups(center_m, radius_m, azimuth_deg))
         return choose_camera(cameras, [self._measure_shares(record, camera, bodies) for camera in cameras])
 
     def render(
         self, record: int, camera: stage.Camera, size: tuple[int, int], bodies: Sequence[str] = ()
     ) -> stage.Picture:
-        """Return one record's picture from one camera. Raises `HostError` if the scene lacks a body or cannot be
-        rendered, and `KeyError` if the scene has no camera of that name.
+        """Return one record's picture from one camera. Raises `HostError` for a body that the scene lacks, or if
+        rendering is impossible, and `KeyError` if the scene has no camera of that name.
         """
         self._set_record(record)
         number_of_body = {name: number for number, name in enumerate(map(self._require_body, bodies), start=1)}
@@ -100,7 +100,7 @@ class ManiskillStage(stage.Stage):
         """Return the bodies' collision shapes, colored by role, and the default camera at record 0."""
         self._set_record(0)
         meshes: list[stage.TriangleMesh] = []
-        shapes = tuple(self._read_shapes(meshes))  # this also fills `meshes`
+        shapes = tuple(self._read_shapes(meshes))  # the call also fills `meshes`
         camera = stage.Camera(self._scene.cameras[0])
         pos_m, quat_wxyz, fovy_rad = self._camera_pose(camera)
         view = stage.Viewpoint(
@@ -109,7 +109,7 @@ class ManiskillStage(stage.Stage):
         return stage.SceneGeometry(tuple(self._scene.bodies), {}, shapes, tuple(meshes), view)
 
     def pose(self, record: int) -> stage.ScenePose:
-        """Return the poses of the bodies in a record, and the contacts that one additional physics step finds."""
+        """Return the bodies' poses in a record, and their contacts, which one additional physics step computes."""
         self._set_record(record)
         positions, quats = zip(*(to_pose(body.entity.pose) for body in self._scene.bodies.values()), strict=True)
         tracked_pos_m = self._tracked_positions()
@@ -139,7 +139,7 @@ class ManiskillStage(stage.Stage):
     def _camera_pose(self, camera: stage.Camera) -> tuple[Floats, Floats, float]:
         # Returns a camera's position [3] in m, quaternion wxyz [4] in SAPIEN's axes, and vertical field of view [rad].
         if camera.lookat_m is not None:
-            # A quaternion holds the cosine and sine of half the rotation angle.
+            # A rotation's quaternion consists of the cosine and sine of half its angle.
             half_azimuth, half_elevation = np.radians([camera.azimuth_deg, camera.elevation_deg]) / 2
             yaw = np.array([np.cos(half_azimuth), 0.0, 0.0, np.sin(half_azimuth)])
             quat_wxyz = multiply(yaw, np.array([np.cos(half_elevation), 0.0, -np.sin(half_elevation), 0.0]))
@@ -154,7 +154,7 @@ class ManiskillStage(stage.Stage):
         config = configs[camera.name]
         # In a scene with several robots, no robot has a camera.
         links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map
-        mount = config.mount or links.get(config.entity_uid)  # None for a camera that is fixed in the world
+        mount = config.mount or links.get(config.entity_uid)  # None if the camera is fixed in the world
         pose = mount._objs[0].entity.pose * config.pose.sp if mount else config.pose.sp
         fovy_rad = config.fov or 2 * np.arctan(config.height / 2 / config.intrinsic[1][1])
         return *to_pose(pose), float(fovy_rad)
@@ -177,7 +177,7 @@ class ManiskillStage(stage.Stage):
         return textures
 
     def _measure_shares(self, record: int, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        # Returns the share of a small picture that each of the B bodies covers, [B].
+        # Returns the fraction of a small picture that each of the B bodies covers, [B].
         return shares(self.render(record, camera, _SKETCH_SIZE, bodies).seen, len(bodies))
 
     def _bounding_ball(self, record: int, name: str) -> tuple[Floats, float] | None:

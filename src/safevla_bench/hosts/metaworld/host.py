@@ -1,7 +1,7 @@
 """Host of Meta-World: fifty tasks of a Sawyer arm in MuJoCo.
 
-An action moves a mocap body by up to 1 cm per axis, and a weld constraint pulls the hand after it. So no motor drives
-the arm's joints, there are no torques, and nothing is compliant: forces are several times higher than with impedance
+An action moves a mocap body by up to 1 cm per axis, and a weld constraint pulls the hand after the mocap body. No motor
+drives the arm's joints, so there are no torques and no compliance. Forces are several times higher than with impedance
 control (docs/reference/limits.md). `metaworld.toml` defines suites, tasks and names of bodies.
 """
 
@@ -40,10 +40,10 @@ _FREE = 0  # MuJoCo's mjtJoint for a free joint
 _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
-# Maps our name of a camera to Meta-World's name and LeRobot's position [m] (envs/metaworld.py at commit 7427f31).
+# Maps our camera's name to Meta-World's name and LeRobot's camera position [m] (envs/metaworld.py at 7427f31).
 _MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV", *_MOVED_M)
-_APPEARANCE = Appearance(  # as in Meta-World: images show goal markers, and cameras in `turned` are upside down
+_APPEARANCE = Appearance(  # as in Meta-World: goal markers are drawn, and cameras in `turned` are upside down
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
 )
 _HAND_READING, _STATE_READING = "agent_pos", "state"
@@ -81,9 +81,9 @@ class MetaworldEnv(MujocoEnv):
     """One Meta-World task with its recorder.
 
     Actions [4] in [-1, 1] move the hand by 1 cm per unit [0:3] and set the gripper's effort [3] (-1 opens). The pose in
-    an observation is the pose of the site `endEffector`. Images are upright; images of upside-down cameras are turned.
-    A policy that wants privileged state gets `extra["state"]`, Meta-World's observation [39] with the goal. Every
-    policy gets the first four numbers of this observation as `extra["agent_pos"]`: the hand's position [m] and the
+    an observation is the pose of the site `endEffector`. Images are upright: images of upside-down cameras are rotated.
+    If a policy wants privileged state, `extra["state"]` is Meta-World's observation [39], which includes the goal.
+    Every policy gets the observation's first four numbers as `extra["agent_pos"]`: the hand's position [m] and the
     gripper's opening.
     """
 
@@ -107,9 +107,9 @@ class MetaworldEnv(MujocoEnv):
         """Start an episode, let the scene settle, take record 0, and return its observation.
 
         `metaworld.MT1(task, seed=env_seed)` draws fifty variants of the task (goals and positions); initial state i is
-        variant i. A `drawn` start is the first variant that `MT1` draws with the seed `drawn_reset_seed(seed)`.
-        Meta-World moves the hand to its start in fifty steps, before the settling steps of `seed`. Raises `HostError`
-        if `check_start` refuses the seed.
+        variant i. For a `drawn` start, `MT1` gets the seed `drawn_reset_seed(seed)`, and the start is the first
+        variant. Meta-World moves the hand to its start in fifty steps, before the settling steps of `seed`. Raises
+        `HostError` if `check_start` refuses the seed.
         """
         check_start(self.task, seed, MetaworldHost.supports)
         self._stop_recording()
@@ -289,11 +289,11 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
     moving = [body for body in mujoco_recorder.moving_links(model, 0) if body not in robot]
     joint_types = {body: int(model.jnt_type[model.body_jntadr[body]]) for body in moving}
     goal_bodies = mujoco_recorder.subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
-    # A target may hang on a joint. All other bodies with joints, except free joints, are links.
+    # A target counts as an object even if a joint connects it. Other bodies with a joint that is not free are links.
     objects = {names[body]: body for body in moving if names[body] in rules.targets or joint_types[body] == _FREE}
     links = {names[body]: body for body in moving if names[body] not in objects and body not in goal_bodies}
     roles = mujoco_recorder.assign_roles(model, names, objects=objects, links=links, targets=rules.targets, robot=robot)
-    # The furniture in each tree of bodies is one fixture: records leave out contacts between its parts.
+    # All furniture of one body tree is one fixture. Records leave out contacts between parts of a fixture.
     roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
     trees = [{names[body] for body in mujoco_recorder.subtree_bodies(model, root)} for root in roots]
     furniture_of_trees = [frozenset(name for name in tree if roles.get(name) == "furniture") for tree in trees]
@@ -310,9 +310,9 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
 
 
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Return each body's recorded name: MuJoCo's name if the body moves, is attached to the world or belongs to the
-    robot, else the parent's name. A moving body without a MuJoCo name gets the name that `metaworld.toml` gives for its
-    parent, or else the parent's name.
+    """Return each body's recorded name. A body that moves, is attached to the world or belongs to the robot has
+    MuJoCo's name. Any other body has its parent's name. If a moving body has no MuJoCo name, `metaworld.toml` may list
+    a name by the parent's name; otherwise it has the parent's name.
     """
     names = ["world"]
     robot = mujoco_recorder.subtree_bodies(model, int(model.body("base").id))
@@ -326,6 +326,6 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
 
 
 def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, ...]:
-    # Returns the ids of those geoms of a finger that can collide.
+    # Returns the ids of a finger's geoms that can collide.
     is_on_finger = np.isin(model.geom_bodyid, [int(model.body(name).id) for name in bodies])
     return tuple(int(geom) for geom in np.flatnonzero(is_on_finger & (model.geom_contype > 0)))

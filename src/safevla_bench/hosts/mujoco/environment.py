@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import mujoco
 
 CONTROL_STEP_S = 0.05
-FAST = "SAFEVLA_FAST"  # environment variable; `no` runs robosuite's code unchanged, with its redundant computations
+FAST = "SAFEVLA_FAST"  # environment variable; `no` means: run robosuite without our speed-up
 _HIDDEN_LOG_PREFIXES = (  # robosuite's log messages that begin with these words are hidden
     "No private macro file found",
     "It is recommended to use a private macro",
@@ -63,7 +63,7 @@ class MujocoHost(Host):
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
         """Return a viewer (`Stage`) of `episode`, a one-episode batch with `sim_state`. Raises `HostError` if the
-        simulator cannot run on this machine or lacks the task, or if the record lacks states or a start.
+        simulator cannot run on this machine, the task does not exist, or the record lacks states or a start.
         """
         return self.make(task, Wants()).open_stage(episode)
 
@@ -103,8 +103,8 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def open_stage(self, episode: Batch) -> MujocoStage:
         """Return a viewer of `episode`, a one-episode batch with `sim_state`. The viewer owns this environment.
 
-        A reset with the record's seed makes the scene. If the scene cannot be made on this machine, or if the record
-        lacks a start or states of this model, this method closes the environment and raises `HostError`.
+        A reset with the record's seed makes the scene. `HostError` is raised if this machine cannot make the scene, or
+        if the record lacks a start or states of this model. After any error, the environment is closed.
         """
         try:
             self.reset(episode_seed(episode))
@@ -116,20 +116,20 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
     @abstractmethod
     def _set_substeps(self, count: int) -> None:
-        """Set the number of substeps per control step; the model defines the length of a substep."""
+        """Set the number of substeps per control step. The model already has the new length of a substep."""
 
     def _change_physics(self, seed: EpisodeSeed, scene: Scene) -> Scene:
         """Apply the physics changes of `seed`, which last until recording stops; return the scene to record."""
         change = seed.change or PhysicsChange()
         model, data = self._model_and_data()
         self._undo_hooks.append(change_model(model, data, scene, change, [seed.env_seed, seed.init_state_index]))
-        if change.time_step == 1:  # a factor, so 1 = unchanged
+        if change.time_step == 1:  # 1 is the factor of no change
             return scene
         substeps = round(self.dt_s / model.opt.timestep)
         new_substeps = max(1, round(substeps / change.time_step))
         self._undo_hooks.append(partial(self._set_time_step, float(model.opt.timestep), substeps))
         self._set_time_step(self.dt_s / new_substeps, new_substeps)
-        # A resting pair counts again after a number of substeps apart. Keep their total duration about the same.
+        # A resting pair counts after `apart_substeps` substeps without contact. Keep that time about the same.
         return replace(scene, apart_substeps=max(1, round(scene.apart_substeps * new_substeps / substeps)))
 
     def _set_time_step(self, time_step_s: float, substeps: int) -> None:
@@ -148,14 +148,14 @@ ROBOSUITE_SUPPORT = replace(MujocoHost.supports, privileged=True, readings=tuple
 
 
 class RobosuiteEnv(MujocoEnv):
-    """One task in a robosuite environment with its recorder. Subclasses make the environment and start episodes in
-    `reset` with `_settle_and_record`. `reset` opens the `CameraGate` only for the observation that it returns.
+    """One task in a robosuite environment with its recorder. Subclasses make the environment, and call
+    `_settle_and_record` in `reset`. During a reset, the `CameraGate` is open only for the returned observation.
     """
 
     dt_s = CONTROL_STEP_S
     substep_method = "step2"
-    """The method of robosuite's `MjSim` after which the forces of a physics substep are available. robosuite 1.5 splits
-    a substep into two halves (`lite_physics`).
+    """The method of robosuite's `MjSim` that ends a physics substep: after it, the substep's forces are available.
+    robosuite 1.5 splits a substep into the methods `step1` and `step2` (`lite_physics`).
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
@@ -170,7 +170,7 @@ class RobosuiteEnv(MujocoEnv):
         self._is_fast = wanted
 
     def _set_speed(self) -> None:
-        # Applies or removes the speed-up of robosuite, as `run_fast` has requested.
+        # Applies or removes the speed-up of robosuite that `run_fast` requested.
         if self._is_fast and self._undo_speed_up is None:
             self._undo_speed_up = speed_up(self._robosuite_env())
         elif not self._is_fast and self._undo_speed_up is not None:
@@ -181,7 +181,7 @@ class RobosuiteEnv(MujocoEnv):
         """Apply one action, record it, and return the observation and the benchmark's success.
 
         Raises `InvalidActionError`, before simulating, for an action of the wrong length or with values that are not
-        finite; `HostError` if the simulation diverged, no reset was made, or the simulator rendered no picture.
+        finite. Raises `HostError` if the simulation diverged, no reset was made, or the simulator rendered no picture.
         """
         recorder = self._require_recorder()
         checked = policy.check_action(action, len(self.still), self.action_meaning)
@@ -193,7 +193,7 @@ class RobosuiteEnv(MujocoEnv):
         return self._observe(raw), success
 
     def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation]:
-        # The function changes the state of the simulation.
+        # The returned function changes the state of the simulation.
         import mujoco
 
         def observe(qpos: Floats, qvel: Floats) -> Observation:
@@ -218,7 +218,7 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _replace_env(self, make_env: Callable[[], Any], *, is_seen: bool) -> Any:
-        # Closes robosuite's environment, and returns a new one, which the caller must reset. `is_seen` is for the gate.
+        # Closes robosuite's environment, and returns a new one, which the caller must reset. See `_install_gate`.
         self.close()
         self._env, self._undo_speed_up = make_env(), None
         self._set_speed()
@@ -226,7 +226,7 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _install_gate(self, *, is_seen: bool) -> None:
-        # If `is_seen`, the policy gets the observation of the next reset, so its pictures must be rendered.
+        # If `is_seen` is true, the policy gets the next reset's observation, so the reset must render pictures.
         self._gate.install(self._robosuite_env())
         self._gate.set_open(is_seen)
         self._renders_next = True
@@ -256,8 +256,8 @@ class RobosuiteEnv(MujocoEnv):
         return None, None
 
     def _settle_and_record(self, seed: EpisodeSeed, raw: RawObservation, success: bool) -> Observation:
-        """Take the settling steps that `seed` requests, take record 0, and return its observation. `raw` and `success`
-        are robosuite's observation and the success before settling.
+        """Take the settling steps that `seed` requests, take record 0, and return its observation. `raw` is robosuite's
+        observation before settling, and `success` is the success before settling.
         """
         still = np.array(seed.wait_action or self.still)
         model, data = self._model_and_data()
@@ -302,7 +302,7 @@ class RobosuiteEnv(MujocoEnv):
         return np.concatenate([np.array(raw[key], dtype=np.float64) for key in keys])
 
     def _extra_readings(self) -> dict[str, Floats]:
-        # Returns the entries of `Observation.extra` that every policy gets, even without a request.
+        # Returns entries of `Observation.extra` that every policy gets without a request.
         return {}
 
     def _read_subgoals(self) -> Mapping[str, bool]:
@@ -324,8 +324,8 @@ class RobosuiteEnv(MujocoEnv):
 
 
 def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
-    """Return the readings of the arm whose names in robosuite's observation begin with `prefix`. If the arm has no
-    gripper, the array of finger positions is empty.
+    """Return the readings of one arm. In robosuite's observation, the names of the arm's readings begin with `prefix`.
+    If the arm has no gripper, the array of finger positions is empty.
     """
     fingers = np.array(raw.get(f"{prefix}gripper_qpos", ()), dtype=np.float64)
     eef_pos_m = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64)
@@ -344,14 +344,14 @@ def camera_options(wants: Wants) -> dict[str, object]:
         "camera_heights": height,
         "camera_widths": width,
         # Only the rollout ends episodes.
-        # With the value False, robosuite refuses steps after the first 1000, which include settling steps.
+        # If False, robosuite refuses steps after the first 1000, which include settling steps.
         "ignore_done": True,
     }
 
 
 def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None = None) -> dict[str, object]:
-    """Return the keyword arguments for an environment of `count` identical robots. `controller` is the kind of the
-    robots' controllers; None = their default. The environment renders only if `wants` has a camera. Imports robosuite.
+    """Return the keyword arguments for an environment of `count` identical robots. `controller` is the kind of
+    controller; None = the robots' default. The environment renders only if `wants` has a camera. Imports robosuite.
     """
     from robosuite.controllers import load_composite_controller_config
 
@@ -375,7 +375,7 @@ def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
 
 def flat_state(recorded: Sequence[float], size: int) -> Floats:
     """Return a recorded flat state as an array [size]. Raises `HostError` if the state is not finite, or has another
-    size because it belongs to another scene or version.
+    size, such as the state of another scene or version.
     """
     state = np.array(recorded, dtype=np.float64)
     if state.shape != (size,):
@@ -388,7 +388,7 @@ def flat_state(recorded: Sequence[float], size: int) -> Floats:
 
 def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate, ...]:
     """Return the coordinates of a MuJoCo model's joints in the flat state, which begins with the time. A free joint has
-    a position and a rotation, named after its body. Any other joint has one coordinate, under its own name if any.
+    a position and a rotation, with the body's name. Other joints have one coordinate, with the joint's or body's name.
     """
     coordinates = list[Coordinate]()
     for joint in range(model.njnt):
@@ -418,7 +418,7 @@ def change_model(
     """Apply `change`, except its time step, to a model and its state; return a function that restores the model.
 
     The default change has no effect. `seed` determines the directions of `change.shift_m`. Raises `HostError` for a
-    body that the scene lacks, and if there are more kinds of geoms than mask bits: see `_separate_geoms`.
+    body that the scene lacks, or if there are more kinds of geoms than mask bits: see `_separate_geoms`.
     """
     changed_arrays = () if change == PhysicsChange() else _CHANGED_ARRAYS  # do not copy arrays that stay the same
     saved_arrays = {name: getattr(model, name).copy() for name in changed_arrays}
@@ -433,7 +433,7 @@ def change_model(
     if change.iterations != 1:
         model.opt.iterations = max(1, round(model.opt.iterations * change.iterations))
         model.opt.tolerance /= change.iterations**2
-    for kind in ("geom", "pair"):  # a `pair` has contact parameters that replace those of its two geoms
+    for kind in ("geom", "pair"):  # a `pair` has contact parameters for its two geoms
         if change.softness != 1:
             solref, solimp = getattr(model, f"{kind}_solref"), getattr(model, f"{kind}_solimp")
             _soften(solref, solimp, change.softness, 2 * model.opt.timestep)
@@ -458,9 +458,9 @@ _CHANGED_ARRAYS = (  # the model's arrays that a change can modify
 
 
 def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) -> None:
-    """Multiply time constants [s] by `factor`. If `solref` holds negative stiffness and damping instead, divide
-    stiffness by factor² and damping by factor. MuJoCo raises time constants below two time steps (`min_time_s`) to this
-    minimum, so this function first does the same. In `solimp`, the first two impedances d become 1 - (1 - d) * factor.
+    """Multiply time constants [s] by `factor`, after raising them to at least two time steps (`min_time_s`), as MuJoCo
+    does. If `solref` holds negative stiffness and damping instead, divide the stiffness by factor² and the damping by
+    factor. In `solimp`, the first two impedances d become 1 - (1 - d) * factor.
     """
     # Both arrays change in place. A row of `solref` [n, 2] is (time constant, damping ratio) or -(stiffness, damping).
     is_time_constant = solref[:, :1] > 0
@@ -481,9 +481,9 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
 
 
 def _separate_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
-    """Prevent contact between geoms of the masks `first` and `second` [ngeom]; other pairs collide as before. Geoms
-    with equal bit masks in the same sets form a kind. A new `contype` is the bit of the kind, and a new `conaffinity`
-    has the bits of all kinds that the kind may touch.
+    """Prevent contact between the geoms in mask `first` and the geoms in mask `second`, [ngeom] each. Other pairs
+    collide as before. Geoms with the same bit masks, and in the same of the two sets, form a kind. A kind's new
+    `contype` is one bit, and its new `conaffinity` has the bits of all kinds that it may touch.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
     # `kinds` has one column for each of the K kinds. `collides` and `is_separated` have the shape [K, K].
@@ -512,7 +512,7 @@ def _update_body_masks(model: mujoco.MjModel) -> None:
 
 
 def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name: str) -> None:
-    # Lets a body touch nothing, and makes it too heavy to move.
+    # Disables all contacts of a body, and makes it too heavy to move.
     geoms = _select_geoms(model, scene, name)
     if scene.roles.get(name, ROBOT) == ROBOT:  # the name `robot` itself has no entry in `roles`
         raise HostError(f"{name} is a part of the robot", remedy="Choose another body, or use contact:A,B.")

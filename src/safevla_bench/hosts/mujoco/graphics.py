@@ -41,8 +41,8 @@ GRAPHICS_REMEDY = (
 def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[None]:
     """Choose the EGL device and writable caches for the block, which imports a simulator.
 
-    If `by_egl` is False, CUDA_VISIBLE_DEVICES stays set. Import errors become a `HostError`. Its remedy is `install` if
-    a package or name is missing, `GRAPHICS_REMEDY` if MuJoCo or OpenGL failed, else a reinstall.
+    If `by_egl` is False, CUDA_VISIBLE_DEVICES stays set. An import error becomes a `HostError` with a remedy: `install`
+    if a package or name is missing, `GRAPHICS_REMEDY` if MuJoCo or OpenGL failed, otherwise a reinstallation.
     """
     _use_writable_caches()
     try:
@@ -67,7 +67,7 @@ _LOG_FILE = os.path.join(os.sep, "tmp", "robosuite.log")
 
 @contextmanager
 def _without_log_file() -> Iterator[None]:
-    # robosuite opens `_LOG_FILE` when it is imported. If the file is not writable, robosuite logs nothing in the block.
+    # The import of robosuite opens `_LOG_FILE`. If this file is not writable, robosuite logs nothing in the block.
     file_handler = logging.FileHandler
     if os.path.exists(_LOG_FILE) and not os.access(_LOG_FILE, os.W_OK):
         # The replacement ignores its arguments, such as the name of the file.
@@ -88,7 +88,7 @@ def _traceback_modules(error: BaseException) -> list[str]:
 
 
 def _patch_robosuite_display() -> None:
-    # Patches robosuite's EGL module, if imported, so that `egl_device` chooses the device of each new display.
+    # If robosuite's EGL module is imported, patches it, so that `egl_device` chooses the device of new displays.
     module = sys.modules.get(_ROBOSUITE)
     create_display = getattr(module, _MAKE_DISPLAY, None)
     if create_display is None or hasattr(create_display, "__wrapped__"):
@@ -106,7 +106,7 @@ def _patch_robosuite_display() -> None:
 
 @dataclass(frozen=True, slots=True)
 class EglDevice:
-    """A device in EGL's list: its CUDA ordinal (None if it has none), and whether it is a software renderer."""
+    """A device in EGL's list: its CUDA ordinal (None = not a CUDA device), and whether it is a software renderer."""
 
     cuda: int | None = None
     is_software: bool = False
@@ -117,8 +117,8 @@ _CUDA_NAME = re.compile(r"\d|GPU-|MIG-")
 
 @contextmanager
 def egl_device() -> Iterator[None]:
-    """Choose this process's EGL device in the block, unless the user has set MUJOCO_EGL_DEVICE_ID. This variable and
-    CUDA_VISIBLE_DEVICES are restored afterwards. Logs one warning if the choice is a guess.
+    """Choose this process's EGL device in the block, unless the user has set MUJOCO_EGL_DEVICE_ID. Afterwards,
+    MUJOCO_EGL_DEVICE_ID and CUDA_VISIBLE_DEVICES get their old values. Logs one warning if the choice is a guess.
     """
     saved = {name: os.environ.get(name) for name in (DEVICE, VISIBLE)}
     if saved[DEVICE] is None and os.environ.get("MUJOCO_GL", "").lower() in ("", "egl"):
@@ -141,11 +141,11 @@ def egl_device() -> Iterator[None]:
 
 def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int = 0) -> tuple[int | None, str]:
     """Return the index of the EGL device for a worker (None = the simulator chooses), and a warning ("" = none).
-    `visible` is CUDA_VISIBLE_DEVICES; workers use its devices in turn. If EGL lists more ordinals (EGL_CUDA_DEVICE_NV)
-    than there are visible devices, the ordinals count all devices; otherwise they count only visible devices.
+    `visible` is CUDA_VISIBLE_DEVICES; workers use its devices in turn. EGL's numbers for CUDA devices
+    (EGL_CUDA_DEVICE_NV) count visible devices, or all devices if EGL lists more numbers than there are visible devices.
     """
     words = [] if visible is None else [word.strip() for word in visible.split(",")]
-    gpu_names = list(takewhile(_CUDA_NAME.match, words))  # as in CUDA, the first word that names no GPU ends the list
+    gpu_names = list(takewhile(_CUDA_NAME.match, words))  # as in CUDA, the first word that is not a GPU ends the list
     index_of_ordinal = {device.cuda: index for index, device in enumerate(devices) if device.cuda is not None}
     if visible is not None and not gpu_names:  # the user hides all GPUs
         for index, device in enumerate(devices):
@@ -157,7 +157,7 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
     indices, warning = [index_of_ordinal[ordinal] for ordinal in sorted(index_of_ordinal)], ""
     if visible is not None and len(index_of_ordinal) > len(gpu_names):
         visible_ordinals = [int(name) for name in gpu_names if name.isdecimal()]
-        # UUIDs, and ordinals that EGL does not list, cannot be matched. Then the workers use all GPUs in turn.
+        # UUIDs and unlisted ordinals cannot be matched with EGL's devices. Then the workers use all GPUs in turn.
         if len(visible_ordinals) == len(gpu_names) and index_of_ordinal.keys() >= set(visible_ordinals):
             indices = [index_of_ordinal[ordinal] for ordinal in visible_ordinals]
         else:
@@ -171,7 +171,7 @@ _CUDA_DEVICE, _EXTENSIONS, _MAX_DEVICES = 0x323A, 0x3055, 64
 
 @cache
 def _list_devices() -> tuple[EglDevice, ...]:
-    # Returns EGL's devices, in EGL's order; () if EGL or its functions for devices are missing.
+    # Returns EGL's devices, in EGL's order; () if EGL is missing or lacks the functions that list devices.
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError:

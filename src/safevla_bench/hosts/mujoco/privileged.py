@@ -21,9 +21,9 @@ _SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
 
 
 class ScenePrivileged:
-    """Ground truth of a scene at each step. It covers all bodies with bounded collision geometry except the robot's
-    bodies, by recorded name. Sizes are measured once, in the pose at construction. If several MuJoCo bodies share a
-    recorded name, their pose is the pose of the first one.
+    """Ground truth of a scene at each step, by recorded name. Covers all bodies with bounded collision geometry, except
+    the robot's. Sizes are measured once, in the pose at construction. If several MuJoCo bodies share a recorded name,
+    the first one gives the pose.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ScenePrivileged:
         # Sizes and pieces are in the frame of the first body with the name.
         self._root_body = {name: bodies_of_name[name][0] for name in self._boxes}
         self._hand: tuple[int, ...] = ()
-        if scene.eef_site is not None:  # use the parent: robosuite's end effector is a body next to the fingers
+        if scene.eef_site is not None:  # robosuite's end effector is a sibling of the fingers, so use the parent
             self._hand = subtree_bodies(model, model.body_parentid[model.site_bodyid[scene.eef_site]])
 
     def read_now(self) -> Privileged:
@@ -85,8 +85,8 @@ def _mesh_vertices(model: mujoco.MjModel, geom: int) -> NDArray[np.float32]:
 def bounding_box(
     model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]
 ) -> tuple[Floats, Floats] | None:
-    """Return half extents [3] and center [3] in m, along the axes of the body `root`, of the collision geometry of
-    `bodies` in its current pose; None if there is no bounded collision geometry.
+    """Return half extents [3] and center [3] in m of a box around the collision geometry of `bodies` in its current
+    pose. The box is in the frame of the body `root`. Return None if there is no bounded collision geometry.
     """
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
@@ -127,7 +127,7 @@ def _geom_span(
     model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, rotation: Floats
 ) -> tuple[Floats, Floats]:
     # Returns one geom's minimum and maximum coordinates, [3] each, in the frame at `origin` with axes `rotation`.
-    axes = rotation.T @ data.geom_xmat[geom].reshape(3, 3)  # the columns are the geom's axes in the frame
+    axes = rotation.T @ data.geom_xmat[geom].reshape(3, 3)  # columns: the geom's axes in that frame
     center = rotation.T @ (data.geom_xpos[geom] - origin)
     if model.geom_type[geom] == _MESH:
         points = _mesh_vertices(model, geom) @ axes.T
@@ -144,7 +144,7 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
         return np.asarray(np.abs(axes) @ size)
     if kind == _ELLIPSOID:
         return np.asarray(np.sqrt((axes**2) @ size**2))
-    # A capsule or cylinder lies along the geom's z axis. The cosine of the angle to a frame axis projects its length.
+    # A capsule or cylinder lies along the geom's z axis. The cosine to each frame axis projects its length.
     cosine, radius, half_length = np.abs(axes[:, 2]), size[0], size[1]
     if kind == _CAPSULE:
         return np.asarray(cosine * half_length + radius)

@@ -33,7 +33,7 @@ class Appearance:
     """Appearance of a host's models: visible geom groups, whether sites are drawn, and cameras that are upside down."""
 
     groups: frozenset[int] = VISUAL_GROUPS
-    sites: bool = False  # whether to draw sites of MuJoCo's visible groups, such as goal markers
+    sites: bool = False  # whether to draw sites, such as goal markers, of MuJoCo's visible groups
     turned: frozenset[str] = frozenset()
 
 
@@ -82,7 +82,7 @@ class Renderer:
 
         self._is_upside_down = camera.lookat_m is None and camera.name in self._upside_down_cameras
         view, all_categories = mujoco.MjvCamera(), mujoco.mjtCatBit.mjCAT_ALL
-        if camera.lookat_m is None:  # a camera of the model; other cameras are free
+        if camera.lookat_m is None:  # a camera of the model; otherwise, a free camera
             view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, self._model.camera(camera.name).id
         else:
             view.type, view.lookat[:] = mujoco.mjtCamera.mjCAMERA_FREE, camera.lookat_m
@@ -104,7 +104,7 @@ class Renderer:
         return picture.copy()
 
     def bodies(self, size: tuple[int, int]) -> NDArray[np.int64]:
-        """Return, for each pixel of the current view, the id of the body that the pixel shows (-1 = none), [H, W]."""
+        """Return the id of the body that each pixel of the current view shows, [H, W]; -1 = no body."""
         import mujoco
 
         flags = self._scene.flags
@@ -117,7 +117,7 @@ class Renderer:
         for geom in self._scene.geoms[: self._scene.ngeom]:
             if geom.objtype == mujoco.mjtObj.mjOBJ_GEOM and 0 <= geom.segid < self._scene.ngeom:
                 body_of_id[geom.segid + 1] = self._model.geom_bodyid[geom.objid]
-        # A larger id belongs to no drawn geom. `minimum` keeps its index valid, because `where` computes both branches.
+        # An id above `ngeom` is not a drawn geom. `where` computes both branches, so `minimum` keeps the index valid.
         return np.where(drawn_ids <= self._scene.ngeom, body_of_id[np.minimum(drawn_ids, self._scene.ngeom)], _NO_BODY)
 
     def close(self) -> None:
@@ -133,9 +133,9 @@ class CameraGate:
     """Switch for the cameras of one robosuite environment; `renders` counts the rendered pictures.
 
     robosuite renders every camera at the first physics substep of every control step, and three times at a reset. The
-    gate wraps the sensors but leaves their observables running, so pictures are sampled at the same instant, from the
+    gate wraps the sensors but keeps their observables enabled. So pictures are sampled at the same instant, from the
     same state, as without a gate. Disabling an observable (`modify_observable(enabled=False)`) would reset its timer
-    and shift the instant of sampling.
+    and shift the sampling instant.
 
     The gate takes effect at the environment's next reset, which makes new sensors. A closed gate returns a black
     picture, which must not be shown. `is_open`: pictures may be rendered. `is_fresh`: a picture was rendered.
@@ -150,7 +150,7 @@ class CameraGate:
 
     def set_open(self, wanted: bool) -> None:
         """Open or close the gate for the next samples; `is_fresh` stays true only while the gate stays open."""
-        self.is_fresh = self.is_fresh and self.is_open and wanted  # a picture from before a closed gate is outdated
+        self.is_fresh = self.is_fresh and self.is_open and wanted  # closing the gate outdates earlier pictures
         self.is_open = wanted
 
     def install(self, env: Any) -> None:
@@ -191,7 +191,7 @@ _PROBE_SCENE = """
 
 
 def main() -> None:
-    """Render a white ball on black, 64 x 64; print the renderer's name and the extreme pixel values as JSON."""
+    """Render a white ball on black, 64 x 64. Print the renderer's name and the extreme pixel values as JSON."""
     import mujoco
 
     gl = importlib.import_module("OpenGL.GL")  # OpenGL has no type stubs

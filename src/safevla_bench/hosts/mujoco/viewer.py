@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH_SIZE = (120, 160)  # height and width of the pictures in which candidate cameras are compared
-WELL_SHOWN = 0.015  # a body that covers this share of the default view is easy to find
-_ENOUGH_SHARE = 0.06  # larger shares of a close-up count as this share, so that large bodies have no advantage
+WELL_SHOWN = 0.015  # a body that covers this fraction of the default view is easy to find
+_ENOUGH_SHARE = 0.06  # limit on the counted fraction of a close-up, so that large bodies have no advantage
 _NEARLY_BEST_RATIO = 0.85  # a camera is good enough with at least this fraction of the best camera's share
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
 _DISTANCE_RADII = 5.0  # distance of a close-up, as a multiple of the shown bodies' radius
 _DISTANCE_LIMITS_M = (0.4, 1.4)
 _UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)  # a geom of this default color gets its material's color (MuJoCo 3.2.3)
-_PLANE_HALF_SIZE_M = 10.0  # half size with which an infinite plane is shown
+_PLANE_HALF_SIZE_M = 10.0  # half size of the drawn square for an infinite plane
 _VISIBLE_SITE_GROUPS = 3  # MuJoCo shows sites of the groups 0 to 2 by default
 
 
@@ -55,8 +55,8 @@ class MujocoStage(stage.Stage):
     ) -> None:
         """Keep `episode`, a one-episode batch with `sim_state`, and make a simulation without a renderer.
 
-        `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host has no
-        such function. Raises `HostError` if the record's states are missing or belong to another model.
+        `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host cannot
+        observe records. Raises `HostError` if the record's states are missing or belong to another model.
         """
         import mujoco
 
@@ -75,7 +75,7 @@ class MujocoStage(stage.Stage):
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
-        shows the bodies nearly as well as possible. Raises `HostError` if the model lacks a body or cannot be rendered.
+        shows the bodies almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
         """
         default_camera = stage.Camera(self._camera)
         if not bodies:
@@ -85,7 +85,7 @@ class MujocoStage(stage.Stage):
         if (self._measure_shares(default_camera, bodies) >= WELL_SHOWN).all():
             return default_camera
         balls = []  # (center, radius) of a sphere around each body
-        # Unlike in pictures, invisible geoms count, too. Attached bodies or a parent replace a body without geoms.
+        # Here, invisible geoms count, too. Attached bodies or an ancestor replace a body without geoms.
         all_geoms = np.ones(self._model.ngeom, dtype=np.bool_)
         for name in bodies:
             geoms = np.flatnonzero(np.isin(self._model.geom_bodyid, self._shown_body_ids(name, all_geoms)))
@@ -93,15 +93,15 @@ class MujocoStage(stage.Stage):
                 balls.append(_bounding_ball(self._model, self._data, geoms))
         if not balls:
             return default_camera
-        center_m, radius_m = min(balls, key=lambda ball: ball[1])  # look at the smallest body
+        center_m, radius_m = min(balls, key=lambda ball: ball[1])  # aim at the smallest body
         cameras = list(close_ups(center_m, radius_m, azimuth_deg(self._model, self._data, self._camera)))
         return choose_camera(cameras, [self._measure_shares(camera, bodies) for camera in cameras])
 
     def render(
         self, record: int, camera: stage.Camera, size: tuple[int, int], bodies: Sequence[str] = ()
     ) -> stage.Picture:
-        """Return one record's picture from one camera. Raises `HostError` if the model lacks a body or cannot be
-        rendered, and `KeyError` if the model has no camera of that name.
+        """Return one record's picture from one camera. Raises `HostError` for a body that the model lacks, or if
+        rendering is impossible, and `KeyError` if the model has no camera of that name.
         """
         self._set_record(record)
         renderer = self._open_renderer(size)
@@ -127,7 +127,7 @@ class MujocoStage(stage.Stage):
         return replace(shapes, stand_ins=stand_ins)
 
     def pose(self, record: int) -> stage.ScenePose:
-        """Return, for one record, the poses of the model's bodies and the contacts between the bodies."""
+        """Return the poses of the model's bodies in one record, and the contacts between the bodies."""
         self._set_record(record)
         touches = find_touches(self._model, self._data, self._scene)
         return stage.ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
@@ -140,8 +140,8 @@ class MujocoStage(stage.Stage):
 
     def _set_record(self, record: int) -> None:
         """Set the model to the instant of a record's poses. The recorder takes poses at the start of the last substep,
-        but states at the substep's end (see `mujoco.recorder`). So positions move back by one substep, which is exact
-        up to rounding. Record 0 may follow no substep, so its positions stay if this fits the record better.
+        but states at its end (see `mujoco.recorder`). So positions move back by one substep, which is exact up to
+        rounding. Record 0 may have no earlier substep, so its positions stay if they then fit the record better.
         """
         self._set_state(record, -self._model.opt.timestep)
         if record == 0:
@@ -170,7 +170,7 @@ class MujocoStage(stage.Stage):
         return float(sum(errors_m))
 
     def _current_positions(self) -> Mapping[str, Floats]:
-        # Returns positions as in records: the frame's origin for objects, the center of mass for links of fixtures.
+        # Returns positions as in records: the origin of an object's frame, and the center of mass of a fixture's link.
         objects = {name: self._data.xpos[body].copy() for name, body in self._scene.objects.items()}
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
@@ -185,14 +185,14 @@ class MujocoStage(stage.Stage):
         return self._renderer
 
     def _measure_shares(self, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        # Returns the share of a small picture that each of the B bodies covers, [B].
+        # Returns the fraction of a small picture that each of the B bodies covers, [B].
         renderer = self._open_renderer(_SKETCH_SIZE)
         renderer.look(self._data, camera)
         return shares(self._locate_bodies(renderer, bodies, _SKETCH_SIZE), len(bodies))
 
     def _locate_bodies(self, renderer: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
         # Returns `Picture.seen` for the renderer's current view: for each pixel, 1 + the index in `bodies`, or 0.
-        number_of_body = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry (index -1) is for no body
+        number_of_body = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry (index -1) means no body
         for number, name in enumerate(bodies, start=1):
             number_of_body[self._visible_body_ids(name)] = number
         return number_of_body[renderer.bodies(size)]
@@ -211,7 +211,7 @@ class MujocoStage(stage.Stage):
 
     def _shown_body_ids(self, name: str, is_counted: Bools) -> list[int]:
         """Return the ids of the bodies to show for a recorded body. If the body has no geoms in the mask `is_counted`
-        [ngeom], these are all attached bodies that have such geoms, or else its closest ancestor with such geoms.
+        [ngeom], return all attached bodies with such geoms, or else the closest ancestor with such geoms.
         """
         bodies, world = self._body_ids(name), [0]
         bodies_with_geoms = {int(body) for body in self._model.geom_bodyid[is_counted]}
@@ -224,7 +224,7 @@ class MujocoStage(stage.Stage):
 
 
 def read_states(episode: Batch, width: int) -> Floats:
-    """Return the states of a one-episode batch, [n, width]; raise `HostError` if they are missing or do not fit."""
+    """Return a one-episode batch's states, [n, width]; raise `HostError` if there are none or the width differs."""
     states = episode.sim_state.episode_rows(0)
     if not len(states):
         remedy = "Only records with `sim_state` can be shown; `safevla eval` writes such records."
@@ -236,10 +236,10 @@ def read_states(episode: Batch, width: int) -> Floats:
 
 
 def episode_seed(episode: Batch) -> EpisodeSeed:
-    """Return the seed that recreates the episode's scene, without settling steps, because states are set directly. If
-    the record lacks the environment's seed or the index, but is a replay or knows the poses of fixtures, the seed
-    starts from the first state. Raises `HostError` if neither start is possible, or if the record's fixtures are not
-    poses.
+    """Return the seed that recreates the episode's scene, without settling steps, because states are set directly.
+    Usually, this is the recorded seed and index. If either is missing, the seed starts from the first state; the record
+    must be a replay or contain the poses of fixtures. Raises `HostError` if neither start is possible, or if the
+    recorded fixtures are not poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
@@ -259,7 +259,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
 
 
 def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
-    # Returns the record's first state as a start, if the record is a replay or knows the poses of fixtures, else None.
+    # Returns the record's first state as a start. The record must be a replay or contain poses of fixtures, else None.
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
     if not len(states) or (not replay and FIXTURES not in host_header(episode.extra[0])):
@@ -291,7 +291,7 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
 def extract_geometry(
     model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, camera: str, appearance: Appearance
 ) -> stage.SceneGeometry:
-    """Return a model's visible shapes, whose parts are the model's bodies, and the camera's viewpoint in `data`."""
+    """Return a model's visible shapes, with the model's bodies as parts, and the viewpoint of the camera in `data`."""
     import mujoco
 
     meshes: dict[tuple[int, int], stage.TriangleMesh] = {}
@@ -395,8 +395,8 @@ def _mean_vertex_colors(
 
 
 def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[stage.Touch, ...]:
-    """Return one contact for each pair of recorded bodies that touch in `data`, sorted by names. Each contact has its
-    mean point [3] in m and its direction [3] from the pair's first body to the second, both in the world frame.
+    """Return one contact for each pair of recorded bodies that touch in `data`, sorted by names. A contact has the mean
+    point [3] in m and the mean direction [3] from the pair's first body to the second, both in the world frame.
     """
     contacts_of_pair: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}  # (point, direction) of each contact
     for contact in data.contact:
@@ -411,7 +411,7 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
         points_m, directions = map(np.array, zip(*contacts, strict=True))
         direction_sum = directions.sum(axis=0)
         length_of_sum = float(np.linalg.norm(direction_sum))
-        # In a two-sided grasp, the directions cancel. Then this function returns only the first direction.
+        # In a two-sided grasp, the directions cancel. Then the first contact's direction is used.
         direction = direction_sum / length_of_sum if length_of_sum > 0.1 else directions[0]
         touches.append(stage.Touch(*pair, _to_tuple(points_m.mean(axis=0)), _to_tuple(direction)))
     return tuple(touches)
@@ -448,7 +448,7 @@ def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> floa
 
 
 def shares(seen: NDArray[np.uint8], body_count: int) -> Floats:
-    """Return the share of the picture that each of B = `body_count` bodies covers, [B]; `seen` is `Picture.seen`."""
+    """Return the fraction of the picture that each of B = `body_count` bodies covers, [B]; `seen` is `Picture.seen`."""
     # In `seen`, the number of a body is 1 or more, and 0 means no body.
     covered: Floats = np.bincount(seen.ravel(), minlength=body_count + 1)[1:] / seen.size
     return covered
@@ -456,7 +456,7 @@ def shares(seen: NDArray[np.uint8], body_count: int) -> Floats:
 
 def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> stage.Camera:
     """Return the first camera in which the least visible body appears nearly as large as in the best camera. `shown`
-    holds, for each camera, the share of the picture that each of the B bodies covers, [B].
+    holds, for each camera, the fraction of the picture that each of the B bodies covers, [B].
     """
     smallest_shares = np.minimum([body_shares.min() for body_shares in shown], _ENOUGH_SHARE)
     is_good_enough = smallest_shares >= _NEARLY_BEST_RATIO * smallest_shares.max()

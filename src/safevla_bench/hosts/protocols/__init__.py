@@ -1,5 +1,5 @@
 """Evaluation protocols as data: the files `*.toml` in this folder, with a source for each value. A file may name
-another protocol as its `base`. Such a file holds only values that differ from the base, with their sources.
+another protocol as its `base`. Then the file holds only the values that differ from the base, with their sources.
 
 A protocol defines how episodes start and end, how a policy sees the scene, and how the policy's output becomes actions.
 """
@@ -21,8 +21,8 @@ from safevla_recorder.simulator_versions import version_number
 Resize = Literal["none", "pad-bilinear", "lanczos3", "middle-bilinear", "area"]
 Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one", "close-above-half"]
-SERVER_SEED = " or server"  # suffix of an `env_seed`: a policy's server may choose another seed
-UNKNOWN_SOURCE = "unknown"  # written in place of an unknown source or version
+SERVER_SEED = " or server"  # an `env_seed` with this suffix: the policy's server may choose another seed
+UNKNOWN_SOURCE = "unknown"  # the text for an unknown source or version
 REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # maps packages to distributions with the same code
 
 
@@ -57,12 +57,12 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     wait_steps_by_suite: dict[str, int] = {}
     trials: dict[str, int]
     horizons: dict[str, int]
-    simulator: dict[str, dict[str, str]]  # by host and package: the authors' version, a bound (`<`), or `unknown`
+    simulator: dict[str, dict[str, str]]  # host -> package -> the authors' version, `<VERSION`, or `unknown`
     inference: Inference | None = None
     sources: dict[str, str]
 
     def suite_wait_steps(self, suite: str) -> int:
-        """Return the number of settling steps before record 0: the value for this exact suite, else `wait_steps`."""
+        """Return the number of settling steps before record 0: the value for this exact suite, or else `wait_steps`."""
         return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
     def suite_trials(self, suite: str) -> int | None:
@@ -80,8 +80,8 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return {name: value for name, value in values.items() if name not in left_out}
 
     def version_differences(self, host: str, installed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-        """Return a mapping from package to (the protocol's version, the installed version), for versions that differ.
-        An unknown version does not count as different.
+        """Map each package whose version differs to a pair: the protocol's version and the installed version. An
+        unknown version does not count as different.
         """
         differing = {}
         for package, expected in self.simulator.get(host, {}).items():
@@ -101,7 +101,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 FIELDS: Mapping[str, str] = msgspec.json.decode(resources.files(__package__).joinpath("fields.json").read_bytes())
-"""Maps a protocol's fields to their descriptions, in the order used in tables; `a.b` is the field b of the field a."""
+"""Maps a protocol's fields to their descriptions, in the order of tables. `a.b` means the field b of the field a."""
 
 
 PRESET = "safevla-bench"
@@ -111,7 +111,7 @@ _SUITE_PROTOCOLS = {"simpler-widowx": "simplerenv"}  # maps a suite to the proto
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRow:
-    """One field, with its value and its source in each of the given protocols, in the order of the protocols."""
+    """One field of protocols. `values` and `sources` have one entry per protocol, in the order of the protocols."""
 
     field: str
     values: tuple[object, ...]
@@ -123,8 +123,8 @@ class ProtocolRow:
 
 
 def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
-    """Return the suite's value in `values`, else the value of the longest name that the suite's name extends, else
-    None. For example, libero-goal-swap has the value of libero-goal: LIBERO-PRO evaluates its suites like LIBERO's.
+    """Return the suite's value in `values`, else the value of the longest beginning of its name, else None. For
+    example, libero-goal-swap has the value of libero-goal, because LIBERO-PRO evaluates its suites like LIBERO's.
     """
     parts = suite.split("-")
     for count in range(len(parts), 0, -1):  # for example libero-goal-swap, then libero-goal, then libero
@@ -167,19 +167,19 @@ def _merge_values(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, An
 
 
 def preset_differences(recorded: Mapping[str, object]) -> list[str]:
-    """Return the fields in which a protocol in run.json differs from the shipped protocol of the same name, if any."""
+    """Return the fields of a protocol in run.json that differ from the shipped protocol of the same name, if any."""
     name = recorded.get("name")
     if name not in protocol_names():
         return []
-    # As in run.json, JSON turns tuples into lists.
+    # The round trip through JSON turns tuples into lists, as in run.json.
     preset = msgspec.json.decode(msgspec.json.encode(load_protocol(str(name)).episode_values()))
     recorded_values = msgspec.json.decode(msgspec.json.encode(recorded))
     return sorted(field for field in {*preset, *recorded_values} if preset.get(field) != recorded_values.get(field))
 
 
 def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
-    """Return one row for each field except the name, in the order of `FIELDS`, then of the fields' names. A row holds
-    the field's value in each protocol; None if a protocol lacks the field.
+    """Return one row for each field except the name. The rows are sorted by the order of `FIELDS`, then by field name.
+    A row holds the field's value in each protocol; None if a protocol lacks the field.
     """
     columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]
     field_order = list(FIELDS)

@@ -3,11 +3,11 @@
 Task, split, index and the environment's seed determine an episode. The index selects a scene, numbered as in RoboCasa:
 
 - `target`: the ten scenes (layout i, style i), i = 1..10, in turn; index 10 is the first scene again.
-- `pretrain`: the layouts 11..60 in turn, each with the style of the same number; in each further round of fifty, each
-  layout gets the next style, so that 2,500 episodes use every pair once.
+- `pretrain`: 2,500 scenes in rounds of fifty, one for each layout 11..60. In the first round, layout i has style i. In
+  each further round, each layout gets the next style. So 2,500 episodes use every pair of layout and style once.
 
-Pairs that a RoboCasa task excludes are removed before counting. The kitchen's random generator, which draws objects,
-their positions and the robot's position, is seeded with 1000 * env_seed + index.
+Pairs that a RoboCasa task excludes are removed before counting. The kitchen's random generator draws objects, their
+positions and the robot's position. The generator's seed is 1000 * env_seed + index.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class RobocasaHost(environment.MujocoHost):
         return RobocasaEnv(task, Wants(), self.versions(), split, self._horizons).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all packages in use. The version of `robocasa-assets` is `official`, or `stand-in` for
-        placeholders. Raises `HostError` if RoboCasa or its assets are missing. Imports no simulator.
+        """Return the versions of all packages in use. The version of `robocasa-assets` is `official`, or `stand-in` if
+        the assets are placeholders. Raises `HostError` if RoboCasa or its assets are missing. Imports no simulator.
         """
         require_robocasa()
         installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
@@ -118,8 +118,8 @@ class RobocasaEnv(environment.RobosuiteEnv):
 
     Actions are those of PandaOmron's composite controller, [12] in [-1, 1]: end effector 0.05 m [0:3] and 0.5 rad [3:6]
     per unit in the frame of the base, gripper [6] (-1 opens, +1 closes), base forward, sideways and turn [7:10], torso
-    [10], and mode [11]: above 0 the base moves and the arm holds still, else the arm moves. The end effector's pose in
-    an observation is the pose of the grip site, as in the record. Images are upright.
+    [10], and mode [11]. If the mode is above 0, the base moves and the arm holds still; otherwise, the arm moves. Both
+    observation and record have the pose of the grip site as the end effector's pose. Images are upright.
     """
 
     action_meaning = "position [3], rotation [3], gripper, base [3], torso, mode"
@@ -141,8 +141,8 @@ class RobocasaEnv(environment.RobosuiteEnv):
 
         The same seed gives the same bytes, in this environment or another. RoboCasa rebuilds its model at each reset,
         and a used kitchen remembers its last fixtures and its generator's state, so each episode makes a new kitchen.
-        Where RoboCasa draws in the order of a Python set, this host fixes the order. The kitchen's reset settles for
-        ten control steps, before the settling steps of `seed`.
+        If RoboCasa draws from a Python set, whose order varies, this host fixes the order. The kitchen's reset settles
+        for ten control steps, before the settling steps of `seed`.
 
         Every start is drawn, even without `seed.drawn`, because RoboCasa's tasks have no initial states.
 
@@ -169,13 +169,13 @@ class RobocasaEnv(environment.RobosuiteEnv):
         return view_privileged(self._robosuite_env(), scene, self._goal)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        return ()  # unused: no episode starts from a recorded state
+        return ()  # not used, because no episode starts from a recorded state
 
     def _target_object(self) -> str | None:
         return goal_target(self._goal)
 
     def _extra_fields(self) -> dict[str, object]:
-        # The field `robocasa` of the header has what is needed to build the same kitchen again.
+        # The header field `robocasa` has the values from which the same kitchen can be built again.
         assert self._start is not None
         fields = {**self._start._asdict(), "horizons": self._horizons, "ep_meta": self._episode_meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
@@ -213,8 +213,8 @@ def task_goal(task: Task) -> Goal:
 
 
 def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> Kitchen:
-    """Return the kitchen of the episode with the index of `seed` (>= 0), skipping layouts and styles that the task
-    excludes. After the last allowed scene of the split, the first allowed scene follows again.
+    """Return the kitchen of the episode with the index of `seed` (>= 0). Layouts and styles that the task excludes are
+    skipped. After the last allowed scene of the split, counting continues with the first allowed scene.
     """
     index = seed.init_state_index
     scenes = _list_scenes(split)
@@ -228,7 +228,7 @@ def _list_scenes(split: str) -> tuple[tuple[int, int], ...]:
     # Returns the (layout, style) pairs of a split in the order of episodes: see the module's docstring.
     if split == "target":
         return tuple((number, number) for number in _TARGET_SCENES)
-    count = len(_PRETRAIN_SCENES)  # of layouts, and also of styles and rounds
+    count = len(_PRETRAIN_SCENES)  # number of layouts, of styles, and of rounds
     return tuple(
         (layout, _PRETRAIN_SCENES[(index + round_number) % count])
         for round_number in range(count)
@@ -240,15 +240,15 @@ _BUTTON_SUFFIXES = ("_start_button", "_stop_button")
 
 
 def read_goal(kitchen: KitchenEnv, goal: Goal) -> tuple[str, ...]:
-    """Return the goal with the names of bodies and fixtures in this episode, such as `("close", "fridge_main_group")`;
-    the verb `slide` becomes `slide_out` or `slide_in`.
+    """Return the goal with the names of bodies and fixtures in this episode, such as `("close", "fridge_main_group")`.
+    The verb `slide` becomes `slide_out` or `slide_in`.
     """
     verb, *names = goal
     if verb == SLIDE:
         verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
     object_names, goal_names = {robocasa.LID, *kitchen.objects}, []
     for name in names:
-        # Names of objects stay unchanged. Other names are attributes of the kitchen that hold fixtures, or their names.
+        # Names of objects stay unchanged. Any other name is an attribute of the kitchen: a fixture or a fixture's name.
         body_or_fixture = name if name in object_names else getattr(kitchen, name)
         goal_names.append(body_or_fixture if isinstance(body_or_fixture, str) else str(body_or_fixture.name))
     return (verb, *goal_names)
@@ -341,7 +341,7 @@ def _import_robocasa(root: Path) -> None:
         counter = importlib.import_module("robocasa.models.fixtures.counter")
     # RoboCasa draws a kitchen counter's top from a Python set, whose order differs between processes and kitchens.
     # The draw is in line 813 of RoboCasa's models/fixtures/counter.py (robocasa 1.0.0).
-    # With a Python set, the same seed could place a stand mixer elsewhere. A dict keeps the order of the model.
+    # With a set, the same seed could place a stand mixer differently. A dict keeps the order of the model.
     # RoboCasa's counter.py uses the name `set` nowhere else.
     counter.set = dict.fromkeys  # type: ignore[attr-defined]
 

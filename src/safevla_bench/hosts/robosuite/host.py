@@ -77,7 +77,7 @@ class RobosuiteHost(environment.MujocoHost):
             return env.search_space()
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all packages that trajectories depend on; raise `HostError` without robosuite 1.5."""
+        """Return the versions of all packages that affect trajectories; raise `HostError` without robosuite 1.5."""
         versions = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))  # without packages that are not installed
         installed = [versions[name] for name in _DISTRIBUTIONS if name in versions]
         if not installed:
@@ -92,8 +92,8 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     """One robosuite task with its recorder.
 
     Actions are those of the Panda's default controller, [7] in [-1, 1]: 0.05 m [0:3] and 0.5 rad [3:6] per unit in the
-    frame of the base, and the gripper [6] (-1 opens). With two arms, the second arm's numbers follow the first arm's;
-    an arm without a gripper has no number [6]. Images are upright. Success is robosuite's `_check_success`.
+    frame of the base, and the gripper [6] (-1 opens). With two arms, the first arm's numbers come before the second
+    arm's. An arm without a gripper has no number [6]. Images are upright. Success is robosuite's `_check_success`.
     """
 
     action_meaning = "position [3], rotation [3], gripper"
@@ -116,7 +116,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
         env = self._replace_env(make, is_seen=not seed.wait_steps)
         self._identity = read_identity(find_env_class(self._team.task), None, "robosuite", "environments")
-        # A reset first loads the model, which makes the samplers, and then draws from them.
+        # A reset first loads the model, which makes the samplers. Then the reset draws from the samplers.
         hook_after(env, "_load_model", lambda: replace_places(env, seed.placed))
         raw = env.reset()
         if seed.recorded is not None and seed.recorded.state is not None:
@@ -125,7 +125,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
             full_size = recorder.state_size(model)
             recorded_size = full_size if len(seed.recorded.state) == full_size else 1 + model.nq + model.nv
             state = environment.flat_state(seed.recorded.state, recorded_size)
-            # What the recorded state lacks stays as the reset has set it.
+            # Values that the recorded state lacks stay as the reset has set them.
             recorder.set_state(model, data, np.concatenate([state, recorder.copy_state(model, data)[recorded_size:]]))
             env.sim.forward()
             for robot in env.robots:  # controllers must not start from the pose after the reset
@@ -171,7 +171,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         # In tasks with bins or pegs, robosuite has a success flag for each object. Other tasks have no subgoals.
         flags = getattr(env, "objects_in_bins", getattr(env, "objects_on_pegs", ()))
         objects = getattr(env, "objects", getattr(env, "nuts", ()))
-        if not len(flags) or len(self._goal) == 1:  # a single predicate is the goal, not a subgoal
+        if not len(flags) or len(self._goal) == 1:  # if there is only one predicate, it is the goal
             return {}
         is_done = {str(obj.name): bool(flag) for obj, flag in zip(objects, flags, strict=True)}
         return {" ".join(predicate): is_done[predicate[1]] for predicate in self._goal if predicate[1] in is_done}
@@ -248,7 +248,7 @@ def opened_fixtures(goal: Goal) -> tuple[str, ...]:
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
-    """Return robosuite's environment of a task before its first reset. `seed` seeds its random generator."""
+    """Return robosuite's environment of a task before its first reset. `seed` is its random generator's seed."""
     RobosuiteHost().versions()
     environment.quieten_log()
     with importing("robosuite", _INSTALL):
@@ -259,8 +259,8 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
 
 
 def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
-    """Let robosuite's samplers draw as usual, then replace the drawn coordinates by the values in `placed` [m]. The
-    next draw raises `HostError` if `placed` names an unknown object or axis.
+    """Let robosuite's samplers draw as usual, then replace drawn coordinates by the values in `placed` [m]. Later, the
+    draw raises `HostError` if `placed` names an unknown object or axis.
     """
     if not placed and not hasattr(env, "placement_initializer"):
         return  # the task draws only the robots' poses
@@ -290,7 +290,7 @@ def _require_sampler(env: Any) -> Any:
 
 def find_env_class(name: str) -> Any:
     """Return robosuite's class of a task; raise `StopIteration` if robosuite has no class with this name.
-    `robosuite.make` would return the last imported class with the name, and RoboCasa also defines a class `PickPlace`.
+    `robosuite.make` could return a class of RoboCasa, which also defines a class `PickPlace`.
     """
     from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
 
@@ -307,10 +307,10 @@ def find_env_class(name: str) -> Any:
 def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyType({})) -> Scene:
     """Return names and roles of the bodies in robosuite's current model. `prefixes` is empty if there is only one arm.
 
-    Objects are robosuite's freely moving objects, under robosuite's names; each includes all its bodies. Everything
-    else, even a fixed object, is furniture under MuJoCo's body names. Tasks of one object move the other objects out of
-    reach. Objects out of reach are untracked furniture. Their contacts with the floor are left out, and so are contacts
-    between parts of a door that the goal opens. Pegs and holes fixed to the hands count as objects.
+    Objects are robosuite's freely moving objects, with robosuite's names; each object includes all its bodies. Pegs and
+    holes fixed to the hands are objects, too. All other bodies, even a fixed object, are furniture, with MuJoCo's body
+    names. Tasks of one object move the other objects out of reach; these are untracked furniture. Records leave out
+    their contacts with the floor, and contacts between parts of a door that the goal opens.
     """
     model = env.sim.model._model
     peg_and_hole = [obj for obj in (getattr(env, "peg", None), getattr(env, "hole", None)) if obj is not None]
@@ -327,10 +327,10 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
         body for root in robot_roots for body in subtree_bodies(model, root) if names[body] not in free_bodies
     ]
     arms = {name: _read_arm(env, names, prefix, robot_bodies) for name, prefix in prefixes.items()}
-    # A scene with several arms describes each of them in `arms`, and leaves out the fields of the only arm.
+    # With several arms, `arms` describes each arm, and the scene's fields for a single arm stay empty.
     only_arm = SceneArm() if arms else _read_arm(env, names, "robot0_right_", robot_bodies)
     roles = recorder.assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies)
-    # Contacts within each of these sets are left out. `names[0]` is the world, to which the floor belongs.
+    # Records leave out contacts within each of these sets. The floor belongs to the world, `names[0]`.
     out_of_reach = frozenset({names[0], *free_bodies} - set(objects))
     parts_of_opened = (subtree_bodies(model, root_bodies[name]) for name in opened_fixtures(goal))
     opened = (frozenset(names[body] for body in parts) for parts in parts_of_opened)
@@ -353,7 +353,7 @@ def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequenc
     side = side or "right"  # robosuite's name of a robot's only arm
     model, robot = env.sim.model._model, env.robots[int(robot_name.removeprefix("robot"))]
     gripper, dofs = robot.gripper[side], tuple(int(dof) for dof in robot.part_controllers[side].qvel_index)
-    # The only arm has all bodies of the robot; of several arms, each has the bodies that its first joint moves.
+    # A single arm has all bodies of the robot. With several arms, an arm has the bodies that its first joint moves.
     root = int(model.dof_bodyid[dofs[0]]) if len(robot.arms) > 1 else model.body(robot.robot_model.root_body).id
     arm_bodies = {*subtree_bodies(model, int(root))}
     left, right = (recorder.geom_ids(model, gripper.important_geoms[name]) for name in ("left_finger", "right_finger"))

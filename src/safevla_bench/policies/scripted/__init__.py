@@ -1,12 +1,12 @@
 """The policies `scripted:careful` and `scripted:hasty`: scripts that reach the task's goal with privileged state.
 
-The script moves the goal's objects to their places, one after another. It chooses a grasp that suits the object's size
+The script moves the goal's objects to their places, one after another. It chooses a grasp that fits the object's size
 (`placement`), and the lowest path without collisions (`motion`). Scripts for mobile robots are in `kitchen`. No script
 reads specifications or thresholds.
 
 The script cannot move parts of fixtures. It grasps from above, so it cannot reach places under a roof, such as the
-inside of a microwave. It cannot hold wide, flat objects such as a plate, because the fingers do not fit. It skips these
-objects, places the other objects, and then holds still.
+inside of a microwave. It cannot hold wide, flat objects such as a plate, because they do not fit between the fingers.
+It skips these objects, places the other objects, and then holds still.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ScriptedPolicy:
         """Return the next action, [7], or [12] for a mobile robot. Raises `PolicyError` without privileged state."""
         if observation.privileged is None:
             raise PolicyError("policy 'scripted' needs privileged state", remedy="Use a host that provides this state.")
-        if self._script is not None:  # the script runs until its next action
+        if self._script is not None:  # continue the script until its next action
             return self._script.send(observation)
         if observation.base_pos_m is None:  # the robot has no mobile base
             self._script = follow_goal(observation, self.style)
@@ -65,7 +65,7 @@ class ScriptedPolicy:
 
 def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
     """Place one object after another. If an object misses its place, try to place it again. At the end, keep the hand
-    at its last target, or hold still if there was nothing to place.
+    at its last target; if there was nothing to place, hold still.
     """
     arm = motion.FixedArm(seen, style)
     last_tried: placement.Placement | None = None

@@ -1,8 +1,8 @@
 """Scripts for the robot PandaOmron in RoboCasa's kitchens: drive to a site, press a button, place an object.
 
 The scripts use privileged state, and read neither specifications nor thresholds. Each move is a generator that yields
-actions [12] and receives observations. A move ends when the base or hand arrives, or after a number of steps if an
-obstacle stops it. The styles careful and hasty differ only in clearances and speeds.
+actions [12] and receives observations. A move ends when the base or hand arrives, is blocked, or has used its maximum
+number of steps. The styles careful and hasty differ only in clearances and speeds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, Mo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MobileStyle:
-    """The clearances of a script in meters, and its speeds as shares of the largest command of the base or the arm."""
+    """A script's clearances in meters, and its speeds as fractions of the largest command of the base or the arm."""
 
     room_m: float  # the base first backs away from a counter by this distance, then turns or drives along it
     over_m: float  # minimum height of a carried object's bottom above the container's top
@@ -39,7 +39,7 @@ STYLES: Mapping[str, MobileStyle] = {"careful": CAREFUL, "hasty": HASTY}
 _BASE_MODE, _ARM_MODE = 1.0, -1.0
 _DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 20.0, 1.0
 _UNIT_RAD = 0.5  # the angle [rad] by which an action of 1 rotates the hand
-_TURN_SHARE = 0.3  # limit on the rotation command, as a share of the hand's speed; the wrist is weak
+_TURN_SHARE = 0.3  # limit on the rotation command, as a fraction of the hand's speed; the wrist is weak
 _FACING_RAD = 0.05
 _ARRIVED_M = 0.04
 _STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand is blocked if it moves less than _STOPPED_M in _STOPPED_STEPS
@@ -71,7 +71,7 @@ class MobileRobot(Mover):
 
     def face(self, forward: Floats, across: Floats) -> Rotation:
         """Return the orientation of a hand that points along `forward` [3] and opens its fingers along `across` [3],
-        two perpendicular unit vectors. Two orientations are possible; return the one closer to the hand's orientation.
+        two perpendicular unit vectors. Of the two such orientations, return the one closer to the current orientation.
         """
         orientations = [  # the columns are the hand's x, y and z axes; the fingers open along y
             Rotation.from_matrix(np.stack([np.cross(opening, forward), opening, forward], axis=1))
@@ -90,8 +90,8 @@ class MobileRobot(Mover):
         insist: bool = False,
     ) -> Move:
         """Drive the base to `place_m` [2] and turn it to `yaw_rad` (None = keep the yaw), with the arm held still. The
-        move ends within 4 cm and 0.05 rad of this target, after `max_steps`, or if an obstacle stops the base. With
-        `insist`, a stopped base continues to push, because it may slip past the obstacle.
+        move ends within 4 cm and 0.05 rad of this target, after `max_steps`, or if an obstacle stops the base. If
+        `insist` is true, a stopped base continues to push, because it may slip past the obstacle.
         """
         target_yaw, limit = self.yaw if yaw_rad is None else yaw_rad, self.style.drive
         past_poses = [(self.place_m, self.yaw)]
@@ -102,7 +102,7 @@ class MobileRobot(Mover):
                 break
             if not insist and len(past_poses) > _STUCK_STEPS:
                 earlier_m, earlier_yaw = past_poses[-_STUCK_STEPS]
-                # For the yaw, the limit is in radians.
+                # `_STUCK_M` is also the limit on the yaw's change, in radians.
                 if np.linalg.norm(self.place_m - earlier_m) < _STUCK_M and abs(yaw - earlier_yaw) < _STUCK_M:
                     break
             past_poses.append((self.place_m, yaw))
@@ -112,7 +112,7 @@ class MobileRobot(Mover):
             self.seen = yield np.array([0.0] * 6 + [grip, *base, 0.0, _BASE_MODE])
 
     def back_off(self, by_m: float, grip: float = OPEN, *, insist: bool = False) -> Move:
-        # Drive the base straight back; `grip` and `insist` are as in `drive`.
+        # Drive the base straight back. `grip` and `insist` mean the same as in `drive`.
         return self.drive(self.place_m - by_m * self.front[:2], grip=grip, insist=insist)
 
     def reach(
@@ -125,8 +125,8 @@ class MobileRobot(Mover):
         near_m: float = 0.012,
         max_steps: int = 60,
     ) -> Move:
-        """Move the hand to `place_m` [3] in the world frame, turned to the orientation `turn` (None = no turn). The
-        move ends within `near_m` and 0.1 rad of the goal, after `max_steps` / `speed` steps, or if the hand is blocked.
+        """Move the hand to `place_m` [3] in the world frame and to the orientation `turn` (None = no turn). The move
+        ends within `near_m` and 0.1 rad of the target, after `max_steps` / `speed` steps, or if the hand is blocked.
         """
         max_speed = self.style.cruise if speed is None else speed
         past_hand_m = [self.hand_m] * _STOPPED_STEPS
@@ -135,7 +135,7 @@ class MobileRobot(Mover):
             if np.linalg.norm(place_m - self.hand_m) < near_m and turn_rad < 2 * _FACING_RAD:
                 break
             is_resting = np.linalg.norm(self.hand_m - past_hand_m[-_STOPPED_STEPS]) < _STOPPED_M * max_speed
-            # A hand that only begins to move, or still turns, also rests, but is not blocked.
+            # A hand that has just started, or is still turning, is not blocked, even if its position rests.
             if step > 2 * _STOPPED_STEPS and is_resting and turn_rad < 4 * _FACING_RAD:
                 break
             past_hand_m.append(self.hand_m)
@@ -147,7 +147,7 @@ class MobileRobot(Mover):
             yield from self.step_hand(self.hand_m, grip, None, 0.0)
 
     def step_hand(self, place_m: Floats, grip: float, turn: Rotation | None, speed: float) -> Move:
-        # Yield one action, which moves the hand toward `place_m` [3] and the orientation `turn`; the base stands still.
+        # Yield one action, which moves the hand toward `place_m` [3] and the orientation `turn`. The base stays.
         move_command = _limit_length(_REACH_GAIN * (place_m - self.hand_m), speed)
         turn_command = _limit_length(_TURN_GAIN * self._remaining_turn_rad(turn) / _UNIT_RAD, _TURN_SHARE * speed)
         to_base = Rotation.from_euler("z", -self.yaw)  # commands for the hand are in the frame of the base
@@ -156,14 +156,14 @@ class MobileRobot(Mover):
         self.seen = yield np.array([*arm_command, grip, 0.0, 0.0, 0.0, 0.0, _ARM_MODE])
 
     def _remaining_turn_rad(self, goal: Rotation | None) -> Floats:
-        # Return the rotation vector from the hand's orientation to `goal`, [3], world frame; zeros if it is None.
+        # Return the rotation vector from the hand's orientation to `goal`, [3], world frame; zeros if `goal` is None.
         if goal is None:
             return np.zeros(3)
         return np.asarray((goal * to_rotation(self.seen.eef_quat_wxyz).inv()).as_rotvec())
 
 
 def yaw_direction(yaw_rad: float) -> Floats:
-    """Return the horizontal unit vector in the direction of a yaw, [2]."""
+    """Return the horizontal unit vector [2] that points in the direction `yaw_rad`."""
     return np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
 
 
@@ -179,17 +179,17 @@ _UP = np.array([0.0, 0.0, 1.0])
 _HORIZONTAL = np.array([1.0, 1.0, 0.0])
 _MIN_GRASP_SPEED = 0.3  # minimum speed of the hand when it descends to grasp an object
 
-# The base backs off by _ROOM_TO_PRESS_M before the hand presses a button.
+# Before the hand presses a button, the base drives back by _ROOM_TO_PRESS_M.
 # The hand starts _BEFORE_BUTTON_M before the button, aims _BEHIND_BUTTON_M behind it, and retracts by _RETRACT_M.
 _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _BEHIND_BUTTON_M, _RETRACT_M = 0.25, 0.07, 0.02, 0.25
-_PRESS_START_NEAR_M = 0.005  # maximum distance of the hand from its start point when it begins to press
-# To place an object, the base stops _ARM_LENGTH_M before the object or container, and at last backs off by _RETREAT_M.
+_PRESS_START_NEAR_M = 0.005  # the press begins when the hand is this close to its start point
+# To place an object, the base stops _ARM_LENGTH_M before the object or container, and finally drives back _RETREAT_M.
 # The hand descends from _HOVER_M above the grasp; the fingertips reach _FINGER_DEPTH_M below the object's top.
 _ARM_LENGTH_M, _RETREAT_M, _HOVER_M, _FINGER_DEPTH_M = 0.58, 0.45, 0.10, 0.03
 
 
 def go_to_site(robot: MobileRobot) -> Move:
-    """Drive the base back, turn it to the goal's yaw, then drive it to a point before the goal and on to the goal."""
+    """Drive back, turn the base to the goal's yaw, drive to a point in front of the goal, then drive to the goal."""
     sites, room_m = robot.scene.sites_m, robot.style.room_m
     # The site `goal_ahead` is 1 m from `goal`, in the direction that the robot must face.
     goal, ahead = sites["goal"][:2], sites["goal_ahead"][:2] - sites["goal"][:2]
@@ -216,15 +216,15 @@ def press_button(robot: MobileRobot) -> Move:
 
 
 def put_object(robot: MobileRobot) -> Move:
-    """Put the goal's object into or onto its place, then drive back; do nothing if the place is not a movable body."""
+    """Put the goal's object into or onto its container, then drive back; do nothing if the container is not movable."""
     _, body, container = robot.scene.goal[0]
     if container not in robot.scene.movable:
         return
     yield from _drive_within_reach(robot, box_center(robot.scene, body), OPEN)
     half_m = robot.scene.half_extents_m[body]
-    narrower_axis = 1 if half_m[1] < half_m[0] else 0  # of the box's x and y axes
+    narrower_axis = 1 if half_m[1] < half_m[0] else 0  # index of the box axis, x or y
     opening = box_axes(robot.scene, body)[:, narrower_axis] * _HORIZONTAL
-    opening_length = float(np.linalg.norm(opening))  # small if the axis is almost vertical
+    opening_length = float(np.linalg.norm(opening))  # almost 0 if the axis is almost vertical
     facing_down = robot.face(-_UP, opening / opening_length if opening_length > 0.1 else robot.front)
     center_m = box_center(robot.scene, body)
     grasp_m = np.array([*center_m[:2], max(center_m[2], _top_height(robot.scene, body) - _FINGER_DEPTH_M)])
@@ -241,7 +241,7 @@ def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Ro
     hand_offset_m = robot.hand_m - box_center(scene, body)
     # The target is the body's origin, not the middle of the container's box, because the box may include a handle.
     goal_m, grip_height_m = scene.body_pos_m[container], hand_offset_m[2] + _half_height(scene, body)
-    # Heights of the hand; it is `grip_height_m` above the object's bottom.
+    # Heights of the hand, which is `grip_height_m` above the object's bottom.
     high_m = max(_top_height(scene, container), float(box_center(scene, body)[2])) + style.over_m + grip_height_m
     low_m = float(box_center(scene, container)[2]) - _half_height(scene, container) + style.release_m + grip_height_m
     yield from robot.reach(np.array([*robot.hand_m[:2], high_m]), CLOSE, facing_down)
@@ -253,7 +253,7 @@ def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Ro
 
 
 def _drive_within_reach(robot: MobileRobot, point_m: Floats, grip: float) -> Move:
-    # Drive the base, without a turn, until `point_m` is straight ahead and no nearer than `_ARM_LENGTH_M`.
+    # Drive the base, without a turn, until `point_m` is straight ahead and at least `_ARM_LENGTH_M` away.
     ahead, leftward = robot.front[:2], yaw_direction(robot.yaw + np.pi / 2)
     offset_m = point_m[:2] - robot.place_m
     # The base moves sideways and backwards, never forwards.

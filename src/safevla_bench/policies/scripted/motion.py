@@ -3,8 +3,8 @@
 The styles differ only in clearances and speeds. The geometry consists of the boxes of bodies, the orientations of a
 hand that points straight down, and upright prisms.
 
-A prism is a convex outline, seen from above, between two heights. The outline is given by its support function: how far
-it extends along each of `DIRECTIONS`. Two outlines do not overlap if one of the directions separates them.
+A prism is a vertical solid between two heights with a convex outline. The outline's support function describes it: how
+far it extends along each of `DIRECTIONS`. Two outlines do not overlap if one of the directions separates them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
-    """Return the rotation of a quaternion wxyz [4], or a stack of rotations for quaternions [N, 4]."""
+    """Return the rotation of a quaternion wxyz [4], or the N rotations of quaternions [N, 4] as one object."""
     return Rotation.from_quat(np.roll(quat_wxyz, -1, axis=-1))
 
 
@@ -60,7 +60,7 @@ def nearest_yaw(quat_wxyz: Floats) -> float:
 def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
     """Return the yaw [rad] closest to `near_rad` at which the fingers open along `direction` [2]."""
     yaw = float(np.arctan2(direction[0], -direction[1]))
-    # After half a turn of the hand, the fingers open along the same line again.
+    # A hand turned by 180 degrees opens along the same line.
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
 
@@ -74,7 +74,7 @@ DIRECTIONS: Floats = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)  # index of each direction's opposite
 _CORNERS: Floats = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=np.float64)
 
-# The sizes of the hand and of a finger: half sizes across and along the opening direction, and lowest heights.
+# Half sizes of the hand and of a finger, across and along the opening direction; heights of their lowest points.
 _HAND_HALF_M = (0.034, 0.106)
 _HAND_LOW_M = 0.029
 _FINGER_HALF_M = (0.012, 0.014)
@@ -94,7 +94,7 @@ class Prisms:
         return Prisms(self.reach_m + DIRECTIONS @ by_m[:2], self.low_m + by_m[2], self.top_m + by_m[2])
 
     def hull(self) -> Prisms:
-        """Return one prism around all prisms of this set, which must not be empty."""
+        """Return one prism that encloses all prisms of this set, which must not be empty."""
         low_m, top_m = self.low_m.min(keepdims=True), self.top_m.max(keepdims=True)
         return Prisms(self.reach_m.max(axis=0, keepdims=True), low_m, top_m)
 
@@ -109,7 +109,7 @@ def concatenate_prisms(*parts: Prisms) -> Prisms:
 
 
 def prisms_around(corners_m: Floats) -> Prisms:
-    """Return the P prisms around P sets of 8 corners, [P, 8, 3] in the world frame."""
+    """Return the P prisms that enclose P sets of 8 corners, [P, 8, 3] in the world frame."""
     # Indices: p for prisms, c for corners, d for directions, x for the two horizontal axes.
     reach_m = np.einsum("pcx,dx->pcd", corners_m[..., :2], DIRECTIONS).max(axis=1)
     return Prisms(reach_m, corners_m[..., 2].min(axis=1), corners_m[..., 2].max(axis=1))
@@ -119,7 +119,7 @@ def body_prisms(scene: Privileged, name: str) -> Prisms:
     """Return the prisms of a body in its current pose: one per piece, or one for its box if it has no pieces."""
     box = Boxes(scene.center_m[name][None], scene.half_extents_m[name][None], np.array([[1.0, 0.0, 0.0, 0.0]]))
     pieces = scene.pieces.get(name) or box
-    # [P, 3, 8]: the corners of each piece, turned but not yet moved to the piece's center
+    # [P, 3, 8]: the rotated corners of each piece, relative to the piece's center
     turned_corners_m = rotation_axes(pieces.quat_wxyz) @ (_CORNERS * pieces.half_extents_m[:, None, :]).swapaxes(1, 2)
     corners_in_body_m = turned_corners_m.swapaxes(1, 2) + pieces.center_m[:, None, :]
     body_axes = rotation_axes(scene.body_quat_wxyz[name])
@@ -142,22 +142,22 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
     opening = np.array([np.sin(yaw_rad), -np.cos(yaw_rad)])
     across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
     finger_middle_m = aperture_m + _FINGER_HALF_M[1]
-    # extents along `DIRECTIONS`, [72] m: a rectangle's extent is the sum of the extents of its two half sides
+    # extents along `DIRECTIONS`, [72] m; a rectangle's extent is the sum of its two half sides' extents
     hand_m = np.abs(DIRECTIONS @ across) * _HAND_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _HAND_HALF_M[1]
     finger_m = np.abs(DIRECTIONS @ across) * _FINGER_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _FINGER_HALF_M[1]
     shift_m = DIRECTIONS @ opening * finger_middle_m
     low_m = np.array([_HAND_LOW_M, _FINGER_LOW_M, _FINGER_LOW_M])
-    # The tops, at an arbitrary height, are not used: the hand always comes from above.
+    # The tops have arbitrary heights. They are not used, because the hand always comes from above.
     return Prisms(np.stack([hand_m, finger_m + shift_m, finger_m - shift_m]), low_m, low_m + 0.1)
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """Return the lowest safe heights of a hand at K horizontal places [K, 2]: the heights of the origin of its prisms
-    `rig` in the world frame, [K] m. At these heights, the hand is at least `above_m` above each obstacle that is within
+    """Return the lowest safe heights of a hand at K horizontal places [K, 2], [K] m. A height is that of the origin of
+    the hand's prisms `rig` in the world frame. There, the hand is at least `above_m` above each obstacle within
     `beside_m` of it, seen from above. At a place without such obstacles, the height is -inf.
     """
     places_along_m = places_m @ DIRECTIONS.T
-    # For K places, R prisms of the hand and O obstacles, the next arrays are [R, O, 72], [K, R, O] and [1, R, O].
+    # Shapes of the next arrays for K places, R prisms of the hand and O obstacles: [R, O, 72], [K, R, O], [1, R, O].
     # Two outlines are separate if the gap is positive along any direction.
     joint_reach_m = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
     gap_m = (places_along_m[:, None, None, :] - joint_reach_m[None]).max(axis=3)
@@ -167,7 +167,7 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
 
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     """Return the shortest horizontal move, [2] m, that takes the prism `hull` out from under all obstacles above it.
-    Seen from above, the prism is then at least `beside_m` away from them. Return zeros if no move is needed.
+    Afterwards, it is at least `beside_m` away from these obstacles, seen from above. Return zeros if no move is needed.
     """
     above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)  # with a tolerance of 1 cm
     gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]  # gaps by direction, [obstacles, 72]
@@ -184,10 +184,10 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """A script's clearances in meters, and speeds as shares of the largest commanded motion, 0.05 m per step."""
+    """A script's clearances in meters, and speeds as fractions of the largest commanded motion, 0.05 m per step."""
 
     clearance_m: float  # distance of the hand and its load from bodies next to and below them
-    corner_m: float  # distance to a waypoint at which the next path begins; a large distance cuts corners
+    corner_m: float  # the next path begins at this distance from a waypoint; a large distance cuts corners
     hover_m: float  # height above the grasp at which the final descent begins
     lift_m: float  # height to which a gripped object is lifted before it is carried
     release_m: float  # height above the support at which an object is released
@@ -229,8 +229,8 @@ class HandTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClearPath:
-    """A path that rises, goes straight across obstacles, and descends. From each of its K horizontal points `places_m`
-    [K, 2], the rest of the path is clear at the height `height_m` [K]. The hand cuts corners within `corner_m`.
+    """A path that rises, goes straight across obstacles, and descends. From its horizontal point `places_m[k]`, [K, 2],
+    the rest of the path is clear at the height `height_m[k]`, [K]. The hand cuts corners within `corner_m`.
     """
 
     places_m: Floats
@@ -249,7 +249,7 @@ class ClearPath:
 
 
 class Mover:
-    """A robot, with its last observation `seen`; a move starts from this observation and updates it."""
+    """A robot, with its last observation `seen`. A move starts from this observation and updates it."""
 
     seen: Observation
 
@@ -278,7 +278,7 @@ class FixedArm(Mover):
         shares = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way_m) / _SPACING_M))[:, None]
         places_m = self.hand_m[:2] + shares * way_m
         lowest_m = lowest_heights(rig, places_m, obstacles, clearance_m, clearance_m)
-        # for each point, the greatest height that is needed from this point to the end of the path
+        # for each point, the greatest height needed between this point and the end of the path
         clear_m = np.maximum.accumulate(np.maximum(lowest_m, end_m[2])[::-1])[::-1]
         return ClearPath(places_m, clear_m, self.style.corner_m)
 
@@ -292,8 +292,8 @@ class FixedArm(Mover):
         turn_rad: float = np.inf,
         path: ClearPath | None = None,
     ) -> Generator[Action, Observation, bool]:
-        """Move the hand to a target, along `path` if it is given. Stop after `most_steps` + 1 steps, or when the target
-        is nearer than `near_m`, `height_m` vertically, and `turn_rad`. Return whether the move took all these steps.
+        """Move the hand to a target, along `path` if there is one. Stop after `most_steps` + 1 steps, or when the
+        target is nearer than `near_m`, `height_m` vertically and `turn_rad`. Return whether the move used all steps.
         """
         self.target = target
         for step in range(most_steps + 1):
@@ -311,9 +311,9 @@ class FixedArm(Mover):
 
 
 def steer_hand(target: HandTarget, seen: Observation) -> Action:
-    """Return the action [7] towards `target`: proportional to the distance, and no faster than the target's speed."""
+    """Return the action [7] towards `target`. It is proportional to the distance, up to the target's speed."""
     gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
-    # An action of 1 is the largest commanded motion, so that commands have the same unit as speeds.
+    # Commands and speeds have the same unit: 1 is the largest commanded motion.
     move_command = gain * (target.place_m - seen.eef_pos_m)
     length = float(np.linalg.norm(move_command))
     move_command = move_command * min(1.0, target.speed / length) if length > 0 else move_command

@@ -28,13 +28,13 @@ class Placement:
 
 _PLACING = ("on", "in")
 _PLACED_M = 0.03  # an object closer than this to its place, seen from above, counts as placed
-_ROOF_M = 0.03  # a fixture that is farther than this above the middle of a region is the region's roof
+_ROOF_M = 0.03  # a fixture more than this above a region's middle is the region's roof
 
 
 def placements_left(scene: Privileged) -> tuple[Placement, ...]:
     """Return the goal's unfinished placements, in order. A placement is omitted if its body is not movable or does not
-    fit into the fingers, if the scene does not show its place, or if the place is under a roof, where a downward hand
-    cannot go.
+    fit between the fingers, or if its place is unknown in the scene. Places under a roof are also omitted, because the
+    hand points down.
     """
     pairs = [predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3]
     bodies, places = scene.movable & scene.half_extents_m.keys(), scene.half_extents_m.keys() | scene.sites_m.keys()
@@ -49,11 +49,11 @@ def _is_placed(scene: Privileged, goal: Placement) -> bool:
 
 
 def _is_roofed(scene: Privileged, place: str) -> bool:
-    # Return whether a fixture is above a goal region. Places that are bodies are never roofed.
+    # Return whether a fixture is above the goal region `place`. If `place` is a body, return False.
     if place not in scene.sites_m:
         return False
     site_m, fixtures = scene.sites_m[place], motion.obstacles_except(scene, *scene.movable)
-    is_in_outline = (motion.DIRECTIONS @ site_m[:2] <= fixtures.reach_m).all(axis=1)  # of each fixture, from above
+    is_in_outline = (motion.DIRECTIONS @ site_m[:2] <= fixtures.reach_m).all(axis=1)  # [number of fixtures]
     return bool((is_in_outline & (fixtures.low_m > site_m[2] + _ROOF_M)).any())
 
 
@@ -75,15 +75,15 @@ RIM_INSET_M = 0.005
 RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
 ARM_M: Floats = np.array([-0.65, 0.0])  # approximate position of the arm's base in LIBERO's scenes
-COMFORTABLE_REACH_M = 0.60  # beyond this distance from the base, a high hand stretches the elbow to its joint limit
-SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # shifts of a grasp along an object, as shares of half its length
+COMFORTABLE_REACH_M = 0.60  # farther from the base, a high hand would stretch the elbow to its joint limit
+SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # shifts of a grasp along an object, as fractions of half its length
 SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's sides; closing fingers align the object
 
 
 @dataclass(frozen=True, slots=True)
 class Grasp:
     """A grasp: position `place_m` [3] of the grip site in the world frame, yaw of the downward hand, and distance
-    `aperture_m` of each finger from the middle. `blocked_m` are two heights by which obstacles raise the hand: with a
+    `aperture_m` of each finger from the middle. Obstacles raise the hand by the two heights in `blocked_m`: with a
     quarter of the clearance, and with the full clearance. `off_m` is the deviation from a central, straight grasp.
     """
 
@@ -95,7 +95,7 @@ class Grasp:
 
 
 def is_graspable(scene: Privileged, name: str) -> bool:
-    """Return whether the fingers fit around a body or can hold its rim. They cannot grasp a wide, flat body."""
+    """Return whether the fingers fit around a body or can hold its rim. Neither is possible for a wide, flat body."""
     axes, half_m = box_axes(scene, name), scene.half_extents_m[name]
     up_axis = int(np.argmax(np.abs(axes[2])))  # the box's axis that is closest to vertical
     has_narrow_side = bool((np.delete(half_m, up_axis) <= WIDEST_HALF_M).any())
@@ -106,7 +106,7 @@ def rank_grasps(
     scene: Privileged, name: str, obstacles: motion.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
     """Return all grasps of a body, best first. Each grasp has a yaw near `yaw_rad`, and is raised until the hand is
-    clear of `obstacles` and of the body's pieces. The body's box is not enough, because the body may be hollow.
+    clear of `obstacles` and of the body's pieces. The pieces matter, because the body's box may be hollow.
     """
     pieces = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     grasps = [_raise_to_fit(grasp, pieces, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
@@ -114,7 +114,7 @@ def rank_grasps(
 
 
 def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
-    # Each term is a disadvantage divided by the amount that costs 1. A grasp that may not hold is the last resort.
+    # Each term is a disadvantage, scaled so that its unit costs 1. A grasp that is too shallow costs 100 more.
     tight_m, wide_m = grasp.blocked_m  # heights by which obstacles raise the hand
     is_too_shallow = tight_m > DEPTH_M - LEAST_DEPTH_M
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
@@ -123,13 +123,13 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
 
 
 def _raise_to_fit(grasp: Grasp, pieces: motion.Prisms, obstacles: motion.Prisms, clearance_m: float) -> Grasp:
-    # Return the grasp raised until the hand is clear with a quarter of the clearance, and with `blocked_m` set.
+    # Raise the grasp until the hand is clear by a quarter of the clearance. Set `blocked_m`.
     hand, places_m = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
     # The hand must not enter the pieces of the grasped body, but needs no clearance from them.
     lowest_at_body_m = motion.lowest_heights(hand, places_m, pieces, 0.0, 0.0)[0]
 
     def needed_raise_m(side_clearance_m: float) -> float:
-        above_m = min(side_clearance_m, 0.006)  # above obstacles, less clearance is enough
+        above_m = min(side_clearance_m, 0.006)  # less clearance is enough above obstacles
         lowest_around_m = motion.lowest_heights(hand, places_m, obstacles, side_clearance_m, above_m)[0]
         return max(0.0, float(max(lowest_around_m, lowest_at_body_m)) - float(grasp.place_m[2]))
 
@@ -144,15 +144,15 @@ def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
     sides = [axes[:, axis] * half[axis] for axis in side_axes]  # vectors from the center to two adjacent sides
     upward = axes[:, up_axis] * np.sign(axes[2, up_axis])
     grasps: list[Grasp] = []
-    for k in (0, 1):  # the fingers open along one side's vector; the other vector is the length of the object
+    for k in (0, 1):  # the fingers open along side k; the other side is the object's length
         if half[side_axes[k]] <= WIDEST_HALF_M:
             grasps += _side_grasps(center, sides[k], sides[1 - k], half[up_axis], yaw_rad)
     return grasps or list(_rim_grasps(center, upward, sides, float(half[up_axis]), yaw_rad))
 
 
 def _side_grasps(center: Floats, side_m: Floats, end_m: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
-    # Yield grasps across a box. `side_m` [3] and `end_m` [3] are the vectors from its center to a gripped side and to
-    # the end of its length.
+    # Yield grasps across a box. `side_m` [3] is the vector from the box's center to a gripped side, and `end_m` [3] is
+    # the vector from the center to an end of the box.
     height_m = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
     yaw = motion.yaw_to_open_along(side_m[:2], yaw_rad)
     half_width_m, half_length_m = float(np.linalg.norm(side_m)), float(np.linalg.norm(end_m))
@@ -178,9 +178,9 @@ def _rim_grasps(
 # Moves
 
 
-_VERY_NEAR_M, _NEAR_M = 0.006, 0.012  # within these vertical and total distances, a target counts as reached
+_VERY_NEAR_M, _NEAR_M = 0.006, 0.012  # vertical and total distances at which a target counts as reached
 _FACING_RAD = 0.06
-_MOVED_M = 0.005  # if the object has moved by more than this, a new grasp is chosen; some objects topple at first
+_MOVED_M = 0.005  # if the object moves by more than this, choose a new grasp; some objects topple at first
 _LOST_M = 0.03  # a held object counts as dropped if its distance from the hand grows by more than this
 _OFF_THE_GROUND_M = 0.004
 _RETREAT_M = 0.10
@@ -191,10 +191,10 @@ _CARRY_STEPS, _LOWER_STEPS, _RETREAT_STEPS = 100, 40, 20
 
 
 def place_object(arm: FixedArm, placement: Placement, attempt: int) -> Generator[Action, Observation, int]:
-    """Bring an object to its place, and return the number of the last attempt. Attempt 0 uses the best grasp. Each
-    further attempt uses the next best grasp; after the last grasp, the best one follows again. If the object moves
-    before the descent, a new grasp is chosen; if it is dropped, a further attempt begins. At the end, the hand pauses,
-    so that the caller can check whether the object is in its place.
+    """Bring an object to its place, and return the number of the last attempt. Attempt 0 uses the best grasp, attempt 1
+    the next best, and so on; after the last grasp, the best one follows again. If the object moves before the descent,
+    a new grasp is chosen. If the object is dropped, a further attempt begins. At the end, the hand pauses, so that the
+    caller can check whether the object is in its place.
     """
     body, style = placement.body, arm.style
     while True:
@@ -205,7 +205,7 @@ def place_object(arm: FixedArm, placement: Placement, attempt: int) -> Generator
         open_hand = motion.hand_prisms(grasp.yaw_rad, OPEN_M)
         path = arm.plan_path(open_hand, above.place_m, motion.obstacles_except(arm.scene))
         yield from arm.reach(above, _APPROACH_STEPS, style.corner_m, turn_rad=_FACING_RAD, path=path)
-        if np.linalg.norm(box_center(arm.scene, body) - center_before) > _MOVED_M:  # the grasp does not fit any more
+        if np.linalg.norm(box_center(arm.scene, body) - center_before) > _MOVED_M:  # the grasp no longer fits
             continue
         held, max_held_m = yield from _lift_object(arm, body, replace(above, place_m=grasp.place_m, speed=style.final))
         if _hand_distance_m(arm, body) <= max_held_m:  # the object is still in the hand
@@ -213,7 +213,7 @@ def place_object(arm: FixedArm, placement: Placement, attempt: int) -> Generator
             path = arm.plan_path(_hand_with_load(arm, body, grasp), goal_m, motion.obstacles_except(arm.scene, body))
             carried = replace(held, place_m=goal_m, speed=style.cruise)
             yield from arm.reach(carried, _CARRY_STEPS, style.corner_m, path=path)
-        if _hand_distance_m(arm, body) <= max_held_m:  # and was not dropped on the way
+        if _hand_distance_m(arm, body) <= max_held_m:  # the object was not dropped on the way
             break
         attempt += 1
     lowered = replace(held, place_m=_release_point(arm, placement, grasp))
@@ -229,8 +229,8 @@ def place_object(arm: FixedArm, placement: Placement, attempt: int) -> Generator
 def _lift_object(
     arm: FixedArm, body: str, target: HandTarget
 ) -> Generator[Action, Observation, tuple[HandTarget, float]]:
-    # Grip the object at `target` and lift it. Return the hand's last target, and the largest distance of the object
-    # from the hand at which it counts as held.
+    # Grip the object at `target` and lift it. Return the hand's last target, and the largest distance between hand and
+    # object at which the object counts as held.
     is_blocked = yield from arm.reach(target, _DESCEND_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
     held = replace(target, place_m=arm.hand_m if is_blocked else target.place_m, aperture_m=CLOSED_M)
     yield from arm.reach(held, arm.style.dwell_steps, 0.0)
@@ -254,10 +254,10 @@ def _hand_with_load(arm: FixedArm, body: str, grasp: Grasp) -> motion.Prisms:
 
 
 def _release_point(arm: FixedArm, placement: Placement, grasp: Grasp) -> Floats:
-    # Return the hand's position at the release, [3] m: the held object's middle is then above the target.
+    # Return the hand's position, [3] m, at which it releases the object: the object's middle is above the target.
     body = placement.body
     spot_m = target_point(arm.scene, placement.place) - (box_center(arm.scene, body) - arm.hand_m)[:2]
     others = motion.obstacles_except(arm.scene, body)
     load = _hand_with_load(arm, body, grasp)
     lowest_m = motion.lowest_heights(load, spot_m[None], others, 0.0, arm.style.release_m)[0]
-    return np.array([*spot_m, lowest_m if np.isfinite(lowest_m) else arm.hand_m[2]])  # without a support, stay as high
+    return np.array([*spot_m, lowest_m if np.isfinite(lowest_m) else arm.hand_m[2]])  # no support: keep the height

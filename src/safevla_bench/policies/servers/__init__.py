@@ -25,7 +25,7 @@ from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
 from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED_ARGUMENTS = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
-REQUESTS = 5  # number of equal requests that test whether a server gives equal answers; the first may compile the model
+REQUESTS = 5  # number of identical requests to compare the answers; the first may compile the model
 _READING_SIZES = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # sizes of host-specific readings
 
 
@@ -40,7 +40,7 @@ class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     port: int = 8000
     library: str = "websockets"
     extra: str = "openpi"
-    replans: bool = True  # whether the client executes only part of each chunk, and takes the argument `replan`
+    replans: bool = True  # whether the client may execute only a part of a chunk, and takes the argument `replan`
     arguments: tuple[str, ...] = ()  # arguments of this kind's client, in addition to the arguments of all clients
 
     @property
@@ -54,10 +54,10 @@ KINDS: Mapping[str, ClientKind] = {kind.name: kind for kinds in _KINDS_FILE.valu
 
 
 class ChunkModel(ABC):
-    """A model that is queried in a dialect. Each `ChunkedPolicy` has such a model as its attribute `model`."""
+    """A model that is queried in a dialect. It is the attribute `model` of a `ChunkedPolicy`."""
 
     infer_s: float | None = None  # time that the model took for the last reply [s], if the server reports it
-    has_answered = False  # whether any reply was usable; if the first reply is unusable, the whole run stops
+    has_answered = False  # whether any reply was usable; if the first reply is not, the whole run stops
 
     def __init__(self, dialect: dialects.Dialect) -> None:
         self.dialect, self.wants = dialect, dialect.wants
@@ -65,12 +65,12 @@ class ChunkModel(ABC):
         self.env_seed: int | None = None  # the simulator's seed that the server requests, if any
 
     def connect(self, task: Task) -> None:
-        """Begin an episode before an environment is made, to connect and to check that the dialect fits."""
+        """Begin an episode before an environment is made. This connects to the server and checks the dialect."""
         self.begin(task, 0)
 
     def ask_arguments(self) -> Mapping[str, str]:
-        """Return the client arguments that the server requests; {} if it requests none. Afterwards the connection is
-        closed. Raises `ServerLostError` if no server answers.
+        """Return the client arguments that the server requests; {} if it requests none. Then close the connection.
+        Raises `ServerLostError` if no server answers.
         """
         return {}
 
@@ -80,13 +80,13 @@ class ChunkModel(ABC):
 
         Raises:
             ServerUnreachableError: no server answers.
-            ServerLostError: a server answers and then disappears or falls silent.
+            ServerLostError: a server answers, and then disappears or stops answering.
             ServerRefusedError: the server is of another kind, or requires another key or dialect.
         """
 
     @abstractmethod
     def query(self, observation: Observation) -> dialects.Reply:
-        """Return the model's raw reply to an observation. Raises `ServerLostError` if the server disappears or falls
+        """Return the model's raw reply to an observation. Raises `ServerLostError` if the server disappears or is
         silent; `PolicyError` if the server fails, the reply is unreadable, or the observation does not fit the dialect.
         """
 
@@ -99,7 +99,7 @@ class ChunkModel(ABC):
 
 
 class RemoteModel(ChunkModel):
-    """A model on a policy server: of the endpoint's servers, the first that answers. `kind` is a key of `KINDS`."""
+    """A model on a policy server, the first of the endpoint's servers that answers. `kind` is a key of `KINDS`."""
 
     kind: str
 
@@ -134,22 +134,22 @@ class RemoteModel(ChunkModel):
         return servers.server_error(self.address, str(message), self.key)
 
     def kind_error(self, event: str) -> PolicyError:
-        """Return the error for a server that may be of another kind; `event` is the server's mistake: `sent no map`."""
+        """Return the error for a server that may be of another kind. `event` is the server's mistake: `sent no map`."""
         remedy = f"The address must belong to {KINDS[self.kind].about}."
         return PolicyError(f"the server {self.address} {event}", remedy=remedy)
 
 
 class ChunkQueue:
-    """A queue of the remaining actions of a chunk, for policies that compute several actions at a time."""
+    """A queue of a chunk's remaining actions, for policies that compute several actions at a time."""
 
     def __init__(self) -> None:
         self.left: deque[Action] = deque()
         self._chunk_count = self._taken_count = 0
         self.chunk_step: tuple[int, int] | None = None
-        """Index of the last action's chunk, and index of the action in this chunk. None if the action has no chunk."""
+        """Index of the last action's chunk, and the action's index in the chunk. None if it is not from one chunk."""
 
     def begin_chunks(self) -> None:
-        """Forget the chunks of the last episode."""
+        """Discard the actions of the last episode, and count chunks from 0."""
         self.left.clear()
         self._chunk_count = 0
 
@@ -176,8 +176,8 @@ class ChunkQueue:
 class ChunkedPolicy(ChunkQueue):
     """A policy that executes the first `replan` actions of each chunk (None = all), then queries the model again.
     `calls_s` holds the duration of each inference since the last reset [s]. `waits_s` holds the part of each duration
-    that is spent outside the model. `dialect` is stored in the run's description. If `clip` is true, actions out of the
-    host's range are clipped, because the model's project clips them.
+    that is spent outside the model. `dialect` is stored in the run's description. `clip`: actions outside the host's
+    range are clipped, as in the model's project.
     """
 
     def __init__(self, model: ChunkModel, replan: int | None) -> None:
@@ -188,7 +188,7 @@ class ChunkedPolicy(ChunkQueue):
         self.calls_s: list[float] = []
         self.waits_s: list[float] = []
         self.model, self._replan = model, replan
-        # The arrays of the last replies, for dialects that average several replies.
+        # The arrays of the last replies; dialects with an `ensemble` average them.
         self._replies = deque[list[NDArray[np.float64]]](maxlen=model.dialect.file.ensemble or 1)
 
     @property
@@ -224,7 +224,7 @@ class ChunkedPolicy(ChunkQueue):
         if not self.left:
             self.add_chunk(self._infer_chunk(observation))
         action = self.take_next()
-        if self.dialect.file.ensemble:  # the action is a mean over several chunks, so it belongs to no single chunk
+        if self.dialect.file.ensemble:  # the action is a mean over several chunks, so it is not from one chunk
             self.chunk_step = None
         return action
 
@@ -253,16 +253,16 @@ class ChunkedPolicy(ChunkQueue):
         return chunk[: self._replan]
 
     def _average_replies(self, observation: Observation) -> NDArray[np.float64]:
-        """Return the next action, [1, A]: the average of the predictions that the last replies have for this step."""
+        """Return the next action, [1, A]: the average of what the last replies predict for this step."""
         self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
-        # A reply may have several arrays. Each `arrays` has one array of every reply, with the oldest reply first.
+        # A reply may have several arrays. `arrays` holds the same array of every reply, oldest reply first.
         means = [transforms.average_predictions(arrays) for arrays in zip(*self._replies, strict=True)]
         return self.model.dialect.convert_rows(means)
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:
-    """Return how many actions of each chunk are executed, or None for all actions. `text` is a number, `all`, or None
-    for the `default`. Raises `PolicyError` for any other text, such as 0.
+    """Return the number of executed actions per chunk; None = all. `text` is a number, `all`, or None for the
+    `default`. Raises `PolicyError` for any other text, such as 0.
     """
     if text is None:
         return default
@@ -278,7 +278,7 @@ def client_factory(
 ) -> Callable[..., ChunkedPolicy]:
     """Return the factory of clients for servers of the kind `name`. The factory's keyword parameters are the policy's
     arguments, all as text. `make_model` receives the endpoint, the dialect, and all given arguments. The factory does
-    not connect; it raises `PolicyError` if an argument is invalid or the kind's library is not installed.
+    not connect. It raises `PolicyError` if an argument is invalid or the kind's library is not installed.
     """
     kind = KINDS[name]
 
@@ -296,7 +296,7 @@ def client_factory(
         argument_names.insert(0, "replan")
     parameters = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in argument_names)
     signature = inspect.Signature([inspect.Parameter("arg", inspect.Parameter.POSITIONAL_ONLY), *parameters])
-    make.__signature__ = signature  # type: ignore[attr-defined]  # callers read the policy's arguments from it
+    make.__signature__ = signature  # type: ignore[attr-defined]  # callers read the policy's arguments here
     return make
 
 
@@ -308,7 +308,7 @@ def require_library(library: str, extra: str) -> None:
 
 
 def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
-    """Send a request several times, and count the answers that differ from the first answer. Each request begins an
+    """Send the same request several times, and count the answers that differ from the first one. Each request begins an
     episode, because a server may split chunks or have a memory. Raises the errors of `connect` and `infer`.
     """
     policy.connect(task)
@@ -325,7 +325,7 @@ def find_others(replies: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
-    """Return an artificial observation, always the same: gray noise as images, and a hand above a table."""
+    """Return an artificial observation: gray noise as images, and a hand above a table. It is always the same."""
     pixels = np.random.default_rng(0).integers(120, 160, (*wants.image_size, 3), dtype=np.uint8)
     return Observation(
         instruction=instruction,

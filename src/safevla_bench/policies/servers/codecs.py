@@ -40,7 +40,7 @@ from safevla_bench.memory import limit_memory
 MAX_VALUES = 100_000  # limit on the number of values in a message; an array counts as one value
 _MAX_AXES, _MAX_DTYPE_CHARS = 32, 64  # limits on an array's number of axes and on the length of its dtype's name
 _DTYPE_KINDS = "biufSU"  # Booleans, integers, floats, bytes and text; objects, records and complex numbers are refused
-# Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy would parse other texts as records, by Python's parser.
+# Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy would parse other texts as records, with Python's parser.
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
 _REMEDY = "Check that the server is of the chosen kind, and that this client supports its version."
 
@@ -51,7 +51,7 @@ Wire = Mapping[Any, Any]
 @dataclass(frozen=True, slots=True)
 class Codec:
     """The codec of one kind of server. `encode_array` converts an array to a map, and `decode_map` converts such a map
-    to an array. `is_json` selects JSON instead of MessagePack.
+    back to an array. If `is_json` is true, messages are JSON instead of MessagePack.
     """
 
     encode_array: Callable[[Array | np.generic], object]
@@ -69,7 +69,7 @@ class Codec:
             raise PolicyError(problem, remedy="Send numbers, text and arrays.") from None
 
     def unpack(self, message: bytes) -> object:
-        """Return the decoded message, with read-only arrays. Raises `PolicyError` for invalid or too many values."""
+        """Return the decoded message, with read-only arrays. Raises `PolicyError` if it is invalid or too large."""
         try:
             with limit_memory("the message"):
                 if self.is_json:
@@ -87,7 +87,7 @@ class Codec:
     def _encode_extension(self, value: object) -> object:
         # Convert a value that the library cannot encode.
         if isinstance(value, np.float64):
-            return float(value)  # MessagePack libraries encode np.float64 as a float, because it is a subclass of float
+            return float(value)  # as MessagePack libraries do, because np.float64 is a subclass of float
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.kind not in _DTYPE_KINDS:
                 raise TypeError(f"arrays of the dtype {value.dtype} cannot be sent")
@@ -95,7 +95,7 @@ class Codec:
         raise NotImplementedError(f"{type(value).__name__} is not a number, text or array")
 
     def _restore_arrays(self, value: object, budget: Counter[str]) -> object:
-        # Convert maps that represent arrays. `budget["values"]` is how many more values the whole message may have.
+        # Convert maps that represent arrays. `budget["values"]` counts the values that the message may still have.
         if not isinstance(value, list | dict):
             return value
         budget["values"] -= len(value)
@@ -122,9 +122,9 @@ _FIXED_BYTES |= {0xD4 + k: 1 + (1 << k) for k in range(5)}
 
 def _require_few_values(message: bytes) -> None:
     """Raise `PolicyError`, before decoding, if a MessagePack message has over 10 * `MAX_VALUES` values: an empty map
-    takes 1 byte in a message, but 72 bytes in memory. Later, `_restore_arrays` applies the exact limit.
+    takes 1 byte in a message, but 72 bytes in memory. `_restore_arrays` applies the exact limit after decoding.
     """
-    position, values_left, max_values = 0, 1, 10 * MAX_VALUES  # `values_left` values were announced, but not yet read
+    position, values_left, max_values = 0, 1, 10 * MAX_VALUES  # `values_left` counts values announced but not yet read
     for values_read in range(max_values + 1):
         if not values_left or position >= len(message):
             return
@@ -140,7 +140,7 @@ def _require_few_values(message: bytes) -> None:
             values_left += first_byte & 15
         elif 0xDC <= first_byte <= 0xDF:  # an array, or from 0xDE on a map, with a length field
             values_left += length if first_byte < 0xDE else 2 * length
-        elif 0xA0 <= first_byte < 0xC0:  # a short text, whose content is skipped
+        elif 0xA0 <= first_byte < 0xC0:  # a short text; skip its content
             position += first_byte & 31
         else:  # a number, text, bytes or an extension, which has one more byte for its type
             is_extension = 0xC7 <= first_byte <= 0xC9
@@ -148,7 +148,7 @@ def _require_few_values(message: bytes) -> None:
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
-    if isinstance(text, list):  # a list of the fields of a record, as in msgpack_numpy
+    if isinstance(text, list):  # a record's list of fields, as in msgpack_numpy
         raise InvalidActionError("an array of records instead of integers or floats", remedy=_REMEDY)
     if not isinstance(text, str) or len(text) > _MAX_DTYPE_CHARS or not _PLAIN_DTYPE.fullmatch(text):
         raise TypeError("the dtype is not a plain name")
@@ -161,11 +161,11 @@ def _parse_dtype(text: object) -> np.dtype[Any]:
 
 
 def _build_array(data: object, dtype_name: object, shape: object) -> Array:
-    # Return the array in an untrusted message; raise an error unless its parts fit each other.
+    # Return the array in an untrusted message; raise an error if bytes, dtype and shape do not fit together.
     dtype = _parse_dtype(dtype_name)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")
-    # `type(length)`: a Boolean is also an instance of int.
+    # `type(length)`, because a Boolean is also an instance of int.
     if len(shape) > _MAX_AXES or not all(type(length) is int and length >= 0 for length in shape):
         raise ValueError(f"an array cannot have the shape {shape[: _MAX_AXES + 1]}")
     if len(data) != math.prod(shape) * dtype.itemsize:
@@ -174,7 +174,7 @@ def _build_array(data: object, dtype_name: object, shape: object) -> Array:
 
 
 def _require_unicode(array: Array) -> Array:
-    """Return any array; raise `ValueError` if it has text with code points beyond Unicode, which NumPy cannot print."""
+    """Return `array`. Raise `ValueError` if its text has code points beyond Unicode, which NumPy cannot print."""
     if array.dtype.kind == "U":  # each character is stored as an integer of 4 bytes
         code_points = array.reshape(-1).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
         if code_points.max(initial=0) > sys.maxunicode:
@@ -184,7 +184,7 @@ def _require_unicode(array: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """The keys of a map `{mark: True, ...}` that represents an array, in the order of the map."""
+    """The keys of a map `{mark: True, ...}` that represents an array, in the map's order."""
 
     mark: str | bytes
     data: str | bytes = "data"
@@ -200,7 +200,7 @@ class ArrayForm:
         return {self.mark: True, self.data: value.tobytes(), self.dtype: value.dtype.str, self.shape: value.shape}
 
     def decode(self, wire: Wire) -> object:
-        """Return the array or scalar that a map with a mark represents; return other maps unchanged."""
+        """Return the array or scalar that a map with a mark represents. Return maps without a mark unchanged."""
         if self.mark in wire:
             return _build_array(wire[self.data], wire[self.dtype], wire[self.shape])
         if self.scalar in wire:
@@ -236,7 +236,7 @@ def _encode_msgpack_numpy(value: Array | np.generic) -> object:
 
 
 def _decode_gr00t(wire: Wire) -> object:
-    """Decode a map in one of GR00T's two forms to an array or a NumPy scalar; return other maps unchanged."""
+    """Decode a map in either of GR00T's two forms to an array or a NumPy scalar. Return other maps unchanged."""
     if b"nd" in wire:  # b"nd" is False for a scalar, which has no shape
         array = _build_array(wire[b"data"], wire[b"type"], wire[b"shape"] if wire[b"nd"] else [])
         return array if wire[b"nd"] else array[()]
@@ -259,7 +259,7 @@ def _decode_json_numpy(wire: Wire) -> object:
     if "__numpy__" not in wire:
         return wire
     array = _build_array(base64.b64decode(wire["__numpy__"], validate=True), wire["dtype"], wire["shape"])
-    return array if wire["shape"] else array[()]  # without a shape, a scalar
+    return array if wire["shape"] else array[()]  # an empty shape means a scalar
 
 
 OPENPI = Codec(_OPENPI.encode, _OPENPI.decode)

@@ -1,7 +1,7 @@
 """Endpoints of policy servers: addresses, timeouts, keys, the search for a server that answers, errors, and greetings.
 
-A key is never an argument, because arguments are recorded. A greeting is a server's description of itself. It is stored
-in a run's record, limited in size and without secrets, to distinguish checkpoints; no judgment depends on it.
+A key is never an argument, because arguments are recorded. A greeting is a server's description of itself. A run's
+record stores it to distinguish checkpoints, limited in size and without secrets. No judgment depends on a greeting.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secr
 KEY = "SAFEVLA_API_KEY"  # environment variable that holds the server's key if no argument names a key file
 CONNECT_S, ANSWER_S = 10.0, 120.0
 MAX_REPLY_BYTES = 64 * 2**20  # limit on the size of a server's message; a chunk of actions takes a few kilobytes
-MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500  # maximum lengths of a server's error and of the error's summary
+MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500  # maximum lengths of a server's error text and of its summary
 PAUSE_S = 0.2  # time between two attempts to reach a server, and minimum duration of an attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The servers of a policy: addresses to try in order, timeouts, and the servers' key."""
+    """The servers of a policy: addresses in the order of attempts, timeouts, and the servers' key."""
 
     addresses: tuple[str, ...]
     connect_s: float = CONNECT_S  # timeout for connecting [s]
@@ -59,11 +59,11 @@ def parse_endpoint(
 
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
     """Return the addresses in `URL[,URL...]`, rotated by the worker's index. Scheme and port are optional. Raises
-    `PolicyError` if an address is invalid or has a user, a query or a fragment. The error does not quote the text.
+    `PolicyError`, without quoting `arg`, if an address is invalid or has a user, a query or a fragment.
     """
     try:
         addresses = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
-    except ValueError:  # the address may contain a secret, so the error does not repeat it
+    except ValueError:  # an address may contain a secret, so the error does not quote it
         remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, or several addresses with commas. Put a key into {KEY}."
         raise PolicyError(f"policy {policy!r} needs the address of its server", remedy=remedy) from None
     # Each worker begins with a different server.
@@ -95,8 +95,8 @@ def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> f
 
 def read_key(key_file: str | None = None) -> str | None:
     """Return a server's key from the file `key_file` or, without a file, from the environment variable `KEY`; None if
-    there is no key. Afterwards the key is hidden in all text that is printed or written. Raises `PolicyError`, which
-    does not contain the key, if the file or the variable does not hold a valid key.
+    there is no key. From then on, all printed and written text hides the key. Raises `PolicyError`, without the key in
+    its message, if the file or the variable does not hold a valid key.
     """
     try:
         text = os.environ.get(KEY, "") if key_file is None else read_text(Path(key_file))
@@ -117,8 +117,8 @@ def read_key(key_file: str | None = None) -> str | None:
 
 def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None]) -> str:
     """Try the endpoint's servers in turn, and return the address of the first server that answers. `attempt` tries an
-    address until a monotonic time. It returns None if the server answers, else the reason for the failure. Raises the
-    errors of `attempt`, and `ServerUnreachableError` if no server answers before the connection timeout.
+    address until a monotonic time. It returns None if the server answers, otherwise the reason for the failure. Raises
+    the errors of `attempt`, and `ServerUnreachableError` if no server answers before the connection timeout.
     """
     deadline = time.monotonic() + endpoint.connect_s
     while True:
@@ -137,7 +137,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
 
 @contextmanager
 def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
-    """On a `PolicyError`, close the connection and raise `ServerRefusedError`, because all episodes would fail."""
+    """Close the connection on a `PolicyError`, and raise `ServerRefusedError`, because all episodes would fail."""
     try:
         yield
     except ServerLostError:
@@ -154,14 +154,14 @@ def describe_cause(error: BaseException) -> str:
 
 
 def lost_error(address: str, event: str) -> ServerLostError:
-    """Return the error for a server that is silent or gone; `event` says what happened."""
+    """Return the error for a server that has disappeared or does not answer; `event` describes what happened."""
     remedy = "Read the server's log, and start the server again. If it is slow: --policy-arg timeout_s=SECONDS."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 
 def silent_error(address: str, seconds: float) -> ServerSlowError:
     """Return the error for a server that does not answer within `seconds`. If several workers share the run's servers,
-    the error says so.
+    the message mentions this as a possible cause.
     """
     count = int(os.environ.get(WORKERS, "1"))
     shared = f"; the server may be slow because {count} workers share the run's servers" if count > 1 else ""
@@ -171,7 +171,7 @@ def silent_error(address: str, seconds: float) -> ServerSlowError:
 
 
 def stray_error(address: str, event: str) -> ServerLostError:
-    """Return the error for a message that does not answer the last request; later replies may not match, either."""
+    """Return the error for a message that does not answer the last request. Later replies may be wrong, too."""
     remedy = "The server must send one reply per request, in order. Fix the server, and start it again."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
@@ -179,7 +179,7 @@ def stray_error(address: str, event: str) -> ServerLostError:
 def status_error(address: str, status: int, key: str | None) -> PolicyError:
     """Return the error for an HTTP status below 500 that means a failure."""
     if status in (401, 403):
-        problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
+        problem = f"the policy server {address} {'refuses this key' if key else 'requires a key'} (HTTP {status})"
         remedy = f"Put the server's key into the environment variable {KEY}, or pass key_file=FILE."
         return PolicyError(problem, remedy=remedy)
     problem = f"{address} answers, but not like a policy server of this kind (HTTP {status})"
@@ -212,8 +212,8 @@ _MAX_VALUE_CHARACTERS, _MAX_DEPTH = 200, 5
 
 
 def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
-    """Return a server's greeting as plain JSON. The client's key, and values with names such as `token`, are
-    hidden. Arrays are replaced by their type and shape. A greeting that is not a map is replaced by an empty map.
+    """Return a server's greeting as plain JSON. The client's key, and values with names such as `token`, are hidden.
+    Arrays are replaced by their type and shape. If the greeting is not a map, return an empty map.
     """
     if not isinstance(greeting, Mapping):
         return {}
@@ -221,7 +221,7 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
     encoded = msgspec.json.encode(sanitized)
     if len(encoded) <= MAX_BYTES:
         return sanitized
-    # Without a large value, later and smaller values may still fit.
+    # If a value is too large, skip it: later and smaller values may still fit.
     shortened: dict[str, object] = {"sha256 of all": hashlib.sha256(encoded).hexdigest()}
     for name, value in sanitized.items():
         if len(msgspec.json.encode({**shortened, name: value})) <= MAX_BYTES:
@@ -230,7 +230,7 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
 
 
 def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: int) -> dict[str, object]:
-    # `depth` is the number of maps and lists around a value; the greeting's own values have depth 1.
+    # `depth` is the number of maps and lists that contain a value. Values directly in the greeting have depth 1.
     sanitized: dict[str, object] = {}
     for key, value in mapping.items():
         name = _sanitize_text(str(key), secret)

@@ -1,5 +1,5 @@
-"""Published policies as entries of `entries.toml`, the paper's policies first. `--policy ENTRY` runs the policy of an
-entry, which queries the servers of the published policy.
+"""Published policies as entries of `entries.toml`, the paper's policies first. `--policy ENTRY` runs an entry's policy,
+a client of the published policy's servers.
 
 The policy of an entry has one client per suite, because some published policies have a checkpoint, and thus a server,
 for each suite. A server's address does not identify a policy, so a run's description omits the argument `server`.
@@ -26,7 +26,7 @@ SERVER = "server"
 
 
 class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A published policy on one host. The policy's name and the suite identify the policy's published numbers."""
+    """A published policy on one host. Its published numbers are found by the policy's name and the suite."""
 
     name: str
     policy: str
@@ -40,11 +40,11 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sources: dict[str, str]
     host_arguments: dict[str, str] = {}  # arguments of the host, such as RoboCasa's `split`
     listed: Literal["paper", "board", "harness"] = "paper"
-    """The publisher of the numbers: the paper, its authors' leaderboard, or the project vla-evaluation-harness."""
+    """Who published the numbers: the paper, its authors' leaderboard, or the project vla-evaluation-harness."""
     training: str | None = None
     auxiliary: bool = False  # whether the entry is in the paper's Table 6, outside the main results
     remarks: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()  # facts that are unknown or assumed, because no publication states them
+    unknown: tuple[str, ...] = ()  # unpublished facts, which are unknown or assumed
 
     @property
     def is_runnable(self) -> bool:
@@ -56,7 +56,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return dialects.load_dialect_file(self.dialect).transport if self.dialect != UNKNOWN else UNKNOWN
 
     def checkpoint(self, suite: str) -> str:
-        """Return the checkpoint for a suite, else the checkpoint for all suites, else `unknown`."""
+        """Return the checkpoint for a suite, or else the checkpoint for all suites, or else `unknown`."""
         return self.checkpoints.get(suite, self.checkpoints.get(EVERY, UNKNOWN))
 
 
@@ -67,7 +67,7 @@ def paper_entries() -> tuple[PaperEntry, ...]:
 
 
 def find_entry(name: str) -> PaperEntry:
-    """Return an entry by name; raise `PolicyError`, which lists all names, if it does not exist."""
+    """Return an entry by name. Raise `PolicyError` with a list of all names if there is no such entry."""
     entry = next((entry for entry in paper_entries() if entry.name == name), None)
     if entry is None:
         names = ", ".join(entry.name for entry in paper_entries())
@@ -76,9 +76,9 @@ def find_entry(name: str) -> PaperEntry:
 
 
 def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return the server URL of each suite, in the entry's order, from texts `URL` or `SUITE=URL`. Suites without a
-    server are omitted. A text that does not begin with a suite of the entry is a URL for all suites. Later texts
-    replace earlier texts. Raises `PolicyError` for a URL for all suites if the suites have different checkpoints.
+    """Return the server URL of each suite, in the entry's order. `texts` are `SUITE=URL` or `URL`; a text that does not
+    begin with a suite of the entry is a URL for all suites. Later texts replace earlier texts. Suites without a server
+    are omitted. Raises `PolicyError` for a URL for all suites if the suites have different checkpoints.
     """
     urls: dict[str, str] = {}
     for text in texts:
@@ -96,7 +96,7 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
 
 
 class EntryPolicy(ChunkedPolicy):
-    """The policy of an entry. It queries the model of the current task's suite, behind that suite's server."""
+    """The policy of an entry. For each task, it queries the model on the server of the task's suite."""
 
     def __init__(self, entry: PaperEntry, models: Mapping[str, ChunkModel], replan: int | None) -> None:
         """Store the models by suite, and use the dialect of the first model."""
@@ -131,7 +131,7 @@ def make_entry_policy(
     name: str, arguments: Mapping[str, str], open_policy: Callable[[str, Mapping[str, str]], Policy]
 ) -> EntryPolicy:
     """Make the policy of an entry. The argument `server` holds texts URL or SUITE=URL, separated by spaces. The clients
-    of these servers get all other arguments and the entry's dialect. Raises `PolicyError` if no entry has that name,
+    of these servers get the other arguments and the entry's dialect. Raises `PolicyError` if no entry has that name,
     the entry cannot be run or has no server, or an argument is invalid.
     """
     entry = find_entry(name)
@@ -147,5 +147,5 @@ def make_entry_policy(
     urls = dict.fromkeys(url_by_suite.values())  # suites with the same URL share a client
     clients = {url: cast("ChunkedPolicy", open_policy(f"{entry.transport}:{url}", settings)) for url in urls}
     models = {suite: clients[url].model for suite, url in url_by_suite.items()}
-    first_client = next(iter(clients.values()))  # all clients have the same arguments, so also the same `replan`
+    first_client = next(iter(clients.values()))  # `replan` is the same for all clients, because their arguments are
     return EntryPolicy(entry, models, first_client.dialect.replan)

@@ -1,13 +1,13 @@
 """The policy `gr00t:HOST:5555`, behind a GR00T server that is queried over ZeroMQ.
 
-Requests and replies are MessagePack. A request is a map of an endpoint's name and data; its reply is `[action, info]`
-or `{"error": text}`. Each camera, state and action has a key in its modality (video, state or action). Servers of
-GR00T N1.5 have no endpoint `reset`; requests to them contain only the observation, and their replies only the action.
+Requests and replies are MessagePack. A request is a map with the name of an endpoint and data; its reply is `[action,
+info]` or `{"error": text}`. Each camera, state and action has a key in its modality (video, state or action). Servers
+of GR00T N1.5 have no endpoint `reset`. Their requests contain only the observation, and their replies only the action.
 
 The client queries the endpoint `get_modality_config` before the first action. Marks in the reply's values show which of
 two array encodings the server uses. The reply's keys are the model's keys, such as `image` or, for N1.5, `video.image`.
-They do not show whether the server takes flat or nested requests, which depends on the server's option
-`--use-sim-policy-wrapper` (gr00t/policy/gr00t_policy.py at 626af89); only the answer to a flat request shows it.
+The server's option `--use-sim-policy-wrapper` decides whether requests are flat or nested (gr00t/policy/gr00t_policy.py
+at 626af89). The reply does not show this; only the answer to a flat request does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MODALITY_MARKS = {_MAIN_MARK, "__ModalityConfig_class__"}
 
 class Gr00tModel(RemoteModel):
     """A model behind a GR00T server. The greeting lists the model's modalities, but no checkpoint. A ZeroMQ socket
-    serves one request at a time. After a timeout it is unusable, so a new socket replaces it.
+    serves one request at a time. A socket is unusable after a timeout, so a new one replaces it.
     """
 
     kind = "gr00t"
@@ -48,14 +48,14 @@ class Gr00tModel(RemoteModel):
         super().__init__(endpoint, dialect, arguments)
         self.codec = GR00T
         self._socket: zmq.SyncSocket | None = None
-        self._is_n15 = False  # whether the server is of GR00T N1.5, so that requests contain only the observation
-        self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # a name that no other client of the server has
+        self._is_n15 = False  # whether the server is of GR00T N1.5; if so, requests contain only the observation
+        self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # unique among the server's clients
         self._is_first = True
         self._is_nested = False  # whether the server takes nested requests; known after its first answer
 
     def begin(self, task: Task, seed: int) -> None:
-        """Find a server, reset it, and check that the dialect fits the model's modalities. Each server in the list gets
-        an equal share of the connection timeout. Raises the errors of `ChunkModel.begin`.
+        """Find a server, reset it, and check that the dialect fits the model's modalities. The servers share the
+        connection timeout equally. Raises the errors of `ChunkModel.begin`.
         """
         self._is_first = True
         super().begin(task, seed)
@@ -75,8 +75,8 @@ class Gr00tModel(RemoteModel):
         check_modalities(parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's action, with flat keys; raise the errors of `ChunkModel.query`. If the server rejects the
-        video of a flat request, try a nested request, and vice versa. Later requests have the form that works.
+        """Return the server's action, with flat keys. If the server rejects the video of a flat request, try a nested
+        request, and vice versa. Later requests have the form that works. Raises the errors of `ChunkModel.query`.
         """
         request = self.dialect.build_request(observation)
         try:
@@ -93,7 +93,7 @@ class Gr00tModel(RemoteModel):
             raise
 
     def _request_action(self, request: Request) -> Reply:
-        # Send a flat request in the server's form, and return the action with flat keys.
+        # Send a flat request, converted to a nested one if necessary, and return the action with flat keys.
         session_options = {"reset_memory": [self._is_first], "session_ids": [self._session_id]}
         options = session_options if self.dialect.file.sessions else None
         observation = nest_request(request) if self._is_nested else request
@@ -103,12 +103,12 @@ class Gr00tModel(RemoteModel):
             action = answer[0] if isinstance(answer, list) and answer else None
         if not isinstance(action, dict):
             raise self.kind_error(f"answered with a {type(answer).__name__}")
-        self._is_first = False  # the server's memory is only reset by an episode's first request
+        self._is_first = False  # only an episode's first request resets the server's memory
         return {_flat_key(ACTION, key): value for key, value in action.items()} if self._is_nested else action
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
         """Call an endpoint and return its answer; connect first if there is no connection. Raises `ServerLostError` if
-        the answer does not arrive in time, and `PolicyError` if it cannot be read or reports an error.
+        the answer does not arrive in time, and `PolicyError` if the answer is unreadable or reports an error.
         """
         seconds = self._endpoint.answer_s if timeout_s is None else timeout_s
         fields = {"endpoint": endpoint, "data": data, "api_token": self.key}
@@ -144,9 +144,9 @@ class Gr00tModel(RemoteModel):
             socket = self._socket = self._socket or self._open_socket()
             socket.setsockopt(zmq.SNDTIMEO, round(1000 * seconds))
             socket.setsockopt(zmq.RCVTIMEO, round(1000 * seconds))
-            is_stray = socket.poll(0) > 0  # an unread message, which a DEALER socket, unlike REQ, does not drop
+            is_stray = socket.poll(0) > 0  # an unread message; a REQ socket would drop it, but a DEALER socket does not
             if not is_stray:
-                socket.send_multipart([b"", message])  # a server expects an empty part first, as a REQ socket sends it
+                socket.send_multipart([b"", message])  # the server expects an empty first part, as from a REQ socket
                 _, *parts = socket.recv_multipart()
         except zmq.ZMQError as error:
             self.close()
@@ -212,19 +212,19 @@ def parse_modalities(config: object) -> dict[str, Modality]:
 
 
 def _flat_key(modality: str, key: str) -> str:
-    # Return a key as in flat requests, such as `video.image`; keys of the language have no prefix.
+    # Return a key as in flat requests, such as `video.image`. Keys of the modality language get no prefix.
     return key if modality == LANGUAGE or key.startswith(f"{modality}.") else f"{modality}.{key}"
 
 
 def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> None:
     """Raise `PolicyError` if the server's model needs keys that the dialect does not send, lacks an action that the
-    dialect reads, or takes more than one frame. Modalities that the server does not describe are not checked.
+    dialect reads, or takes more than one frame. Modalities without a description by the server are not checked.
     """
     remedy = "Choose the dialect that safevla doctor --server finds for this model, or serve another checkpoint."
     sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
         modality = modalities.get(name, Modality(()))
-        keys = modality.modality_keys[:1] if name == LANGUAGE else modality.modality_keys  # one instruction is enough
+        keys = modality.modality_keys[:1] if name == LANGUAGE else modality.modality_keys  # one is enough
         missing = [key for key in keys if key not in sent]
         if missing:
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
@@ -240,8 +240,8 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
 
 
 def nest_request(request: Request) -> Request:
-    """Convert a flat request to the nested form for servers without --use-sim-policy-wrapper: one map each for video,
-    state and language. Lists of texts also get a time axis. `request` is not changed.
+    """Convert a flat request to a nested request, for servers without --use-sim-policy-wrapper. A nested request has
+    one map each for video, state and language. Lists of texts also get a time axis. `request` is not changed.
     """
     nested: dict[str, dict[str, object]] = {VIDEO: {}, STATE: {}, LANGUAGE: {}}
     for key, value in request.items():

@@ -2,8 +2,8 @@
 
 openpi's websocket frames contain MessagePack. The greeting is the server's metadata. Each request is a map of the
 observation, and each reply a map with `actions` [H, A]. A text frame is the traceback of an error in the server.
-starVLA's servers use the same protocol, but their greeting has the key `env`, a reply has its content under `data`, and
-an error is a map (0ed0aad deployment/model_server/tools/websocket_policy_server.py).
+starVLA's servers use the same protocol with three differences: the greeting has the key `env`, a reply has its content
+under `data`, and an error is a map (0ed0aad deployment/model_server/tools/websocket_policy_server.py).
 
 XPolicyLab's frames are maps with `message_type`, `message_id`, `payload` and the episode (7198143 client_server/ws).
 The client sends `hello`, then `reset` for each episode. The reply to `infer` is a list of actions, all of which are
@@ -34,7 +34,7 @@ from safevla_bench.text import get_logger
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-INVALID_ACTION = "invalid_action"  # key of the reason why an action is invalid, in replies of `safevla serve`
+INVALID_ACTION = "invalid_action"  # key in replies of `safevla serve`: why the action is invalid
 _TOO_BIG = 1009  # the websocket protocol's close code for a message that is too large
 _LOG = get_logger(__name__)
 _LOG.setLevel(logging.CRITICAL)  # at DEBUG, websockets logs all headers, including the key
@@ -52,9 +52,9 @@ class WebsocketModel(RemoteModel):
         self._open_connections = ExitStack()
 
     def send(self, message: object) -> None:
-        """Send a message. Raises `ServerLostError` if the server is gone, or if it has sent an unrequested message, so
-        that its replies may belong to earlier requests. Raises `PolicyError` if the server has sent a text frame, which
-        contains an error, or if the message is too large for the server.
+        """Send a message. Raises `ServerLostError` if the server is gone. Also raises it if the server has sent an
+        unrequested message, because its replies may then belong to earlier requests. Raises `PolicyError` if the server
+        has sent a text frame, which contains an error, or if the message is too large for the server.
         """
         from websockets.exceptions import ConnectionClosed
 
@@ -66,7 +66,7 @@ class WebsocketModel(RemoteModel):
                 connection.send(self.codec.pack(message))
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
-        except AssertionError:  # websockets may fail an assertion after a timeout; then its messages are out of order
+        except AssertionError:  # websockets may raise this after a timeout; its messages are then out of order
             stray_frame = b""
         if isinstance(stray_frame, str):
             self.close()
@@ -85,7 +85,7 @@ class WebsocketModel(RemoteModel):
 
         try:
             frame = self._require_connection().recv(timeout=self._endpoint.answer_s)
-        except (TimeoutError, AssertionError):  # websockets may fail an assertion after a timeout
+        except (TimeoutError, AssertionError):  # websockets may raise AssertionError after a timeout
             self._hang_up()
             raise servers.silent_error(self.address, self._endpoint.answer_s) from None
         except (ConnectionClosed, OSError) as error:
@@ -122,7 +122,7 @@ class WebsocketModel(RemoteModel):
                 proxy=None,
                 open_timeout=left_s,
                 close_timeout=1.0,
-                ping_interval=None,  # a server does not answer pings while it compiles its model
+                ping_interval=None,  # no pings, because a server does not answer them while it compiles its model
                 max_size=servers.MAX_REPLY_BYTES,
                 logger=_LOG,
             )
@@ -131,14 +131,14 @@ class WebsocketModel(RemoteModel):
             # websockets 17 may raise AssertionError for other servers; later versions raise ValueError for redirects.
             cause = error.__cause__ if isinstance(error, ValueError) else error
             status = cause.response.status_code if isinstance(cause, InvalidStatus) else None
-            if status is None or status >= 500:  # no server, or a proxy whose server is not running: try again later
+            if status is None or status >= 500:  # no server, or a proxy without a running server: try again later
                 prefix = "answers, but not over WebSocket: " if isinstance(error, WebSocketException) else ""
                 return prefix + servers.describe_cause(error)
             raise servers.status_error(address, status, self.key) from None
         return None
 
     def _closed_error(self, error: Exception) -> PolicyError:
-        # Return the error for a lost connection. Only `ConnectionClosed` has close frames: `sent` and `rcvd`.
+        # Return the error for a lost connection. Only a `ConnectionClosed` has the close frames `sent` and `rcvd`.
         self._hang_up()
         close_frames = getattr(error, "sent", None), getattr(error, "rcvd", None)
         if any(frame is not None and frame.code == _TOO_BIG for frame in close_frames):
@@ -154,7 +154,7 @@ class WebsocketModel(RemoteModel):
 
 
 class OpenpiModel(WebsocketModel):
-    """A model behind an openpi server. For a starVLA server, `unnorm_key` names the statistics for scaling actions."""
+    """A model behind an openpi server. Only for starVLA: `unnorm_key` names the statistics for scaling actions."""
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         if "unnorm_key" in arguments:
@@ -162,7 +162,7 @@ class OpenpiModel(WebsocketModel):
         super().__init__(endpoint, dialect, arguments)
 
     def ask_arguments(self) -> Mapping[str, str]:
-        with suppress(ServerRefusedError):  # the greeting is kept, even if the client cannot obey the server
+        with suppress(ServerRefusedError):  # even if the client cannot obey the server, `greeting` is set
             self._connect()
         self.close()
         served = _parse_served_greeting(self.greeting)
@@ -194,13 +194,13 @@ class OpenpiModel(WebsocketModel):
 class _ServedGreeting(msgspec.Struct, frozen=True):
     # The greeting of `safevla serve`.
     version: str = msgspec.field(name="safevla-bench")
-    cameras: dict[str, str]  # maps a key of the request to the name of a camera
+    cameras: dict[str, str]  # maps a request's key to a camera's name
     image_size: tuple[int, int]
     replan: str | None = None
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
-        """Return the server's requirements as client arguments; omit the cameras if the dialect lacks one of them."""
-        # An empty text means that the server does not require a value, or that the dialect cannot have the value.
+        """Return the server's requirements as client arguments. Omit the cameras if the dialect lacks any of them."""
+        # An empty text means: the server does not require a value, or the dialect cannot use the required value.
         keys = _list_image_keys(dialect)
         cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if self.cameras.keys() <= set(keys) else ""
         image_size = self._format_size() if self.cameras else ""
@@ -266,7 +266,7 @@ class XpolicylabModel(WebsocketModel):
         if isinstance(content, dict) and answer.get("message_type") == "error":
             raise self.server_error(content)
         is_answer = isinstance(content, dict) and answer.get("message_type") == ANSWERS[kind]
-        # An answer must repeat the request's id. Another id shows that the message answers an earlier request.
+        # An answer must repeat the request's id. A different id means that the message answers an earlier request.
         if (is_answer or "message_id" in answer) and answer.get("message_id") != request["message_id"]:
             self._hang_up()
             event = f"answered message {str(answer.get('message_id'))[:60]}, not {request['message_id']}"

@@ -3,11 +3,11 @@
 `openvla:http://HOST:8000` is the server of OpenVLA or OpenVLA-OFT, `vla-scripts/deploy.py` of each project. OpenVLA
 answers with one action [7], and OFT with a list of actions. Both answer "error" if the model raised an exception.
 
-`xvla:http://HOST:8010` is X-VLA's server, `deploy.py`. A request has images and the pose as texts of json_numpy. A
-reply has `action` with rows of 20 numbers, ten per arm. If the model raised an exception, the reply is HTTP 400.
+`xvla:http://HOST:8010` is X-VLA's server, `deploy.py`. In a request, images and the pose are texts of json_numpy. In a
+reply, `action` has rows of 20 numbers, ten per arm. If the model raised an exception, the reply is HTTP 400.
 
-Requests have time and size limits, and use no proxy and no redirect. Each request opens a new connection, because these
-servers close a connection after five idle seconds, and a simulator may need longer between two requests.
+Requests have time and size limits. Proxies and redirects are not used. Each request opens a new connection, because
+these servers close a connection after five idle seconds, and a simulator may need longer between two requests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HttpModel(RemoteModel):
     def _greet(self) -> None: ...  # these servers send no greeting
 
     def ask(self, request: Mapping[str, object]) -> object:
-        """Return the answer to a request; raise `ChunkModel.query`'s errors, and `ReplyError` for HTTP 300 to 499."""
+        """Return the answer to a request. Raise `ChunkModel.query`'s errors, and `ReplyError` for HTTP 300 to 499."""
         body = self.codec.pack(request)
         status, content = exchange(self.address, "POST", "/act", self._endpoint.answer_s, body, self.key)
         text = content[-servers.MAX_CHARACTERS :].decode(errors="replace")
@@ -64,7 +64,7 @@ class HttpModel(RemoteModel):
             return error.problem
         if 300 <= status < 500 and status != HTTPStatus.NOT_FOUND:  # 404: the server answers, but lacks this page
             raise servers.status_error(address, status, self.key)
-        return f"HTTP {status}" if status >= 500 else None  # 5xx: a proxy answers, but its server is not running
+        return f"HTTP {status}" if status >= 500 else None  # 5xx: only a proxy answers
 
 
 def exchange(
@@ -82,7 +82,7 @@ def exchange(
         headers["Authorization"] = f"Api-Key {key}"
     expired = threading.Event()
 
-    def hang_up() -> None:  # unlike the connection's timeout, this limits the time of all reads together
+    def hang_up() -> None:  # the connection's timeout limits each read; this limits the total time
         expired.set()
         with suppress(OSError):
             socket.socket.shutdown(sock, socket.SHUT_RDWR)  # closing TLS here would break a read in progress
@@ -96,7 +96,7 @@ def exchange(
         connection.request(method, path, body, headers)
         response = connection.getresponse()
         content = response.read(servers.MAX_REPLY_BYTES + 1)
-        # `response.length` is the number of bytes that were announced, but not read.
+        # `response.length` is the number of announced bytes that were not read.
         if expired.is_set() or (response.length and len(content) <= servers.MAX_REPLY_BYTES):
             raise http.client.IncompleteRead(content, response.length)
     except (OSError, http.client.HTTPException, ValueError) as error:  # a ValueError means unreadable headers
@@ -113,7 +113,7 @@ def exchange(
 
 class OpenvlaModel(HttpModel):
     """A model behind a server of OpenVLA or OpenVLA-OFT. `unnorm_key` names the statistics by which OpenVLA's server
-    scales actions. The default is the suite's name, as in OpenVLA's evaluation. If it is `none`, no name is sent.
+    scales actions. The default is the suite's name, as in OpenVLA's evaluation. With `none`, requests contain no name.
     """
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
@@ -133,7 +133,7 @@ class OpenvlaModel(HttpModel):
             self.dialect = self._base_dialect.add_fixed("unnorm_key", unnorm_key)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's reply as a map; a reply that is no map gets the key `actions`. Raises `ask`'s errors."""
+        """Return the server's reply as a map. A reply of another type gets the key `actions`. Raises `ask`'s errors."""
         reply = self.ask(self.dialect.build_request(observation))
         if isinstance(reply, str):
             problem = self.server_error(f"answers {reply[:200]!r}: the model raised an exception").problem
@@ -148,7 +148,7 @@ _POSE_SIZE = 9  # number of values of the pose in `proprio`
 
 
 class XvlaModel(HttpModel):
-    """A model behind an X-VLA server. The current pose in a request is the previous chunk's last target pose."""
+    """A model behind an X-VLA server. Except in the first request, the sent pose is the last chunk's last target."""
 
     kind, codec = "xvla", XVLA
     _last_target: NDArray[np.float64] | None = None
@@ -159,11 +159,11 @@ class XvlaModel(HttpModel):
 
     def query(self, observation: Observation) -> Reply:
         request = self.dialect.build_request(observation)
-        if self._last_target is not None:  # None in an episode's first request, which has the measured pose
+        if self._last_target is not None:  # an episode's first request keeps the measured pose
             request["proprio"] = np.concatenate([self._last_target, np.asarray(request["proprio"])[_POSE_SIZE:]])
         answer = self.ask(request)
         reply = answer if isinstance(answer, dict) else {"answer": answer}
-        with suppress(ReplyError):  # `infer` raises this error later
+        with suppress(ReplyError):  # `infer` reads the reply again, and raises the error
             self._last_target = self.dialect.file.reply[0].read_rows(reply)[-1, :_POSE_SIZE]
         return reply
 

@@ -1,8 +1,8 @@
 """A server that makes any policy of this package available by openpi's protocol.
 
 Each connection is one episode. The episode begins with a reset to the server's seed and the instruction of the first
-request. The server makes the policy once, or in several copies. From its first request on, an episode is the only user
-of one copy, so that no episode sees another episode's state. Other episodes wait until a copy is free.
+request. At its start, the server makes one or several copies of the policy. From its first request on, an episode is
+the only user of one copy, so no episode sees another episode's state. Other episodes wait until a copy is free.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from websockets.http11 import Request, Response
     from websockets.sync.server import Server, ServerConnection
 
-IMAGES = ("observation/image", "observation/wrist_image")  # the keys in requests for the policy's cameras, in order
+IMAGES = ("observation/image", "observation/wrist_image")  # keys of images, in the policy's camera order
 MAX_REQUEST_BYTES = 64 * 2**20
-MAX_CONNECTIONS = 64  # maximum number of open connections, including connections without a request so far
+MAX_CONNECTIONS = 64  # maximum number of open connections, even those without a request
 OPEN_S = 10.0
 SILENT_S = 300.0  # maximum time to wait for a client's next request, or for a free copy of the policy
 _STATE, _PROMPT = "observation/state", "prompt"
-_STILL = (*[0.0] * 6, -1.0)  # assumed action for holding still; it is not in the requests
+_STILL = (*[0.0] * 6, -1.0)  # assumed action for holding still, because requests do not contain one
 _LOG = get_logger(__name__)
 _LOG.setLevel(logging.INFO)  # at DEBUG, websockets logs all headers, including the key
 
 
 class ServedPolicy:
-    """A policy to serve, and its copies. All copies are made at the start, so that errors appear early."""
+    """A policy to serve, and its copies. All copies are made at the start, so that errors appear immediately."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ServedPolicy:
 
     @contextmanager
     def borrow_policy(self) -> Iterator[Policy]:
-        """Lend a copy that no other connection uses; raise `PolicyError` if none becomes free within `SILENT_S`."""
+        """Lend a copy that no other connection uses. Raise `PolicyError` if no copy becomes free within `SILENT_S`."""
         try:
             policy = self._free.get(timeout=SILENT_S)
         except Empty:
@@ -100,8 +100,8 @@ class ServedPolicy:
 
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
     """Return a server that listens at `bind` and `port` (0 = any free port); call its method `serve_forever`. The
-    server answers `GET /healthz` without a key. It closes connections beyond `MAX_CONNECTIONS`, and refuses connections
-    of web pages, which send an `Origin`. Raises `PolicyError` if the server cannot listen.
+    server answers `GET /healthz` without a key. It closes connections beyond `MAX_CONNECTIONS`. It refuses connections
+    from web pages, which send an `Origin`. Raises `PolicyError` if the server cannot listen.
     """
     from websockets.sync.server import serve as listening
 
@@ -132,7 +132,7 @@ def _limit_connections(handle: Callable[..., None], slots: threading.Semaphore) 
         try:
             if not has_slot:
                 connected.close()
-            handle(connected, address)  # also for a closed connection, so that the server ends the handshake
+            handle(connected, address)  # called even after `close`, so that the server ends the handshake
         finally:
             if has_slot:
                 slots.release()
@@ -155,7 +155,7 @@ def parse_observation(request: Mapping[object, object], wants: Wants) -> Observa
 
 
 def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the quaternion wxyz [4] of a rotation vector [3] in rad, whose length may exceed 2π."""
+    """Return the quaternion wxyz [4] of a rotation vector [3]. The vector's length, in rad, may exceed 2π."""
     return np.roll(Rotation.from_rotvec(axis_angle).as_quat(), 1)
 
 
@@ -164,7 +164,7 @@ def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> ND
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
         remedy = f"Pass --policy-arg image_size=N to safevla's client, or send uint8 of shape {[*wants.image_size, 3]}."
         raise PolicyError(f"{key!r} is {image.dtype} of the shape {list(image.shape)}", remedy=remedy)
-    return cast("NDArray[np.uint8]", image[:, ::-1])  # the images in requests are mirrored
+    return cast("NDArray[np.uint8]", image[:, ::-1])  # requests contain mirrored images
 
 
 def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, ndim: int) -> NDArray[Any]:
@@ -172,7 +172,7 @@ def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, 
     if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
         problem = f"{key!r} is missing, or is not an array of the right type and dimension"
         raise PolicyError(problem, remedy="See the fields in docs/howto/servers.md.")
-    return value.astype(np.float64) if dtype_kind == "f" else value  # floats may have any size
+    return value.astype(np.float64) if dtype_kind == "f" else value  # floats may have any precision
 
 
 def _respond_early(connection: ServerConnection, request: Request, key: str | None) -> Response | None:
@@ -193,7 +193,7 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
         _serve_episode(connection, served)
     except ConnectionClosed:
         return
-    except BaseException as error:  # the client must learn of any exception from a policy
+    except BaseException as error:  # report any exception of a policy to the client
         reason = f"{error.problem}. {error.remedy or ''}" if isinstance(error, PolicyError) else traceback.format_exc()
         connection.send(reason)
         connection.close(1011, "see the previous message for the reason")

@@ -1,8 +1,8 @@
 """Conversions of images, states and actions between a host and the models of published evaluations.
 
 All functions are pure. An image is uint8 [H, W, 3], RGB; functions that use Pillow take a Pillow picture. If a function
-equals an operation of another project, the function's docstring names the operation. Tests compare the function with
-arrays that the operation made in its project's environment.
+equals an operation of another project, its docstring names the operation. Tests compare the function with reference
+arrays. The operation itself made these arrays, in its project's environment.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Picture = PillowImage.Image
 T = TypeVar("T", bound=NDArray[Any])
 
 JPEG_QUALITY = 95  # the default of `tf.image.encode_jpeg`
-_LOBES = 3  # of the Lanczos filter, on each side
+_LOBES = 3  # lobes of the Lanczos filter on each side
 LEAST_SINE = 1e-10  # a rotation counts as zero if the sine of half its angle is smaller
 PANDA_OPENING_M = 0.08  # distance between the fingers of a Panda's open gripper
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
-    """Return the picture resized to (height, width) by `RESIZERS[method]`; raise `PolicyError` for other methods."""
+    """Return the picture resized to (height, width) by `RESIZERS[method]`; raise `PolicyError` for unknown methods."""
     if (picture.height, picture.width) == size:
         return np.array(picture)
     if method not in RESIZERS:
@@ -43,8 +43,8 @@ def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Imag
 
 
 def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
-    """Scale the picture to fit (height, width), and center it on black: uint8 [height, width, 3]. Its proportions are
-    kept, a small picture is enlarged, and the filter is Pillow's bilinear one. Equals
+    """Scale the picture, with unchanged proportions, to fit (height, width), and center it on black: uint8 [height,
+    width, 3]. Small pictures are enlarged. The filter is Pillow's bilinear filter. Equals
     `openpi_client.image_tools.resize_with_pad`.
     """
     height, width = size
@@ -57,8 +57,8 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
-    """Resize the picture to (height, width) by a Lanczos filter of three lobes, which is wider if the picture shrinks.
-    Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
+    """Resize the picture to (height, width) by a Lanczos filter of three lobes. If the picture shrinks, the filter is
+    wider. Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
     image = np.asarray(picture)
     height, width = image.shape[:2]
@@ -69,26 +69,26 @@ def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
 
 @cache
 def _lanczos_weights(length: int, size: int) -> Floats:
-    # Return the weights [size, length] of `length` old pixels in each of `size` new pixels.
+    # Return weights [size, length]: the weight of each of `length` old pixels in each of `size` new pixels.
     scale = length / size
     centers = (np.arange(size) + 0.5) * scale
     # distances between the centers of new and old pixels, [size, length], in units of the filter's width
     distances = (np.arange(length) + 0.5 - centers[:, None]) / max(scale, 1.0)
     weights = np.where(np.abs(distances) < _LOBES, np.sinc(distances) * np.sinc(distances / _LOBES), 0.0)
     normalized: Floats = weights / weights.sum(axis=1, keepdims=True)
-    normalized.flags.writeable = False  # the cache shares it
+    normalized.flags.writeable = False  # the cache returns the same array to all callers
     return normalized
 
 
 def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
-    """Crop the picture to two thirds of each side, and resize it to (height, width) by OpenCV's bilinear filter, whose
-    weights are multiples of 1/2048. If the picture shrinks, this equals the crop and `cv2.resize` in starVLA's
+    """Crop the picture to two thirds of each side, and resize it to (height, width) by OpenCV's bilinear filter, with
+    weights in multiples of 1/2048. If the picture shrinks, this equals the crop and `cv2.resize` in starVLA's
     `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
     """
     height, width = round(picture.height * 2 / 3), round(picture.width * 2 / 3)
     top_px, left_px = (picture.height - height) // 2, (picture.width - width) // 2
     middle = np.asarray(picture)[top_px : top_px + height, left_px : left_px + width].astype(np.int64)
-    # OpenCV shifts by 4, 16 and 2 bits. These 22 bits cancel the two weights, which have 11 bits each.
+    # OpenCV shifts right by 4, 16 and 2 bits: 22 bits, because each of the two weights is scaled by 2^11.
     left, right, left_weights, right_weights = _linear_weights(width, size[1])
     rows = middle[:, left] * left_weights[:, np.newaxis] + middle[:, right] * right_weights[:, np.newaxis] >> 4
     above, below, above_weights, below_weights = _linear_weights(height, size[0])
@@ -109,12 +109,12 @@ def _linear_weights(length: int, size: int) -> tuple[Ints, Ints, Ints, Ints]:
 
 def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
     """Shrink the picture to (height, width); each new pixel is the mean of the area that it covers. Equals `cv2.resize`
-    with `INTER_AREA` in single precision: x.5 is rounded up if both sides are halved, else to the even integer.
+    with `INTER_AREA` in single precision: x.5 is rounded up if both sides are halved, otherwise to the even integer.
     """
     image = np.asarray(picture)
     if image.shape[:2] == (2 * size[0], 2 * size[1]):
         blocks = image.reshape(size[0], 2, size[1], 2, -1).astype(np.uint16)
-        return _to_uint8(blocks.sum(axis=(1, 3)) + 2 >> 2)  # a quarter of the sum; adding 2 rounds it
+        return _to_uint8(blocks.sum(axis=(1, 3)) + 2 >> 2)  # a quarter of the sum, rounded by adding 2
     values = np.moveaxis(image, 1, 0).astype(np.float32)  # first shrink the columns, then the rows
     for length, new_length in ((image.shape[1], size[1]), (image.shape[0], size[0])):
         values = np.moveaxis(_add_areas(values, length / new_length, new_length), 0, 1)
@@ -122,10 +122,10 @@ def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[np.float32]:
-    """Resample rows [length, ...] to [size, ...] by area. Rows are added in order, as in OpenCV."""
+    """Resample rows [length, ...] to rows [size, ...] by area. Rows are added in order, as in OpenCV."""
     sums = np.zeros((size, *values.shape[1:]), np.float32)
     for index in range(size):
-        # The new row covers the old rows from `low` to `high`, which are fractions. OpenCV ignores overlaps up to 1e-3.
+        # The new row covers the old rows from `low` to `high`, two real numbers. OpenCV ignores overlaps up to 1e-3.
         low, high = index * scale, min((index + 1) * scale, len(values))
         covered = min(scale, len(values) - low)
         for row in range(math.floor(low), math.ceil(high - 1e-3)):
@@ -136,18 +136,18 @@ def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[
 
 
 def crop_center(image: Image, area: float) -> Image:
-    """Crop the image to a share `area` of its area, and enlarge the crop to the image's size by bilinear interpolation.
+    """Crop the image to the fraction `area` of its area, and enlarge the crop to full size by bilinear interpolation.
     Equals OpenVLA's `tf.image.crop_and_resize` of a centered box with sides of √area, then `convert_image_dtype`.
     """
     side = math.sqrt(area)
     scaled = image.astype(np.float64) / 255.0
     for axis in (0, 1):
         scaled = _stretch_axis(scaled, axis, (1 - side) / 2, (1 + side) / 2)
-    return _to_uint8(np.floor(scaled * 255.5))  # as TensorFlow's `convert_image_dtype` rounds
+    return _to_uint8(np.floor(scaled * 255.5))  # the rounding of TensorFlow's `convert_image_dtype`
 
 
 def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
-    # Stretch the part between the shares `low` and `high` of an axis to the whole axis, by linear interpolation.
+    # Stretch the part of an axis between the fractions `low` and `high` to the whole axis, by linear interpolation.
     last = image.shape[axis] - 1
     positions = np.linspace(low, high, last + 1) * last
     below = np.clip(np.floor(positions).astype(np.int64), 0, last - 1)
@@ -166,8 +166,8 @@ def pass_through_jpeg(picture: Picture) -> Picture:
 
 def flip_image(image: T, how: str) -> T:
     """Convert an upright image or depth array to the image of a project that flips MuJoCo's rendering by `how`. The
-    first row of MuJoCo's rendering is the bottom one. If the rendering is flipped vertically, it is upright; if it is
-    turned by 180 degrees, as for LIBERO's policies, it is upright and mirrored left to right. Returns a copy.
+    first row of MuJoCo's rendering is the bottom row. A vertical flip makes it upright. A rotation by 180 degrees, as
+    for LIBERO's policies, makes it upright and mirrored left to right. Returns a copy.
     """
     turned = image[FLIPS[how]]
     if turned.ndim == 2:
@@ -178,7 +178,7 @@ def flip_image(image: T, how: str) -> T:
 
 def to_axis_angle(quat_wxyz: Floats) -> Floats:
     """Return the rotation axis times the angle, [3] rad, of a unit quaternion wxyz [4]. Equals robosuite's
-    `quat2axisangle`: q and −q give different vectors, and the angle is from 0 to 2π. Tiny rotations give zeros.
+    `quat2axisangle`: the angle is from 0 to 2π, so q and −q give different vectors. Tiny rotations give zeros.
     """
     w = float(np.clip(quat_wxyz[0], -1.0, 1.0))
     sine = math.sqrt(1.0 - w * w)
@@ -189,9 +189,9 @@ def to_axis_angle(quat_wxyz: Floats) -> Floats:
 
 def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
     """Return the rotation axis times the angle, [3] rad, of a unit quaternion wxyz [4], in single precision. Equals
-    `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), except that torch
-    rounds square roots and arc cosines differently. The arc cosine is rounded from double precision, because the last
-    digit of NumPy's arc cosine in single precision is wrong in a third of all cases.
+    `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), except that PyTorch
+    rounds square roots and arc cosines differently. The arc cosine is computed in double precision and then rounded.
+    NumPy's single-precision arc cosine has a wrong last digit in a third of all cases.
     """
     quat = quat_wxyz.astype(np.float32)
     w = np.clip(quat[0], np.float32(-1), np.float32(1))
@@ -202,8 +202,8 @@ def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
 
 
 def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
-    """Return actions [H, A] in which switches, such as the gripper, have the host's values −1 and +1. `columns` maps a
-    switch's column to a name in `SWITCHES`. Infinity and NaN are kept, because a comparison would hide them.
+    """Return actions [H, A] with switches, such as the gripper, converted to the host's values −1 and +1. `columns`
+    maps a switch's column to a name in `SWITCHES`. Infinity and NaN stay unchanged, so that later checks can find them.
     """
     converted = np.array(actions, dtype=np.float64)
     for column, conversion in columns.items():
@@ -224,14 +224,14 @@ RESIZERS: Mapping[str, Callable[[Picture, tuple[int, int]], Image]] = {
 }
 _BACKWARDS = slice(None, None, -1)
 FLIPS: Mapping[str, tuple[slice, ...]] = {"none": (_BACKWARDS,), "vertical": (), "180": (slice(None), _BACKWARDS)}
-"""Maps a flip of MuJoCo's rendering to slices. An upright image indexed by the slices equals the flipped rendering."""
+"""Maps a flip of MuJoCo's rendering to slices. The slices convert an upright image to the flipped rendering."""
 SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda values: values,
-    # In the reply, 0 closes and 1 opens the gripper. The value is scaled to [-1, 1], rounded to its sign, and inverted.
+    # In the reply, 0 closes and 1 opens the gripper. The result is minus the sign of the value scaled to [-1, 1].
     "open-is-one": lambda values: -np.sign(2 * values - 1),
     "open-above-half": lambda values: np.where(values > 0.5, -1.0, 1.0),
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
-    # In RoboCasa's replies, a gripper of 0 is open and 1 is closed; a mode of 0 moves the arm and 1 moves the base.
+    # In RoboCasa's replies, gripper 0 is open and 1 is closed; mode 0 moves the arm and 1 moves the base.
     "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
     "close-above-half": lambda values: np.where(values > 0.5, 1.0, -1.0),
 }
@@ -248,12 +248,12 @@ SIMPLER_TASKS: Mapping[str, str] = {  # maps a WidowX task's instruction to its 
 # States
 
 
-EXTRA = "extra/"  # prefix of state parts that are in `Observation.extra`
+EXTRA = "extra/"  # a state part with this prefix is in `Observation.extra`
 
 
 def state_part(name: str, observation: Observation) -> Floats:
     """Return one part of the state, [n], by its name: a key of `STATES`, or `extra/NAME` for a reading of the host.
-    Raises `PolicyError` if the host does not provide it.
+    Raises `PolicyError` if the host does not provide this part.
     """
     try:
         if name.startswith(EXTRA):
@@ -267,7 +267,7 @@ def state_part(name: str, observation: Observation) -> Floats:
 def _base_pose(observation: Observation) -> tuple[Floats, Floats]:
     # Return the position [m] and the quaternion wxyz of the robot's base.
     if observation.base_pos_m is None or observation.base_quat_wxyz is None:
-        raise KeyError("the robot has no base")  # `state_part` converts the error
+        raise KeyError("the robot has no base")  # `state_part` converts this error to a `PolicyError`
     return observation.base_pos_m, observation.base_quat_wxyz
 
 
@@ -280,7 +280,7 @@ def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
 
 
 def _shortest_quaternion(quat_wxyz: Floats) -> Floats:
-    # q and -q are the same rotation. Return the one with w >= 0, whose angle is at most pi.
+    # q and -q are the same rotation. Return the quaternion with w >= 0, whose angle is at most pi.
     return -quat_wxyz if quat_wxyz[0] < 0 else quat_wxyz
 
 
@@ -298,7 +298,7 @@ def _shortest_axis_angle(quat_wxyz: Floats) -> Floats:
 
 
 def _controller_rotation(observation: Observation) -> Floats:
-    """Return the rotation [3, 3] of the controller's pose if the host provides it, else the grip site's rotation."""
+    """Return the rotation [3, 3] of the controller's pose or, if the host does not provide it, of the grip site."""
     rotation = observation.extra.get(CONTROLLER_ROTATION)
     if rotation is not None:
         return rotation.reshape(3, 3).astype(np.float64)
@@ -314,11 +314,11 @@ def _rotate_vector(quat_wxyz: Floats, vector: Floats) -> Floats:
 def read_ee6d(rows: Floats) -> Floats:
     """Convert X-VLA's rows for one arm, [H, 10 or more], to actions [H, 7]: position, axis-angle in rad, gripper. A row
     contains a position, two columns of a rotation matrix, the gripper, and padding. Results are rounded to single
-    precision. They equal `ClientModel.step` of X-VLA 6bc2513 evaluation/libero/libero_client.py except for the last
-    digits of the angle, because X-VLA computes quaternions from eigenvectors in single precision.
+    precision. They equal `ClientModel.step` of X-VLA 6bc2513 evaluation/libero/libero_client.py, except for the last
+    digits of the angle: X-VLA computes quaternions from eigenvectors in single precision.
     """
     x_axes = _normalize_rows(rows[:, 3:6])
-    # Subtract the part of the second column that is along the first, so that the axes are perpendicular.
+    # Subtract the second column's projection onto the first axis, so that the axes are perpendicular.
     y_axes = _normalize_rows(rows[:, 6:9] - (x_axes * rows[:, 6:9]).sum(axis=1, keepdims=True) * x_axes)
     matrices = np.stack([x_axes, y_axes, np.cross(x_axes, y_axes)], axis=-1)
     quats = (matrix_to_quaternion(matrix) for matrix in matrices)
@@ -335,7 +335,7 @@ def read_poses(rows: Floats) -> Floats:
 
 def read_euler(rows: Floats) -> Floats:
     """Convert rows with Euler angles about the fixed axes x, y, z to actions [H, 7] (position, axis-angle in rad,
-    gripper). Equals `transforms3d.euler.euler2axangle`; the axis is multiplied by the angle, which is from 0 to 2π.
+    gripper). The axis-angle is the product of axis and angle (0 to 2π) of `transforms3d.euler.euler2axangle`.
     """
     cosines, sines = np.cos(rows[:, 3:6] / 2), np.sin(rows[:, 3:6] / 2)
     axes, axis_angles = np.eye(3), []
@@ -351,9 +351,9 @@ ENSEMBLE_ALPHA = 0.1
 
 
 def average_predictions(replies: Sequence[Floats]) -> Floats:
-    """Return the weighted mean, [1, A], of the actions that the last replies [H, A], oldest first, predict for the
-    current step. A prediction's weight is exp(0.1 c), where c is its cosine similarity with the newest prediction.
-    Equals starVLA's `AdaptiveEnsembler.ensemble_action` (0ed0aad
+    """Return the weighted mean, [1, A], of all predictions of the current step's action. The last replies, [H, A] each
+    and oldest first, contain the predictions. A prediction's weight is exp(0.1 c); c is the cosine similarity with the
+    newest one. Equals starVLA's `AdaptiveEnsembler.ensemble_action` (0ed0aad
     examples/simBenchmarks/SimplerEnv/eval_files/adaptive_ensemble.py).
     """
     ages = range(len(replies) - 1, -1, -1)
@@ -375,14 +375,14 @@ FORMS: Mapping[str, Callable[[Floats], Floats]] = {  # conversions of a reply's 
     "ee6d": read_ee6d,
     "pose-wxyz": read_poses,
     "euler": read_euler,
-    "opening": lambda rows: 1 - rows,  # a gripper's degree of opening becomes a degree of closing
+    "opening": lambda rows: 1 - rows,  # converts the opening (1 = open) to the closing (1 = closed)
     "base-first": lambda rows: np.roll(rows, -5, axis=1),  # in RoboCasa's data sets, base and mode come before the arm
 }
 
 
 def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
-    """Return the quaternion wxyz of a rotation matrix [3, 3], possibly rounded to single precision, by Shepperd's
-    method. Equals `matrix_to_quat` of vla-evaluation-harness e1ee9ad src/vla_eval/rotation.py.
+    """Return the quaternion wxyz of a rotation matrix [3, 3] by Shepperd's method. The matrix may be in single
+    precision. Equals `matrix_to_quat` of vla-evaluation-harness e1ee9ad src/vla_eval/rotation.py.
     """
     m = m.astype(np.float64)
     # i is the axis with the largest diagonal element; j and k are the next axes in the cycle x, y, z.

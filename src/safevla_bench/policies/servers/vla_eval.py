@@ -1,11 +1,11 @@
 """The policy `vla-eval:ws://HOST:8000`, behind a model server of vla-evaluation-harness.
 
-Websocket frames contain MessagePack, each a map of `type`, `payload`, `seq` and `timestamp`. The client sends `hello`,
-then `episode_start` and `episode_end`, and an `observation` to get an `action`; the server splits chunks.
+Each websocket frame is a MessagePack map of `type`, `payload`, `seq` and `timestamp`. The client sends `hello`, then
+`episode_start` and `episode_end`. It sends an `observation` to get an `action`; the server splits chunks.
 
-Like the harness (src/vla_eval/orchestrator.py at e1ee9ad), this client obeys the `observation_params` in a server's
-greeting: it sends the requested images and states with the requested rotation, and makes the host accept absolute poses
-if the server requests them.
+This client obeys the `observation_params` in a server's greeting, as the harness does (src/vla_eval/orchestrator.py at
+e1ee9ad). It sends the requested images and states with the requested rotation. If the server requests absolute poses,
+the client makes the host accept them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from safevla_bench.policies.servers.transforms import SIMPLER_TASKS
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
-GRIPPERS: Mapping[str, tuple[str, ...]] = {  # gripper conversion of dialects -> fitting formats in `action_spec`
+GRIPPERS: Mapping[str, tuple[str, ...]] = {  # a dialect's gripper conversion -> formats in `action_spec` that fit
     "sign": ("binary_close_positive", "raw"),
     "close-is-one": ("binary_close_01", "raw"),
 }
@@ -37,7 +37,7 @@ _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
 
 class VlaEvalModel(openpi.WebsocketModel):
     """A model behind a server of vla-evaluation-harness. `connect` adapts `dialect` to the server's requirements. If
-    the user names the dialect, the client does not check the dialect's gripper convention.
+    the user names a dialect, the client does not check that dialect's gripper convention.
     """
 
     kind = "vla-eval"
@@ -52,7 +52,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         self.codec = CODECS[images]
         self._seq = 0
         self._is_playing = False
-        self._has_connected = False  # if true, an environment exists that meets the server's requirements
+        self._has_connected = False  # if true, the environment was made for the server's requirements
 
     def connect(self, task: Task) -> None:
         self._has_connected = False
@@ -77,22 +77,22 @@ class VlaEvalModel(openpi.WebsocketModel):
             raise PolicyError(problem, remedy="The server was restarted with another model. Resume the run.")
         self.dialect, self.wants = dialect, dialect.wants
         seed = params.get("env_seed")
-        self.env_seed = seed if type(seed) is int and 0 <= seed < 2**32 else None  # a Boolean is no seed
+        self.env_seed = seed if type(seed) is int and 0 <= seed < 2**32 else None  # a Boolean is not a seed
 
     def query(self, observation: Observation) -> Reply:
         seq = self._send_message("observation", self.dialect.build_request(observation))
         return self._receive_answer(seq, "action")
 
     def close(self) -> None:
-        """End the current episode, if any, and close the connection. Each new connection begins with this call."""
-        was_playing, self._is_playing = self._is_playing, False  # if sending fails, it calls this method again
+        """End the current episode, if any, and close the connection. Each new connection begins with such a call."""
+        was_playing, self._is_playing = self._is_playing, False  # a failing `_send_message` calls `close` again
         if was_playing:
             with suppress(PolicyError):
                 self._send_message("episode_end", {})
         super().close()
 
     def _send_message(self, kind: str, payload: object) -> int:
-        # Return the message's number, which the answer repeats.
+        # Send a message and return its number, which the answer repeats.
         self._seq += 1
         self.send({"type": kind, "payload": payload, "seq": self._seq, "timestamp": time.time()})
         return self._seq
@@ -113,8 +113,8 @@ class VlaEvalModel(openpi.WebsocketModel):
 
 def describe_task(task: Task) -> dict[str, object]:
     """Return a task's description as in the harness's benchmarks; some servers choose settings by suite
-    (`chunk_size_map`). The keys are `name`, `suite` and `task_id`; for SimplerEnv, `name` and `task_name`; for
-    RoboCasa-365, `name` and `suite`, which is always `atomic_seen`.
+    (`chunk_size_map`). Usually, the keys are `name`, `suite` and `task_id`. For SimplerEnv, they are `name` and
+    `task_name`. For RoboCasa-365, they are `name` and `suite`, which is always `atomic_seen`.
     """
     if task.benchmark.startswith("robocasa-365"):
         return {"name": task.name, "suite": "atomic_seen"}
@@ -124,11 +124,11 @@ def describe_task(task: Task) -> dict[str, object]:
 
 
 def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
-    """Return the dialect with the entries, the rotation and the kind of action that `params` requests, and with the
-    fitting `wants`. An entry whose `asked` names a parameter is omitted if `params` does not set this parameter.
+    """Return the dialect with the entries, the rotation and the kind of action that `params` requests, and with `wants`
+    to match. If an entry's `asked` names a parameter that `params` does not set, the entry is omitted.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
-    if params.get("quat_no_antipodal"):  # quaternions keep their sign, so angles may exceed pi
+    if params.get("quat_no_antipodal"):  # the sign of quaternions stays, so angles may exceed pi
         states = [tuple(_SINGLE if name == _SHORTEST else name for name in field.state) for field in fields]
         fields = tuple(structs.replace(field, state=state) for field, state in zip(fields, states, strict=True))
     cameras = tuple(field.camera for field in fields if field.camera)
@@ -139,8 +139,8 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
 def check_requirements(
     params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
 ) -> None:
-    """Raise `PolicyError` if the dialect, adapted to `params`, lacks entries that the server requests, or if positions
-    or the gripper differ from `action_spec`. If the user has `chosen` the dialect, its gripper is not checked.
+    """Raise `PolicyError` if the dialect, adapted to `params`, lacks entries that the server requests, or if its
+    positions or gripper differ from `action_spec`. The gripper of a dialect that the user has `chosen` is not checked.
     """
     conversion = dialect.switches.get(6, "raw")  # column 6 of an action is the gripper
     gripper = _get_map(action_spec, "gripper").get("format", "raw")
@@ -148,7 +148,7 @@ def check_requirements(
     sends_state, sends_wrist = any(field.state for field in dialect.fields), len(dialect.wants.cameras) > 1
     mode = str(params.get("control_mode"))[:60]
     is_position_wrong = position == "absolute_xyz" and not dialect.wants.absolute
-    # A conversion that is not in `GRIPPERS` fits every format.
+    # Conversions that are not in `GRIPPERS` fit every format.
     is_gripper_wrong = not chosen and gripper not in GRIPPERS.get(conversion, (gripper,))
     problems = {
         "asks for send_state, but no state is sent": params.get("send_state") and not sends_state,

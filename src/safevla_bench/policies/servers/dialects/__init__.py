@@ -1,7 +1,7 @@
 """Dialects of policy servers. A dialect converts an observation to a request, and a reply to the host's actions.
 
 A `Dialect` is made from a `*.toml` file in this folder, and from the evaluation protocol that the file names as
-`release`. It is frozen, and has no state and no connection, so that every transport can use it.
+`release`. A dialect is frozen, and has no state and no connection, so that every transport can use it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_KEYS, _MAX_CHARS = 12, 60
 
 
 class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of the request: its path, and its content: an image, a state, a fixed value or the instruction."""
+    """One entry of the request: its path, and its content, which is an image, a state, a text or a fixed value."""
 
     path: tuple[str | int, ...]  # keys of maps, and indices of lists: `["examples", 0, "image", 1]`
     camera: str | None = None
@@ -39,7 +39,7 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: Literal["instruction", "simpler-task"] | None = None  # `simpler-task` is SimplerEnv's name of the task
     dtype: Literal["float32", "float64"] = "float64"
     axes: int = 0  # number of leading axes of length 1, for batch or time; for a text, number of nested lists
-    asked: str | None = None  # the server's parameter that requests this entry; None = it is always sent
+    asked: str | None = None  # the server's parameter that requests this entry; None = always sent
     flip: Flip | None = None  # flip of the camera's image; None = the flip in the protocol
     form: Literal["raw", "sine-cosine"] = "raw"  # `sine-cosine` sends the sines of all angles, then their cosines
     fixed: str | bool | int | None = None
@@ -52,8 +52,8 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array of the reply, [H, width], possibly with leading axes of length 1. If the width is 1, [H] is accepted,
-    too. If the path leads through a list of maps, each map contains one row.
+    """One array of the reply, [H, width], possibly with leading axes of length 1. If the width is 1, [H] is also
+    accepted. If the path leads through a list of maps, each map contains one row.
     """
 
     path: tuple[str, ...]
@@ -72,10 +72,10 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             values = [entry[key] for entry in maps]
             value = values if isinstance(value, list) else values[0]
         array = _parse_numbers(value, path_text)
-        shape = array.shape  # for the error
+        shape = array.shape  # for the error message
         while array.ndim > 2 and array.shape[0] == 1:
             array = array[0]
-        if array.ndim == 1:  # several rows of one number, or one row
+        if array.ndim == 1:  # H rows with one number each, or a single row
             array = array[:, np.newaxis] if self.width == 1 else array[np.newaxis]
         if array.ndim != 2 or not len(array) or array.shape[1] != self.width:
             raise ReplyError(f"{path_text!r} of the reply has the shape {shape}, not [steps, {self.width}]")
@@ -83,28 +83,28 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a dialect's file. `server_crops`: images are sent uncropped, and the server crops them.
-    `sessions`: the server keeps a separate memory for each session.
+    """The content of a dialect's file. `server_crops`: the server crops images, so they are sent uncropped. `sessions`:
+    the server keeps a separate memory for each session.
     """
 
     about: str
     release: str  # the protocol that defines this dialect's images, states and gripper
     transport: str
-    hosts: dict[str, Literal["upstream", "ours"]]  # host -> the dialect's user on this host; main host first
+    hosts: dict[str, Literal["upstream", "ours"]]  # host -> who uses the dialect on this host; main host first
     request: tuple[RequestEntry, ...]
     reply: tuple[ReplyArray, ...]  # the columns of these arrays, concatenated, are the host's action
-    switches: tuple[int, ...] = (6,)  # columns of the action that are converted like the protocol's gripper
+    switches: tuple[int, ...] = (6,)  # indices of action columns that are converted like the protocol's gripper
     sessions: bool = False
     absolute: bool = False  # whether actions are poses in the world frame, not changes of pose
     server_crops: bool = False
-    ensemble: int = 0  # number of replies that are averaged to an action, with one query per step; 0 = no averaging
+    ensemble: int = 0  # number of replies averaged for an action; the model is queried in each step; 0 = off
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """A dialect: the content of its file, and the image processing and gripper convention of the protocol `release`.
-    `fields` are the request's entries, with the state of this protocol. `replan` is the number of a reply's actions
-    that are executed before the next request; None means all actions.
+    `fields` are the request's entries, with this protocol's state. `replan` is the number of actions of a reply that
+    are executed before the next request; None means all actions.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Dialect:
 
     @property
     def crop(self) -> float | None:
-        """The share of each image's area that is sent; None if whole images are sent."""
+        """The fraction of each image's area that is sent; None if whole images are sent."""
         return None if self.file.server_crops or self.inference.crop == 1 else self.inference.crop
 
     @property
@@ -125,7 +125,7 @@ class Dialect:
         return dict.fromkeys(self.file.switches, self.inference.gripper)
 
     def add_fixed(self, name: str, value: str) -> Dialect:
-        # Return this dialect with a further entry of the request, whose value is always the same.
+        # Return this dialect with one more entry of the request, which always has the same value.
         return replace(self, fields=(*self.fields, RequestEntry((name,), fixed=value)))
 
     def view(self, image: transforms.Image, flip: Flip | None = None) -> transforms.Image:
@@ -133,7 +133,7 @@ class Dialect:
         `PolicyError` if the image does not have the protocol's size and the protocol does not resize images.
         """
         pixels, size = transforms.flip_image(image, flip or self.inference.flip), self.inference.image_size
-        if self.inference.jpeg or pixels.shape[:2] != size:  # otherwise the conversion to a picture is not needed
+        if self.inference.jpeg or pixels.shape[:2] != size:  # otherwise, no conversion to a picture is needed
             picture = PillowImage.fromarray(pixels)
             picture = transforms.pass_through_jpeg(picture) if self.inference.jpeg else picture
             pixels = transforms.resize_picture(picture, size, self.inference.resize)
@@ -167,11 +167,11 @@ class Dialect:
         return text
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
-        """Return the host's actions, [H, A] with H ≥ 1, which may be infinite or NaN. Raises `read_rows`'s errors."""
+        """Return the host's actions, [H, A] with H ≥ 1, possibly infinite or NaN. Raises the errors of `read_rows`."""
         return self.convert_rows(self.read_rows(reply))
 
     def read_rows(self, reply: Reply) -> list[NDArray[np.float64]]:
-        """Return the unconverted arrays of a reply, [H, width] each; raise `ReplyError` for a missing or bad array."""
+        """Return a reply's unconverted arrays, [H, width] each; raise `ReplyError` if one is missing or invalid."""
         try:
             arrays = [reply_array.read_rows(reply) for reply_array in self.file.reply]
         except ReplyError as error:
@@ -190,7 +190,7 @@ class Dialect:
 
 
 def describe_entries(message: Mapping[str, object]) -> list[str]:
-    """Describe the first 12 keys of a request or reply, and give the number of omitted keys."""
+    """Describe the first 12 entries of a request or reply, and count the omitted ones."""
     shown = [f"{str(key)[:_MAX_CHARS]!r} {_describe_value(value)}" for key, value in list(message.items())[:_MAX_KEYS]]
     return [*shown, f"and {len(message) - _MAX_KEYS} more"] if len(message) > _MAX_KEYS else shown
 
@@ -206,7 +206,7 @@ def _describe_value(value: object) -> str:
 
 
 def _set_at_path(tree: Any, path: Sequence[str | int], value: object) -> None:
-    """Put a value into a tree of maps and lists. An index beyond a list's end appends to the list."""
+    """Put a value into a tree of maps and lists. If an index is beyond a list's end, append to the list."""
     key, rest = path[0], path[1:]
     if isinstance(key, int) and key >= len(tree):
         key = len(tree)
@@ -225,7 +225,7 @@ def _parse_numbers(value: object, path_text: str) -> NDArray[np.float64]:
         if isinstance(value, list | np.ndarray | np.generic | int | float):
             return to_real_numbers(value)
     except (TypeError, ValueError):
-        pass  # the error is the same as for other types
+        pass  # raise the same error as for other types
     raise ReplyError(f"the reply's {path_text!r} is not an array of numbers")
 
 
@@ -233,7 +233,7 @@ def _parse_numbers(value: object, path_text: str) -> NDArray[np.float64]:
 
 
 ALL = ("all",)  # a `state` of `ALL` means all parts of the protocol's state
-NONE = "none"  # a camera named `NONE` sends no image
+NONE = "none"  # with this name in `cameras`, no image is sent
 LARGEST = 4096  # limit on the height and the width of an image in pixels
 
 
@@ -258,7 +258,7 @@ def load_dialect_file(name: str) -> DialectFile:
 @cache
 def load_dialect(name: str) -> Dialect:
     """Return a dialect by name, with the images, states and gripper convention of its protocol. The protocol's rules
-    for the start and the end of episodes are not used. Raises `PolicyError` for an unknown name.
+    for the start and the end of episodes have no effect. Raises `PolicyError` for an unknown name.
     """
     file = load_dialect_file(name)
     inference = load_protocol(file.release).inference
@@ -279,9 +279,9 @@ def load_dialect(name: str) -> Dialect:
 
 
 def choose_dialect(name: str, transport: str, cameras: str | None = None, image_size: str | None = None) -> Dialect:
-    """Return a dialect by name. `cameras` replace the dialect's cameras, in order; `image_size`, N or HxW, is the
-    size in which images are rendered and sent. Raises `PolicyError` if the dialect does not exist or is for another
-    kind of server, or if the cameras or the size do not fit.
+    """Return a dialect by name. `cameras` replace the dialect's cameras, in order. `image_size`, N or HxW, is the size
+    in which images are rendered and sent. Raises `PolicyError` if the dialect does not exist or is for another kind of
+    server, or if the cameras or the size do not fit.
     """
     if load_dialect_file(name).transport != transport:
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport} instead of {transport}"
