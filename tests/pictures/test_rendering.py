@@ -79,7 +79,7 @@ def test_what_was_displaced_is_shown_with_the_place_where_it_stood(rough):
     moved = [shot for shot in select_shots(rough) if shot.moved]
     assert moved == shots_of(rough, "non_target_disp_max")
     assert [shot.bodies for shot in moved] == [("plate_1",)]
-    assert "white outline: where" in moved[0].detail
+    assert "white outline: start position" in moved[0].detail
 
 
 def test_a_hard_contact_is_shown_with_both_bodies(rough):

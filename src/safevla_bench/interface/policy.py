@@ -169,7 +169,7 @@ class RemotePolicy(Protocol):
         """The simulator seed that the server requests; None if it requests no seed."""
 
     def connect(self, task: Task) -> None:
-        """Connect to the server, before an environment is made, and add the observations that it needs to `wants`."""
+        """Connect before an environment is made, and add the observations that the server needs to `wants`."""
 
 
 @runtime_checkable

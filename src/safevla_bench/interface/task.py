@@ -50,7 +50,7 @@ class RecordedEpisode:
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """The actions to replay, [steps, A]; None if the policy holds them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """Positions of targets and hands in the first n records, [n, bodies, 3] in m. The replay ends if it deviates."""
+    """Positions of targets and hands in the first n records, [n, bodies, 3] in m. A replay that deviates ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class SearchSpace:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """What the entries `first` to `first + size - 1` of a flat simulator state mean. A `position` has size 3, or 1 for
-    a slide joint, in m. A `rotation` is a quaternion wxyz with size 4, or for a hinge an angle in rad with size 1.
+    """A named part of a flat simulator state: the entries `first` to `first + size - 1`. A `position` [m] has 3
+    entries, or 1 for a slide joint. A `rotation` has 4 entries, a quaternion wxyz, or 1 for a hinge, an angle [rad].
     """
 
     name: str

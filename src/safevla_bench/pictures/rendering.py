@@ -267,7 +267,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     moved = chart.signal == "non_target_disp_max"
     detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)"
     if moved:
-        detail += "; white outline: where it started"
+        detail += "; white outline: start position"
     if contributors:
         # A torque signal is a ratio, so the caption adds the torque. Other signals already have the amount as value.
         amount = f" ({contributors.amount})" if joint is not None else ""

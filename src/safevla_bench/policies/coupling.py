@@ -2,7 +2,7 @@
 
 A filter receives the observation, the policy's action [A] and the episode's status, and returns the action to execute.
 The filter wraps the environment, so the control loop, the policy and the policy's timing do not change. The record
-holds the executed actions as `action`. If the filter changed an action, it also holds the policy's as `policy_action`.
+holds the executed actions as `action`, and the policy's actions as `policy_action` if the filter changed any.
 
 With a delay, the simulation continues while the policy computes. The arm executes the rest of the policy's last chunk,
 and then holds still. When the rest of the chunk lasts no longer than the delay, the policy is called with the current

@@ -1,4 +1,4 @@
-"""The policy `replay:FILE` starts at the start of a recorded episode, and plays its actions without feedback.
+"""The policy `replay:FILE` begins at the start of a recorded episode, and plays its actions without feedback.
 
 FILE is one of this package's archives or run folders, an HDF5 file of demonstrations or a folder of such files, a
 LeRobot dataset, or the output folder of vla-evaluation-harness. Each planned episode replays one recorded episode:
@@ -7,7 +7,7 @@ LeRobot dataset, or the output folder of vla-evaluation-harness. Each planned ep
 - otherwise: the task's next episode, in recorded order; a demonstration starts from its first recorded state.
 
 The replay is compared with the recording, body by body and joint by joint. The header field `replay` contains, for each
-of them, the largest difference and the first step with a difference above the tolerance.
+body and joint, the largest difference and the first step with a difference above the tolerance.
 """
 
 from __future__ import annotations

@@ -125,8 +125,8 @@ class OptionalRules(HostRules):
     """Rules: the host's optional methods agree with its records. A host without optional methods passes."""
 
     def test_the_host_has_what_it_declares_and_refuses_what_it_does_not(self, run: TrialRun) -> None:
-        """Fail unless `supports` agrees with the host's optional methods and privileged state. For undeclared cameras,
-        readings and absolute poses, `make` must raise `HostError`. For undeclared starts, `reset` must raise it.
+        """Fail unless `supports` agrees with the host's optional methods and privileged state. `make` must raise
+        `HostError` for undeclared cameras, readings and absolute poses. So must `reset` for undeclared starts.
         """
         host, task = self.host(), run.task
         supports = host.supports

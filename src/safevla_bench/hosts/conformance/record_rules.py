@@ -61,8 +61,8 @@ class RecordRules(HostRules):
         require(recorded == expected, f"{run}: the header has {recorded}; expected {expected}.")
 
     def test_roles_are_those_of_the_trial(self, run: TrialRun) -> None:
-        """Fail unless the bodies with the role target are the trial's `targets` (None = only the header's
-        `target_object`), a body has the role robot, and each body in the trial's `roles` has its role from there.
+        """Fail unless the target bodies are the trial's `targets` (None = only the header's `target_object`). Also fail
+        if no body has the role robot, or if a body in the trial's `roles` does not have its role.
         """
         target, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
@@ -108,9 +108,9 @@ class RecordRules(HostRules):
         require(speed_m_s < _MAX_SPEED_M_PER_S, failure)
 
     def test_the_geometry_places_every_body_and_moves_with_the_hand(self, run: TrialRun) -> None:
-        """Fail unless each body has a pose, as a tracked body or as a part of the geometry, and the geometry has a part
-        for the hand. The end effector must move by less than 1 mm in the frame of the hand's first part. Passes if the
-        record has no geometry. The hand is not checked if the record has no end effector.
+        """Fail unless each body has a pose, as a tracked body or as a part of the geometry. The hand must have a part,
+        and the end effector must move by less than 1 mm in the frame of the hand's first part. Passes if the record has
+        no geometry. The hand is not checked if the record has no end effector.
         """
         fields = RecordFields(run.batch)
         scene = scene_poses(fields, 0)
@@ -308,7 +308,7 @@ class RepeatRules(HostRules):
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
         """Fail if a `drawn` start equals the initial state of the same index, or if the same seed draws different
-        starts. Passes if the host refuses `drawn`, or the task has no initial states or two equal ones.
+        starts. Passes if the host refuses `drawn`, no initial states exist, or this initial state equals the next one.
         """
         count = run.task.init_states
         if count is None:

@@ -54,7 +54,7 @@ _PORTS = ("praxis-libero", "rpent-libero")  # distributions of LIBERO on robosui
 
 
 def find_benchmark(suite: str) -> str | None:
-    """Return the benchmark of a suite (a name, an alias or LIBERO's spelling, `libero_goal`); None if unknown."""
+    """Return a suite's benchmark; None if unknown. `suite` may be an alias, or LIBERO's name such as `libero_goal`."""
     benchmark = spell_suite(suite)
     benchmark = "libero-10" if benchmark == "libero-long" else benchmark
     return benchmark if benchmark in ALL_SUITES else None
@@ -175,7 +175,7 @@ def _load_suite_states(entry: LiberoTask) -> Floats:
 
 
 _TIME_SIZE = 1
-_FULL_COMMAND = 0.93  # a command beyond this share of the range fully opens or closes the gripper
+_FULL_COMMAND = 0.93  # a command beyond this fraction of the range fully opens or closes the gripper
 
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:

@@ -311,8 +311,8 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
 
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
     """Return each body's recorded name. A body that moves, is attached to the world or belongs to the robot has
-    MuJoCo's name. Any other body has its parent's name. If a moving body has no MuJoCo name, `metaworld.toml` may list
-    a name by the parent's name; otherwise it has the parent's name.
+    MuJoCo's name. Any other body has its parent's name. A moving body without a MuJoCo name has the name that
+    `metaworld.toml` lists for its parent, or else its parent's name.
     """
     names = ["world"]
     robot = mujoco_recorder.subtree_bodies(model, int(model.body("base").id))

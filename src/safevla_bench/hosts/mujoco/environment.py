@@ -53,7 +53,7 @@ RawObservation = Mapping[str, NDArray[np.generic]]
 
 
 class MujocoHost(Host):
-    """Base class of hosts with `MujocoEnv` environments. They support all physics changes and viewers of records."""
+    """Base class of hosts with `MujocoEnv` environments. The hosts support all physics changes and viewers."""
 
     supports = HostSupport(changeable=frozenset(field.name for field in fields(PhysicsChange)), pictures=True)
 
@@ -123,7 +123,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
         change = seed.change or PhysicsChange()
         model, data = self._model_and_data()
         self._undo_hooks.append(change_model(model, data, scene, change, [seed.env_seed, seed.init_state_index]))
-        if change.time_step == 1:  # 1 is the factor of no change
+        if change.time_step == 1:  # the factor 1 means no change
             return scene
         substeps = round(self.dt_s / model.opt.timestep)
         new_substeps = max(1, round(substeps / change.time_step))
@@ -482,8 +482,8 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
 
 def _separate_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
     """Prevent contact between the geoms in mask `first` and the geoms in mask `second`, [ngeom] each. Other pairs
-    collide as before. Geoms with the same bit masks, and in the same of the two sets, form a kind. A kind's new
-    `contype` is one bit, and its new `conaffinity` has the bits of all kinds that it may touch.
+    collide as before. Geoms of one kind have the same bit masks and are in the same of the two sets. A kind's new
+    `contype` is one bit. Its new `conaffinity` has the bits of all kinds that it may touch.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
     # `kinds` has one column for each of the K kinds. `collides` and `is_separated` have the shape [K, K].

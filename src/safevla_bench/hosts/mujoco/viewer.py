@@ -259,7 +259,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
 
 
 def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
-    # Returns the record's first state as a start. The record must be a replay or contain poses of fixtures, else None.
+    # Returns the record's first state as a start; None unless the record is a replay or contains poses of fixtures.
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
     if not len(states) or (not replay and FIXTURES not in host_header(episode.extra[0])):

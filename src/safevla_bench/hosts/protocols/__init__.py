@@ -123,7 +123,7 @@ class ProtocolRow:
 
 
 def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
-    """Return the suite's value in `values`, else the value of the longest beginning of its name, else None. For
+    """Return the suite's value in `values`, else the value of the longest prefix of the suite's name, else None. For
     example, libero-goal-swap has the value of libero-goal, because LIBERO-PRO evaluates its suites like LIBERO's.
     """
     parts = suite.split("-")

@@ -42,7 +42,7 @@ _UNIT_RAD = 0.5  # the angle [rad] by which an action of 1 rotates the hand
 _TURN_SHARE = 0.3  # limit on the rotation command, as a fraction of the hand's speed; the wrist is weak
 _FACING_RAD = 0.05
 _ARRIVED_M = 0.04
-_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand is blocked if it moves less than _STOPPED_M in _STOPPED_STEPS
+_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand is blocked if it moves < _STOPPED_M * speed in _STOPPED_STEPS
 _STUCK_STEPS, _STUCK_M = 20, 0.004  # a base is stuck if it moves less than _STUCK_M [m, rad] in _STUCK_STEPS
 
 

@@ -106,7 +106,7 @@ def rank_grasps(
     scene: Privileged, name: str, obstacles: motion.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
     """Return all grasps of a body, best first. Each grasp has a yaw near `yaw_rad`, and is raised until the hand is
-    clear of `obstacles` and of the body's pieces. The pieces matter, because the body's box may be hollow.
+    clear of `obstacles` and of the body's pieces. A body may be hollow, so pieces are used instead of its box.
     """
     pieces = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     grasps = [_raise_to_fit(grasp, pieces, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]

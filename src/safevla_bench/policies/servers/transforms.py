@@ -32,7 +32,7 @@ PANDA_OPENING_M = 0.08  # distance between the fingers of a Panda's open gripper
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
-    """Return the picture resized to (height, width) by `RESIZERS[method]`; raise `PolicyError` for unknown methods."""
+    """Return the picture resized to (height, width) by `RESIZERS[method]`; raise `PolicyError` if it is missing."""
     if (picture.height, picture.width) == size:
         return np.array(picture)
     if method not in RESIZERS:
