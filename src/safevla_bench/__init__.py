@@ -19,7 +19,7 @@ import importlib
 import re
 from pathlib import Path
 
-_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")  # type checkers read the stub, too
+_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")  # type checkers read `__init__.pyi`, too
 _MODULE_OF = {name: module for module, name in re.findall(r"^from (\S+) import \w+ as (\w+)$", _STUB, re.MULTILINE)}
 __all__ = list(_MODULE_OF)
 

@@ -33,7 +33,7 @@ def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):
         raise OSError(errno.EPERM, f"lies outside of {within.name}", str(path))
     _require_regular(path.stat(), path)
-    # O_NONBLOCK: if a pipe replaces the file after the check above, opening it must not block.
+    # O_NONBLOCK: a pipe may replace the file after the check above; opening it must not block.
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     _require_regular(os.fstat(stream.fileno()), path)
     if stream.peek(len(_LFS_POINTER)).startswith(_LFS_POINTER):
@@ -59,7 +59,7 @@ def read_input(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, within: Path | 
     with open_input(path, within) as stream:
         if os.fstat(stream.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"has more than {most_bytes >> 20} MiB", str(path))
-        return stream.read()  # `read(most_bytes)` would allocate that many bytes even for a small file
+        return stream.read()  # `read(most_bytes)` would allocate `most_bytes` even for a small file
 
 
 def decode_input(path: Path, decode: Callable[[bytes], T], most_bytes: int = MAX_DOCUMENT_BYTES) -> T:
@@ -118,7 +118,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     `ValueError` for a key of more than 16 parts: the time and memory of `tomllib` grow with the square of their number.
     """
     if text.count(".") < _MAX_PARTS:
-        return tomllib.loads(text)  # dots separate the parts of a key, so no key has too many parts
+        return tomllib.loads(text)  # with so few dots, no key has too many parts
     # Multi-line strings and comments also match, but without the group `key`, so that their dots do not count.
     for match in _KEY.finditer(text):
         key = match["key"] or ""
@@ -176,7 +176,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 @contextmanager
 def _synced_file(path: Path) -> Iterator[IO[bytes]]:
     # Creates a file and yields its stream. After the block, the content is on disk.
-    path.unlink(missing_ok=True)  # the path may be a link, or a leftover of a dead process with this process id
+    path.unlink(missing_ok=True)  # a link, or the file of a dead process that had this process id
     with path.open("x+b") as stream:
         yield stream
         stream.flush()
@@ -190,7 +190,7 @@ def _temporary_path(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     finally:
-        with suppress(OSError):  # if the file remains, it is hidden and harmless
+        with suppress(OSError):  # a file that cannot be removed is hidden and harmless
             temporary.unlink(missing_ok=True)
 
 

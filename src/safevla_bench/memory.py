@@ -51,7 +51,7 @@ class _DataLimit:
         self._former_limits: tuple[int, int] | None = None
 
     def enter(self) -> None:
-        # Counts one more reading thread; the first one lowers the limit.
+        # Counts one more reading thread; the first thread lowers the limit.
         budget_bytes = read_budget()
         with self._lock:
             self._readers += 1
@@ -59,7 +59,7 @@ class _DataLimit:
                 self._lower(budget_bytes)
 
     def leave(self) -> None:
-        # Counts one reading thread less; the last one restores the former limit.
+        # Counts one reading thread less; the last thread restores the former limit.
         with self._lock:
             self._readers -= 1
             if self._readers == 0 and self._former_limits is not None:
@@ -79,10 +79,10 @@ class _DataLimit:
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))
         # RLIMIT_DATA limits reserved memory, but allocators reserve more than they use; pyarrow reserves 1 GiB.
         # If the limit were the reserved memory plus the budget, a reader could also fill the unused reserve.
-        # The limit is thus the used (resident) memory plus the budget, unless the process reserved very much memory.
+        # So the limit is the resident memory plus the budget, but at least the reserved memory plus half of the budget.
         new_limit = max(resident - shared + budget_bytes, data + budget_bytes // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        # An existing limit that is as low as the new one stays.
+        # An existing limit that is not above the new limit stays.
         if not any(existing != resource.RLIM_INFINITY and existing <= new_limit for existing in (soft, hard)):
             resource.setrlimit(resource.RLIMIT_DATA, (new_limit, hard))
             self._former_limits = soft, hard
@@ -144,4 +144,4 @@ def limit_each(file: object, items: Iterable[T]) -> Iterator[T]:
             except StopIteration:
                 return
         yield item
-        del item  # otherwise, the item would stay in memory while the next one is read
+        del item  # otherwise, the item would stay in memory while the next item is read

@@ -91,7 +91,7 @@ def install_command(extra: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PluginGroup:
-    """A group of entry points: its name, the nouns for its plug-ins in messages, and the class of its errors."""
+    """A group of entry points. Messages call its plug-ins `singular` or `plural`; `error` is the class of errors."""
 
     group: str
     singular: str

@@ -44,7 +44,7 @@ def format_fixed(value: Fraction | float, digits: int) -> str:
     >>> format_fixed(Fraction(381, 4), 1), format_fixed(-0.0001, 3)
     ('95.3', '0.000')
     """
-    if isinstance(value, float):  # exact like the code for Fraction below, but ten times as fast
+    if isinstance(value, float):  # as exact as the code for Fraction below, but ten times faster
         if not math.isfinite(value):
             infinity = "∞" if value > 0 else "-∞"
             return NO_VALUE if math.isnan(value) else infinity
@@ -52,7 +52,7 @@ def format_fixed(value: Fraction | float, digits: int) -> str:
         is_zero = not text.strip("-0.")
         return text.removeprefix("-") if is_zero else text
     exact = Fraction(value)
-    # the rounded absolute value, as a multiple of its last decimal place
+    # the rounded absolute value, in units of the last decimal place
     last_places = math.floor(abs(exact) * 10**digits + Fraction(1, 2))
     integer, decimals = divmod(last_places, 10**digits)
     sign = "-" if exact < 0 and last_places else ""
@@ -76,7 +76,7 @@ def format_percent(count: int, n: int, digits: int = 1) -> str:
 
 def format_interval(low: float, high: float, digits: int, scale: int = 1) -> str:
     """Return an interval as `low–high`, or as `low to high` if an end is negative. `scale` multiplies both ends."""
-    # A fraction is multiplied without rounding errors; infinity and NaN cannot be fractions.
+    # Products of fractions have no rounding errors. Infinity and NaN cannot become fractions.
     ends = [format_fixed(Fraction(end) * scale if math.isfinite(end) else end, digits) for end in (low, high)]
     has_negative = any(end.startswith("-") for end in ends)
     return (" to " if has_negative else "–").join(ends)
@@ -103,7 +103,7 @@ def format_against_limit(value: float, limit: float) -> str:
     value = limit if math.isclose(value, limit, rel_tol=1e-9) else value
     for figures in range(3, 16):
         text = format_significant(value, figures)
-        # A value that equals the limit or is infinitely far from it needs no further figures.
+        # A value needs no further figures if it equals the limit or is infinitely far from the limit.
         if value == limit or not math.isfinite(value - limit) or Fraction(text) != Fraction(limit):
             return text
     return repr(value)
@@ -129,7 +129,7 @@ def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
     """Return a value in a unit chosen by `limit` (None = by the value): 8.2 mm for 0.0082 m. Return a dash for None."""
-    # `write` formats the number.
+    # `write` converts the number to text.
     if value is None:
         return NO_VALUE
     symbol, scale = display_unit(unit, value if limit is None else limit)
@@ -174,7 +174,7 @@ def escape_json(content: bytes) -> bytes:
     r"""Return equivalent JSON in which every invisible character is escaped as `\uXXXX`."""
     if content.isascii() and b"\x7f" not in content:  # DEL is ASCII's only invisible character allowed in JSON strings
         return content
-    # `json.dumps` puts the escaped character between two quotation marks.
+    # The slice removes the quotation marks that `json.dumps` puts around the escaped character.
     return _NOT_PRINTABLE_ASCII.sub(
         lambda match: match[0] if is_visible(match[0]) else json.dumps(match[0])[1:-1], content.decode()
     ).encode()
@@ -205,7 +205,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return [map_texts(item, change) for item in value] if isinstance(value, list | tuple) else value
 
 
-_LOOKALIKES = str.maketrans(  # Cyrillic letters, Greek letters and punctuation, and ASCII that looks the same
+_LOOKALIKES = str.maketrans(  # maps Cyrillic and Greek letters and punctuation to ASCII that looks the same
     "АВЕЅІЈКМНОРСТУХаесһіјорѕухԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧον‐‑‒–−’",
     "ABESIJKMHOPCTYXaechijopsyxdqwABEZHIKMNOPTYXov-----'",
 )
@@ -226,7 +226,7 @@ def describe_lookalikes(plural: str, names: Iterable[str]) -> list[str]:
 
 
 MAX_CHARACTERS = 160  # limit on the length of a name in output
-_TAIL_CHARACTERS = 36  # number of characters at the end of a long name that stay, because long names often differ there
+_TAIL_CHARACTERS = 36  # number of characters kept at the end of a long name, because long names often differ there
 
 
 def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:

@@ -274,7 +274,7 @@ FAULTS: dict[str, tuple[Path, object, Path, str]] = {
         ("steps", 2, "body_pos_m"),
         {"bowl": [0, 0, 0]},
         ("steps", 2, "body_pos_m", "drawer"),
-        "in some steps only",
+        "in only some steps",
     ),
     "a pose without a role": (("body_roles",), {"hand": "robot"}, ("steps", 0, "body_pos_m", "bowl"), "has no role"),
     "a contact without a role": (

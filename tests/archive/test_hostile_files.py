@@ -124,7 +124,7 @@ NPZ = {
         "-2 is not between -1",
     ),
     "a contact beyond the end": (lambda a: {"contacts.step": np.array([1, 3])}, "contacts.step", "3 is not between"),
-    "contacts out of order": (lambda a: {"contacts.step": np.array([1, 0])}, "contacts.step", "order of their steps"),
+    "contacts out of order": (lambda a: {"contacts.step": np.array([1, 0])}, "contacts.step", "not sorted by step"),
     "columns of two lengths": (lambda a: {"contacts.force_n": np.ones(3)}, "contacts", "differ in length"),
     "a column that is a number": (lambda a: {"contacts.force_n": np.array(1.0)}, "contacts", "not a list of numbers"),
     "not a number": (lambda a: {"contacts.force_n": np.array([1, np.nan])}, "contacts[1].force_n", "not a finite"),

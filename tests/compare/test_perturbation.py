@@ -66,7 +66,7 @@ def test_parts_of_a_run_count_as_one_and_a_further_run_is_refused():
     assert all(len(half) == 50 for pair in halves for half in pair)
     assert compare_changes([half for pair in halves for half in pair]).changes == whole.changes
     for sources in ([BASE, SWAP, SWAP], [BASE, SWAP, AGAIN, AGAIN]):
-        with pytest.raises(RunError, match=r"too many runs of equal starts \([23]\)"):
+        with pytest.raises(RunError, match=r"too many runs of the same starts \([23]\)"):
             compare_changes(sources)
 
 

@@ -42,10 +42,10 @@ def detect_suffix(path: Path) -> str:
         raise RecordError("a folder, not an archive", remedy=remedy, place=Place(file=str(path)))
     if path.suffix in (".hdf5", ".h5"):
         command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
-        remedy = f"To replay the demonstrations in their simulator, record them and judge them, run: {command}"
+        remedy = f"To replay, record and judge the demonstrations in their simulator, run: {command}"
         raise RecordError("HDF5 demonstrations hold actions, not records", remedy=remedy, place=Place(file=str(path)))
     suffixes = ", ".join(_READERS)
-    remedy = f"Archives have the suffix {suffixes}. `safevla score` also prints the SR of other tools' results."
+    remedy = f"Archives have one of these suffixes: {suffixes}. `safevla score` also reads results of other tools."
     raise RecordError("the file does not have an archive's suffix", remedy=remedy, place=Place(file=str(path)))
 
 
@@ -72,9 +72,9 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
 
 
 def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
-    """Yield the episodes whose keys are not in `seen`, and add their keys. Yield an error for each repeated episode."""
+    """Yield the episodes whose keys are not in `seen`, and add the keys to `seen`. Yield an error for each repeat."""
     keys = [header.key for header in batch.headers]
-    # The usual case: no key is repeated, so the batch can stay whole.
+    # Usually, no key is repeated, and the whole batch is yielded.
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
         seen.update(dict.fromkeys(keys, str(path)))
         yield batch
@@ -152,7 +152,7 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
 
 
 def _require_single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
-    # Counts the episodes of all batches, then yields the only episode.
+    # Yields a batch of the only episode. Raises `RecordError` if the batches have no episode or more than one.
     count = 0
     for batch in batches:
         if count == 0:

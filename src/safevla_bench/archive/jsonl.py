@@ -34,7 +34,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 WHOLE = ".json"  # a file with one episode on any number of lines; nothing can be appended to it
 _ZSTD_LEVEL = 9
 _PIECE_BYTES = 1 << 20
-MAX_BLANK_LINES = 1 << 20  # a small compressed file may contain a huge number of empty lines, which take long to read
+MAX_BLANK_LINES = 1 << 20  # a small compressed file may contain a huge number of empty lines, which takes long to read
 MAX_DOUBTS = 10  # maximum number of fields of one file about which a warning is printed
 _REMEDY = "Check that this is an archive with one episode per line."
 
@@ -168,7 +168,7 @@ def _encode_steps(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
 
 
 def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
-    """Yield each recorded field's name and values, one per record; action fields come last, with UNSET for record 0."""
+    """Yield each recorded field's name and its value in each record. Action fields come last; record 0 has UNSET."""
     names = list(recording.roles)
     rows = {spec: values.tolist() for spec in channels.NUMERIC if (values := recording.channel(spec.name)) is not None}
     for spec in rows:
@@ -236,7 +236,7 @@ FAR_M, LONG_S, OFF_NORM, OFF_RATE = 100.0, 1.0, 0.1, 5.0
 
 
 def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
-    """Yield a field of the only episode, and why its unit or its name seems wrong."""
+    """Yield the name of each field whose unit or name seems wrong, and the reason. The batch has one episode."""
     dt_s = float(batch.dt_s[0])
     if dt_s > LONG_S:
         yield "dt", f"the control step may be in milliseconds: dt is {dt_s:g} s"
@@ -274,7 +274,7 @@ def _known_vectors(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float
     return rows[is_known]
 
 
-# Maps each level of a record to a function that returns the schema's fields that are absent in the only episode.
+# Maps each level of a record to a function that returns the schema's fields that the batch's only episode lacks.
 _FIND_ABSENT: Mapping[str, Callable[[Batch], frozenset[str]]] = {
     "header": lambda batch: frozenset(name for name in _HEADER_FIELDS if getattr(batch.headers[0], name) is None),
     "steps": lambda batch: frozenset(
@@ -343,7 +343,7 @@ def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) 
 
 
 def _build_matrix(rows: Sequence[Sequence[float]], name: str, first_step: int) -> NDArray[np.float64]:
-    # Returns rows of equal length as a matrix. The rows are those of step `first_step` and the steps after it.
+    # Returns rows of equal length as a matrix. The first row belongs to step `first_step`.
     width = len(rows[0])
     for t, row in enumerate(rows, first_step):
         if len(row) != width:
@@ -372,7 +372,7 @@ def _read_poses(
         if difference:
             remedy = "A field with poses must have the same bodies in every step."
             place = Place(step=t, field=f"{field}.{min(difference)}")
-            raise RecordError("the body is in some steps only", remedy=remedy, place=place)
+            raise RecordError("the body is in only some steps", remedy=remedy, place=place)
     rows = [[getattr(step, field)[body] for body in body_names] for step in steps]
     bodies = [_index_of_body(body, index_by_body, 0, f"{field}.{body}") for body in body_names]
     shape = (len(steps), len(body_names), spec.pose_size)[: len(spec.shape)]  # `pose_valid` has no third axis
@@ -388,7 +388,7 @@ def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[s
         values = [getattr(contact, name) for _, _, contact in flat_contacts]
         measured[name] = np.array([np.nan if value is UNSET else value for value in values], np.float64)
     lacks_force = np.isnan(measured["force_n"])
-    # Clauses judge the net force if no other force is recorded.
+    # If only the net force of a contact is recorded, clauses judge the net force.
     measured["force_n"][lacks_force] = measured[channels.NET_FORCE][lacks_force]
     for index in np.flatnonzero(np.isnan(measured["force_n"])):
         t, number, contact = flat_contacts[index]

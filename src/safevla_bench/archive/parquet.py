@@ -165,7 +165,7 @@ def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
 
 
 def _load_group(path: Path, file: pq.ParquetFile, number: int, row_count: int) -> list[pa.RecordBatch] | RecordError:
-    # Returns the rows of row group `number`, or the error if the group is damaged or has another number of rows.
+    # Returns the rows of row group `number`, or an error if the group is damaged or does not have `row_count` rows.
     try:
         with limit_memory(path):
             # pyarrow's threads would abort the process when they run out of memory.

@@ -396,7 +396,7 @@ def _read_contacts(columns: _Columns) -> Contacts:
 def _read_contact_column(columns: _Columns, name: str, contact_counts: Ints) -> NDArray[np.float64]:
     """Return one number per contact, NaN if an episode lacks the column; `contact_counts` has a count per record."""
     steps, step_counts, present = columns.lists(name)
-    is_recorded = np.repeat(present, columns.records)  # for each record
+    is_recorded = np.repeat(present, columns.records)  # one Boolean per record
     is_same_count = (step_counts[present] == columns.records[present]).all() and np.array_equal(
         _list_lengths(_require_no_nulls(steps, name)), contact_counts[is_recorded]
     )
@@ -404,7 +404,7 @@ def _read_contact_column(columns: _Columns, name: str, contact_counts: Ints) -> 
         problem = "the number of values differs from the number of contacts"
         refuse_field(problem, "Write one value for each contact.", name)
     values, numbers = steps.flatten(), np.full(int(contact_counts.sum()), np.nan)
-    if name == channels.NET_IMPULSE:  # the only of these columns that may contain nulls
+    if name == channels.NET_IMPULSE:  # only the net impulse may be null
         _refuse_nan(values, name)
         filled = _fill_nulls(values, np.nan)
     else:
@@ -430,7 +430,7 @@ def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
 def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str, object], ...]:
     if "extra" not in columns.rows.schema.names:
         return tuple({} for _ in columns.outlines)
-    contact_counts = np.diff(contacts.starts[offsets_of(columns.records)]).tolist()  # of each episode
+    contact_counts = np.diff(contacts.starts[offsets_of(columns.records)]).tolist()  # one count per episode
     texts = columns.rows.column("extra").to_pylist()
     return tuple(
         parse_extra_fields(text.encode(), record_count, contact_count) if text else {}

@@ -36,7 +36,7 @@ Role = Literal["robot", "target", "bystander", "furniture"]
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Two bodies in contact: the norm and impulse of their largest contact force, and of their net contact force."""
+    """Two bodies in contact: norm [N] and impulse [N s] of their largest contact force and of their net force."""
 
     a: str
     b: str
@@ -337,7 +337,7 @@ def _check_level(fields: object, level: str) -> None:
         _check_rule(name not in _SCHEMA[level], f"{name!r} is a field of the schema, which cannot be host-specific")
 
 
-_REMEDY_EXTRA = 'Write only fields beyond the schema: {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}.'
+_REMEDY_EXTRA = 'Write only fields outside the schema: {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}.'
 
 
 def _check_rule(holds: bool, rule: str, remedy: str = _REMEDY_EXTRA) -> None:
@@ -407,9 +407,9 @@ def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], f
 
 def _check_contacts(contacts: ContactList, records: int, bodies: int) -> None:
     if any(column.shape != (len(contacts.record),) for column in contacts.columns().values()):
-        refuse_field("the columns differ in length", _REMEDY, "contacts")
+        refuse_field("the columns of the contacts differ in length", _REMEDY, "contacts")
     check_places(contacts.record, 0, records, "contacts.step")
     check_places(contacts.a, 0, bodies, "contacts.a")
     check_places(contacts.b, 0, bodies, "contacts.b")
     if np.any(np.diff(contacts.record) < 0):
-        refuse_field("the contacts are not in the order of their steps", _REMEDY, "contacts.step")
+        refuse_field("the contacts are not sorted by step", _REMEDY, "contacts.step")

@@ -46,9 +46,9 @@ Compared = TypeVar("Compared")
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
     """A policy's value in one metric, with its interval, over the n episodes in which the metric is defined.
 
-    If episodes are not paired, n counts all episodes of the tasks that all policies ran. `ranks` has the best rank (1,
-    plus the number of policies that are shown to be better) and the worst rank (the number of all policies, minus those
-    that are shown to be worse). `ranks` is null for two policies, and for the metric SBU.
+    If episodes are not paired, only tasks in which all policies have a value are counted. `ranks` has the best rank (1
+    plus the number of policies shown to be better) and the worst rank (the number of all policies minus the number
+    shown to be worse). `ranks` is null for two policies, and for the metric SBU.
     """
 
     policy: str
@@ -164,7 +164,7 @@ def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocol
         return compare(True), ""
     except RunError as error:
         reason = error.problem
-    # This call is outside of the `except` block, so that its own error does not mention the first one.
+    # This call is outside of the `except` block, so that an error of `compare(False)` does not show the first error.
     return compare(False), reason
 
 
@@ -203,7 +203,7 @@ def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> No
 
 
 def _nothing_comparable_error(results: Sequence[PolicyResults]) -> RunError:
-    # Returns the error for results of which no metric can be compared in any scope.
+    # Returns the error for results in which no metric can be compared.
     if silent := policy_results.name_silent_suites(results):
         remedy = "Compare SR, or record the fields that the specifications need; `safevla score` lists these."
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
@@ -250,7 +250,7 @@ class _SuiteResults:
             gaps, is_single = self.pairs.state_gaps(numbers, metric, fill)
             tasks, places = self.pairs.tasks  # `places` has the index of each state's task
             differences = paired_differences(names, gaps, places, tasks, is_single, metric, options)
-            known_gaps = np.nan_to_num(gaps)  # an unknown difference does not change a sum
+            known_gaps = np.nan_to_num(gaps)  # an unknown difference counts as 0, so it does not change a sum
             by_task = known_gaps @ np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
             return _Measured(differences, by_task, known_gaps if METRICS[metric].unit else None)
         fills = fill or (None, None)
@@ -265,8 +265,8 @@ class _SuiteResults:
     def find_obstacle(self, pair: Ints, metric: str, *, allow_crashed: bool) -> str:
         """Return why two policies, whose indices are `pair`, permit no verdict on a metric; "" if they permit one.
 
-        Scored clauses judged only some episodes, because others lack signals, or planned episodes are neither compared
-        nor counted as unknown, unless `allow_crashed` ignores these.
+        One reason is that scored clauses did not judge every episode, because some episodes lack signals. The other is
+        that planned episodes are neither compared nor counted as unknown; `allow_crashed` ignores this reason.
         """
         members = [self.members[policy] for policy in pair]
         judged, missing = (
@@ -275,7 +275,7 @@ class _SuiteResults:
         )
         uneven = sorted({clause for suite, clause in judged & missing if self.suite in (None, suite)})
         if uneven and metric != SR.key:
-            return f"signals are missing in some episodes, so {', '.join(uneven)} did not judge all of them"
+            return f"signals are missing in some episodes, so {', '.join(uneven)} did not judge all episodes"
         reasons = []
         for member in [] if allow_crashed else members:
             unplaced = sum(episode.init_state_index is None for episode in member.lost) if self.pairs else 0
@@ -353,7 +353,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
     # P[U|S] is the share of unsafe episodes among successes.
     # P[U|S] has no extremes, because an episode without a value may not be a success.
-    # Otherwise, the first extreme is the smallest possible difference, and the second extreme the largest.
+    # For other metrics, the first extreme is the smallest possible difference, the second extreme the largest.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
     extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
     differences = [
@@ -393,8 +393,8 @@ def _episode_standing(pairs: PairedResults, policy: int, metric: str, options: C
 def _make_standing(
     policy: str, values: Floats, means: Floats, weights: Floats | None, options: ComparisonOptions, *, is_counted: bool
 ) -> PolicyStanding:
-    """Return a policy's value and interval from its `values`, [n]. If `is_counted`, the interval is Wilson's interval,
-    with the sum of the values as the count, else that of the weighted mean of `means`, which has one mean per start.
+    """Return a policy's value and interval from its `values`, [n]. If `is_counted`, `values` are 0 or 1, and the
+    interval is Wilson's. Otherwise, it is the interval of the weighted mean of `means`; each start has one mean.
     """
     n, value_sum = len(values), float(values.sum())
     if is_counted:
@@ -463,8 +463,8 @@ def _decide_verdict(
     find_obstacle: Callable[[], str],
 ) -> Difference:
     """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. The first item
-    of `p_values` is for the known values. If a value is unknown, two more are for the extremes (see `add_extremes`).
-    There is no verdict if `find_obstacle` returns a reason; it is called only for significant differences.
+    of `p_values` is for the known values. If a value is unknown, two more items are for the extremes (`add_extremes`).
+    There is no verdict if `find_obstacle` returns a reason; only significant differences call `find_obstacle`.
     """
     if item.p_value is None:
         return item
@@ -478,7 +478,7 @@ def _decide_verdict(
         return item
     if obstacle := find_obstacle():
         return replace(item, no_verdict=obstacle)
-    # A verdict is robust if it stays significant for all values that unknown episodes can have.
+    # A verdict is robust if the difference stays significant for all values that unknown episodes can have.
     worst_cases = ((item.p_at_extremes, item.p_by_task_at_extremes), *at_extremes)
     greatest_p = [max(p_value or 0.0 for p_value in column) for column in zip(*worst_cases, strict=True)]
     is_robust, is_robust_by_task = (
@@ -546,7 +546,7 @@ def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> d
     ranks = {policy: [1, len(policies)] for policy in policies}
     for item in differences:
         if item.better and item.first in ranks and item.second in ranks:
-            # The worse policy's best rank and the better policy's worst rank move by one.
+            # The worse policy's best rank grows by one; the better policy's worst rank falls by one.
             ranks[item.second if item.better == item.first else item.first][0] += 1
             ranks[item.better][1] -= 1
     return {policy: (best, worst) for policy, (best, worst) in ranks.items()}

@@ -110,7 +110,7 @@ def rank_under_variants(
         rescore: a function that judges the same records with another library; needed if the recorded extremes of the
             signals do not determine the verdicts under a variant.
         protocols: the protocols of the sources that have one; if any differ, episodes are not paired.
-        uncounted: phrases on planned episodes that the scores lack; with any, no difference has a verdict.
+        uncounted: phrases on planned episodes that the scores lack; if there are any, no difference has a verdict.
 
     Raises the same errors as `apply_variant`.
     """
@@ -141,7 +141,7 @@ def rank_under_variants(
         new_order = tuple(sorted(order, key=safety_of.__getitem__, reverse=True))
         differences = metric.differences
         better_pairs = [(reference_better[item.first, item.second], item.better) for item in differences if item.better]
-        # A pair is reversed if the reference also has a significantly better policy, but the other one.
+        # A pair is reversed if one policy is significantly better under the reference, and the other under the variant.
         reversed_pairs = tuple(
             (reference_policy, variant_policy)
             for reference_policy, variant_policy in better_pairs
@@ -286,7 +286,7 @@ def _require_candidates(results: Sequence[PolicyResults]) -> None:
 def _sort_key(candidate: Contender) -> tuple[bool, float, float]:
     # Candidates that satisfy the conditions come first, sorted by value.
     # Candidates that violate a condition follow, sorted by their distance from the first condition's limit.
-    # `slack` is this distance, positive on the side that satisfies the condition.
+    # `slack` is the distance from the first condition's limit, positive if the condition is satisfied.
     slack = 0.0
     for condition in candidate.conditions[:1]:
         assert condition.gate is not None
@@ -322,7 +322,7 @@ def _compare_best(
 
 
 def _plan_episodes(measured: Difference, baseline_rate: float, options: ComparisonOptions) -> int | None:
-    # Returns the episodes per task that detect the measured difference; None if it is too small or not paired.
+    # Returns the episodes per task that detect the measured difference; None if it is too small or unpaired.
     rate_difference = abs(measured.difference or 0.0)
     if (
         rate_difference < LEAST_DIFFERENCE
@@ -440,7 +440,7 @@ def _decide_gate(
 
     measured = measure()
     unknown_n = 0 if allow_crashed else pairs.count_unknown([0, 1], gate.metric)
-    # The smallest and the largest difference that unknown values allow; both are the measured one if none is unknown.
+    # The smallest and the largest difference that unknown values allow. Without unknown values, both are `measured`.
     extremes = [measure(fill) for fill in ((0.0, 1.0), (1.0, 0.0))] if unknown_n else [measured, measured]
     bounds = [item.ci for item in extremes]
     if each_confidence is None:

@@ -22,8 +22,8 @@ from safevla_recorder.episode import Bools, Floats, Ints
 _TIE = 1e-12
 # The score test needs this many episodes per policy and task, unless all policies and tasks have equally many.
 _LEAST_EPISODES = 3
-# The score test is not used if the ratio of the policies' numbers of episodes varies more than this among tasks: with
-# 3 and 300 episodes of one policy and 300 and 3 of the other, it is wrong in 13 % of cases at a rate of 97 %.
+# The score test is not used if the ratio of the policies' numbers of episodes varies more than this among tasks.
+# If one policy has 3 and 300 episodes in two tasks, the other 300 and 3, the test errs in 13 % of cases (rate 97 %).
 _MAX_RATIO_SPREAD = 16
 
 
@@ -61,14 +61,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Number of pairs in which both policies finished and have a value; null if episodes are not paired."""
     unknown: int = 0  # number of planned episodes of both policies that crashed, were cut short or have no verdict
     extremes: Bounds | None = None
-    """The smallest and the largest difference that the unknown values allow; null if all values are known."""
+    """The smallest and largest difference that unknown values allow. Null without unknown values, and for P[U|S]."""
     p_at_extremes: float | None = None
-    """The larger p-value of the `extremes`; 1 if either differs in sign from `difference`; null without extremes."""
+    """The larger p-value of the `extremes`; 1 if their signs differ from `difference`. Null without unknown values."""
     p_by_task_at_extremes: float | None = None  # like `p_at_extremes`, for tasks like these
     tipping: int | None = None
-    """The largest number k with this property: the better policy stays significantly better whichever k of its unknown
-    episodes count as bad, and all unknown episodes of the worse policy count as good. The error is divided by the
-    number of pairs of policies. Null if the property fails for k = 0, or if k was not computed."""
+    """The largest number k such that the better policy stays significantly better if any k of its unknown episodes are
+    bad and all unknown episodes of the worse policy are good. This holds for every choice of the k episodes. The error
+    level is divided by the number of pairs of policies. Null if there is no such k, or if k was not computed."""
     tasks: int = 0  # number of tasks that both policies ran
     only_first: int | None = None
     only_second: int | None = None
@@ -139,7 +139,7 @@ def paired_difference(
     `PairedResults.state_gaps` describes `fill`.
     """
     gaps, single_by_part = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
-    # The parts' tasks are numbered together; `places` has the index of the task of each state.
+    # Tasks are numbered across all parts; `places` has the index of each state's task.
     numbered_tasks = (part.tasks for part in parts)
     tasks, places = number_distinct(tasks[place] for tasks, places in numbered_tasks for place in places)
     has_single = np.logical_and.reduce(single_by_part)
@@ -172,7 +172,7 @@ def paired_differences(
     is_whole = np.logical_and(is_rate, np.isin(filled, (-1.0, 0.0, 1.0)).all(axis=1))
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:
-        # This is the `TestOfRows`. It leaves out all states of tasks that the mask `kept` does not select.
+        # This function is the `TestOfRows`. It ignores the states of tasks that the mask `kept` does not select.
         kept_gaps = np.where(kept[:, places], gaps[rows], np.nan)
         if not is_rate:
             return significance.paired_mean_test(kept_gaps, options.confidence)
@@ -416,12 +416,12 @@ def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
 def _find_obstacle(
     names: tuple[str, str], tasks: Sequence[TaskKey], totals: Sequence[tuple[Floats, Ints]], metric: Metric
 ) -> str:
-    """Return the reason why a verdict on these tasks is impossible: a policy has too few episodes in a task, or the
-    differences of the means over tasks and over episodes have different signs. Return "" if a verdict is possible.
+    """Return the reason why a verdict on these tasks is impossible: a policy has too few values in a task, or the
+    means over episodes do not show the difference that the means over tasks show. Return "" if a verdict is possible.
     """
     if len(tasks) < 2:
         return ""
-    # The smallest number of values of either policy in any task is `least`.
+    # `least` is the smallest number of values of either policy in any task.
     is_uneven = len({size for _, sizes in totals for size in sizes.tolist()}) > 1
     least, task, name = min(
         (int(size), "/".join(task), name)
@@ -449,8 +449,8 @@ def _find_obstacle(
 def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
     """Return the difference, completed by the possible effects of its `unknown` episodes (at least one episode).
 
-    `extremes` holds the smallest and the largest difference that the unknown values allow. It is empty for the metric
-    P[U|S], for which neither can be computed; then there is no verdict.
+    `extremes` holds the smallest and the largest difference that the unknown values allow. For the metric P[U|S],
+    `extremes` is empty, because neither difference can be computed; then there is no verdict.
     """
     known_ends = [item.difference for item in extremes if item.difference is not None]
     has_same_sign = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
@@ -468,8 +468,8 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
 
 
 def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: bool) -> bool:
-    """Return whether a policy is significantly better than another. `units` (initial states or tasks) have five counts
-    of episodes: the policy's good, unknown and total episodes, and the other policy's good and total episodes.
+    """Return whether a policy is significantly better than another. Each unit (an initial state or a task) has five
+    counts: the policy's good, unknown and total episodes, and the other policy's good and total episodes.
     """
     good, _, n, other_good, other_n = np.array(units).T
     gaps = good / n - other_good / other_n

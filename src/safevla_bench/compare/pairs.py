@@ -51,7 +51,7 @@ class PairedResults:
 
     results: tuple[policy_results.PolicyResults, ...]
     keys: tuple[PairKey, ...]
-    """The K planned episodes: first those that some policy finished, in the order of `results`, then the rest."""
+    """The K planned episodes: first those that some policy finished, in the order of `results`, then all others."""
     places: Ints  # index of each planned episode in each policy's results, [P, K]; -1 = the policy did not finish it
     is_planned: Bools  # whether each policy planned each episode, [P, K]; all True unless initial states are paired
     by_state: bool  # True if initial states are paired instead of episodes, since the policies may have different seeds
@@ -120,7 +120,7 @@ class PairedResults:
         values = self.metric_values(policies, metric)
         is_unknown = np.isnan(values) & self.is_planned[list(policies)]
         values = np.where(is_unknown, best, values)
-        if not self.by_state:  # an episode counts only if it has a value of both policies
+        if not self.by_state:  # an episode counts only if both policies have a value in it
             values = np.where(np.isnan(values).any(axis=0), np.nan, values)
         rows = (values[0] == best, is_unknown[0], ~np.isnan(values[0]), values[1] == best, ~np.isnan(values[1]))
         # The array has the shape [5, states].
@@ -235,7 +235,7 @@ def _index_by_key(result: policy_results.PolicyResults) -> dict[PairKey, int]:
 
 
 def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
-    assert episode.init_state_index is not None  # the callers refuse or skip other episodes
+    assert episode.init_state_index is not None  # the callers refuse or skip episodes without an index
     return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, episode.seed)
 
 
@@ -309,8 +309,8 @@ def task_differences(paired: PairedResults) -> tuple[str, ...]:
 def _describe_differences(
     paired: PairedResults, readers: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]]
 ) -> Iterator[tuple[str, str, str]]:
-    # This function yields texts for each field in which two policies differ: the name of the field,
-    # the names of the two policies, and the episodes with both values of the field.
+    # This function yields three texts for each field in which two policies differ.
+    # The texts are the field's name, the names of the two policies, and the differing episodes with both values.
     for name, read in readers.items():
         values_by_policy = [_values_by_start(paired, k, read) for k in range(len(paired.results))]
         if conflict := policy_results.find_conflict(values_by_policy):
@@ -347,8 +347,8 @@ _TASKS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] =
 def _values_by_start(
     paired: PairedResults, policy: int, read: Callable[[policy_results.PolicyResults, Header], object]
 ) -> Mapping[PairKey, str]:
-    # Returns the values of a field by episode, or by initial state if initial states are paired. Unknown values are
-    # left out, and several values of a state are joined.
+    # Returns the values of a field by episode, or by initial state if initial states are paired.
+    # Unknown values are left out. Several values of one initial state are joined to one text.
     result, values = paired.results[policy], dict[PairKey, set[str]]()
     for key, index in zip(paired.keys, paired.places[policy], strict=True):
         if index >= 0 and (value := str(read(result, result.headers[index]))):

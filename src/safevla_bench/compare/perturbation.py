@@ -94,11 +94,11 @@ def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Si
     for suite, (first_run, *further) in runs.items():
         base_suite, _, change = suite.rpartition("-")
         # A changed suite may have one run. An unchanged suite may have a second run, which is the control.
-        # So the limit on further runs is False (0) for a changed suite, and True (1) for an unchanged one.
+        # In the comparison below, False (changed suite) permits 0 further runs, and True (unchanged suite) permits 1.
         if len(further) > (base_suite not in runs):
             listed = ", ".join(result.source for result in (first_run, *further))
             remedy = "Name one run of each changed suite, and one or two runs of the unchanged suite."
-            raise RunError(f"{suite} has too many runs of equal starts ({1 + len(further)}): {listed}", remedy=remedy)
+            raise RunError(f"{suite}: too many runs of the same starts ({1 + len(further)}): {listed}", remedy=remedy)
         if base_suite in runs:
             sides_by_change.setdefault(change, []).append(
                 (runs[base_suite][0], first_run.rename_suites({suite: base_suite}))
@@ -222,14 +222,14 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
 def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
     """Yield the effect of each filter that changed actions, compared with an unfiltered policy.
 
-    Of several unfiltered policies, the one that shares most initial letters with the filtered policy's name is used.
+    Of several unfiltered policies, the one whose name shares the longest prefix with the filtered policy's is used.
     Yields nothing if a filter changed actions of every policy, or if initial states are paired, not episodes.
     """
     names, changes = zip(*((result.name, join_changes(result.changes)) for result in pairs.results), strict=True)
     unfiltered = [policy for policy, total in enumerate(changes) if not total.changed]
     for policy, total in enumerate(changes):
         if total.changed and unfiltered and not pairs.by_state:
-            # The key counts the initial letters that are equal in both names.
+            # The key is the length of the two names' common prefix.
             nearest = max(unfiltered, key=lambda other: sum(takewhile(bool, map(eq, names[policy], names[other]))))
             yield _measure_intervention(pairs, policy, nearest, total)
 

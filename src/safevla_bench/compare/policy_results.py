@@ -48,7 +48,7 @@ class PolicyResults(EpisodeOutcomes):
     starts: Ints  # a number for each episode, [n]; equal numbers mean the same task and start
     lost: tuple[AbsentEpisode, ...] = ()
     left_out: tuple[str, ...] = ()  # one sentence for each kind of episode that these results lack
-    uncounted: tuple[str, ...] = ()  # like `left_out`, for planned episodes that `lost` lacks
+    uncounted: tuple[str, ...] = ()  # reasons why `lost` lacks planned episodes, as phrases
     protocol: Mapping[str, object] | None = None
     privileged: bool = False
     standin_suites: tuple[str, ...] = ()  # suites that were simulated with substitutes for the host's own assets
@@ -146,8 +146,8 @@ def split_by_policy(
     `headers` has the header of each scored episode, in the same order, [E]. Episodes without a policy get the policy
     name `(unnamed)`. `source` distinguishes two policies with the same name. Policies named in `privileged` saw
     simulator state that no real robot has. `left_out` holds a sentence, without the final period, for each kind of
-    episode that the scores lack; `uncounted` holds those on episodes that are not in `lost` either. The fields
-    `earlier_resets` and `kitchens` stay empty.
+    episode that the scores lack. `uncounted` holds phrases on planned episodes that neither the scores nor `lost` has.
+    The fields `earlier_resets` and `kitchens` stay empty.
     """
     is_known = scores.is_counted | scores.is_judged
     results = []
@@ -184,8 +184,8 @@ def split_by_policy(
 
 
 def _name_clauses(scores: Scores, is_chosen_in: Bools) -> tuple[tuple[str, str], ...]:
-    # Returns (suite, scored specification) if it is chosen in some episode of the suite; `is_chosen_in` has the shape
-    # [specifications, episodes].
+    # Returns each suite with the scored specifications that `is_chosen_in` marks in some episode of the suite.
+    # `is_chosen_in` has the shape [specifications, episodes].
     suite_of_episode = np.array(scores.benchmark, dtype=np.str_)
     return tuple(
         (suite, scores.specs[k].spec_id)
@@ -239,7 +239,7 @@ def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     If several results have the same name, it becomes `NAME (SOURCE)`. If this is not unique either, ` #K` is appended,
     where K is the index of the result among all results, from 1.
     """
-    for pattern in ("{name} ({source})", "{name} #{k}"):  # the second one is used for names that are still equal
+    for pattern in ("{name} ({source})", "{name} #{k}"):  # the second pattern is for names that are still equal
         counts = Counter(result.name for result in results)
         results = [
             replace(result, name=pattern.format(name=result.name, source=result.source, k=k))
@@ -391,7 +391,7 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
     for result in results:
         for suite, versions in result.simulator_by_suite.items():
             released = {results_version(header.versions) for header in result.headers if header.benchmark == suite}
-            cell = cells.setdefault((result.name, suite), {})  # another source may have the same policy and suite
+            cell = cells.setdefault((result.name, suite), {})  # other results may have this policy and suite
             for package, numbers in {**versions, "results-version": tuple(sorted(map(str, released - {None})))}.items():
                 cell[package] = tuple(dict.fromkeys((*cell.get(package, ()), *numbers)))
     return cells
@@ -432,21 +432,21 @@ def require_same_tasks(*results: PolicyResults) -> None:
 
 
 def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list[Key]] | None:
-    """Return the indices of two mappings that disagree, and the keys whose values differ; None if all sides agree."""
-    first_seen: dict[Key, tuple[object, int]] = {}  # key -> its first value, and the index of the side that has it
+    """Return the indices of two mappings that disagree, and the keys whose values differ; None if no two disagree."""
+    first_seen: dict[Key, tuple[object, int]] = {}  # key -> its first value, and the index of the mapping with it
     for index, side in enumerate(sides):
         conflicts: dict[int, list[Key]] = {}
         for key, value in side.items():
             if (earlier := first_seen.setdefault(key, (value, index)))[0] != value:
                 conflicts.setdefault(earlier[1], []).append(key)
-        if conflicts:  # if this side disagrees with several earlier sides, report the first of them
+        if conflicts:  # if this mapping disagrees with several earlier mappings, report the first of them
             first = min(conflicts)
             return first, index, conflicts[first]
     return None
 
 
 def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, Counter[str]]:
-    """Return (policy, suite) -> a result of `judge_identity` for episodes' tasks -> the number of these episodes."""
+    """Return (policy, suite) -> result of `judge_identity` -> number of episodes with this result."""
     cells: dict[provenance_marks.Cell, Counter[str]] = {}
     for result in results:
         for header in result.headers:

@@ -227,7 +227,7 @@ def least_number(power_of: Callable[[int], float], power: float = POWER, most: i
     Power does not rise steadily: a slightly larger number may fall just short of the power again.
     """
     low, high = 0, 1
-    while power_of(high) < power:  # first doubling, then halving
+    while power_of(high) < power:  # doubles `high`, then bisects
         low, high = high, 2 * high
         if low > most:
             return None

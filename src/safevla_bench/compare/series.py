@@ -110,7 +110,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     p_adjusted: float  # two-sided p-value, adjusted for testing both SR and Safety (Holm)
     unknown: int = 0  # number of planned episodes without a value; the test omits such episodes at all checkpoints
     p_at_worst: float | None = None
-    """The adjusted p-value if unknown values count against the trend; 1 if they reverse it; null if none is unknown."""
+    """The adjusted p-value if unknown values count against the trend; 1 if they reverse the trend. Null without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +243,8 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
     """Yield the trends of SR and Safety over at least three ordered runs; nothing if the runs cannot be paired, or
     if planned episodes are missing.
 
-    Each initial state gets the mean of its seeds. The first test omits episodes without a value. The second test gives
-    them the values 1 in the first half of the runs and 0 in the second half if the metric rises; otherwise, 0 and 1.
+    Each initial state gets the mean of its seeds. The first test omits episodes without a value. In the second test,
+    they get 1 in the first half of the runs and 0 in the second half if the metric rises, and the reverse if it falls.
     """
     if len(results) < 3 or any(protocol != protocols[0] for protocol in protocols):
         return

@@ -95,7 +95,7 @@ def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], 
         for clause, verdicts in verdicts_by_clause.items():
             is_comparable = is_labeled & (verdicts != UNKNOWN)
             if clause == ANY_CLAUSE or (verdicts != UNKNOWN).any():
-                # The indices 2 * label + verdict number the cells of the table [2, 2].
+                # The cell [label, verdict] of the table [2, 2] has the index 2 * label + verdict.
                 table_indices = 2 * label_verdicts[is_comparable] + verdicts[is_comparable]
                 counts = np.bincount(table_indices, minlength=4).reshape(2, 2)
                 undecided = int((is_labeled & ~is_comparable).sum())
@@ -139,7 +139,7 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
         shares = counts / counts.sum(axis=(-2, -1), keepdims=True)
         observed = np.trace(shares, axis1=-2, axis2=-1)
         by_chance = (shares.sum(axis=-1) * shares.sum(axis=-2)).sum(axis=-1)
-        return np.asarray((observed - by_chance) / (1 - by_chance))[()]  # [()] makes a scalar of a single kappa
+        return np.asarray((observed - by_chance) / (1 - by_chance))[()]  # [()] makes shape () a scalar
 
 
 def kappa_interval(counts: NDArray[np.int64]) -> Interval | None:

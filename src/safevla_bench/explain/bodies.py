@@ -146,7 +146,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
 
 def pair_reader(reading: RecordFields, selector: Bodies) -> Callable[[int], dict[tuple[int, int], float]]:
-    """Return a function from a record to the largest known value of each pair of bodies, lower index first."""
+    """Return a function from a record to the largest known value of each pair of bodies (smaller index first)."""
     contacts, is_chosen = reading.batch.contacts, contacts_between(reading, *selector.roles)
     if selector.channel == NET_IMPULSE:
         strikes = strikes_by_pair(reading, is_chosen)
@@ -203,7 +203,7 @@ class BodyViolation:
     spec_id: str
     bodies: tuple[str, ...]  # names of one or two bodies, in the order of `kinds`
     kinds: tuple[BodyKind, ...]
-    worst: float  # largest value of the body or pair beyond the limit, in `unit`; 1 for a touch
+    worst: float  # largest value of the body or pair, in `unit`; 1 for a touch
     unit: str
     first_violation_step: int
 
@@ -236,14 +236,14 @@ def _find_bodies_in_episode(
         signal_trace = trace_formula(ruleset.library[spec.spec_id].formula, view)
         signal = SIGNALS.get(signal_trace.signal)
         selector = signal.bodies if signal else None
-        # Other signals, and lower limits, have no bodies that exceed a limit.
+        # Only a maximum displacement or contact force has bodies that exceed the limit.
         if not signal_trace.upper or selector is None or selector.kind not in ("displacement", "contact"):
             continue
         if selector.kind == "displacement":
             worst_by_bodies = _find_displaced_bodies(view, signal_trace)
         else:
             worst_by_bodies = _find_touching_bodies(view, signal_trace, selector)
-        # Begin with the body that exceeds the limit most.
+        # Yield the body or pair with the largest value first.
         for bodies, (worst, first_step) in sorted(worst_by_bodies.items(), key=lambda entry: -entry[1][0]):
             kinds = {body: name_body_kind(batch, 0, body, ruleset.registry) for body in bodies}
             ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), batch.body_label(body)))
@@ -278,7 +278,7 @@ def _find_touching_bodies(reading: RecordFields, signal_trace: SignalTrace, sele
     worst_by_bodies, read_pairs = _WorstByBodies(), pair_reader(reading, selector)
     for record in np.flatnonzero(signal_trace.failing).tolist():
         for pair, strength in read_pairs(record).items():
-            value = 1.0 if signal_trace.unit == "1" else strength  # a signal of touch is 1 for any strength
+            value = 1.0 if signal_trace.unit == "1" else strength  # a touch counts as 1, however strong
             if subtract(value, signal_trace.limit, ROUNDING) > 0:
                 worst, first_record = worst_by_bodies.get(pair, (value, record))
                 worst_by_bodies[pair] = max(worst, value), first_record

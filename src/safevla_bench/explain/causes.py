@@ -58,7 +58,7 @@ class _ContactChain:
     others: tuple[int, ...] = ()  # bodies outside the chain that touched its last body
 
     def extend(self, contact: _Contact, body: int, others: tuple[int, ...] = ()) -> _ContactChain:
-        # Return the chain with another body at its end. The body so far last touches this body in `contact`.
+        # Return the chain with `body` appended. In `contact`, the chain's last body touches `body`.
         return _ContactChain((*self.bodies, body), (*self.contacts, contact), others)
 
 
@@ -80,14 +80,14 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
     bodies, distances_m = displacements(reading)
     if np.isnan(distances_m[first]).all():
         return None
-    # Explain the body that is farthest from its initial position. A name decides between equal distances.
+    # Explain the body that is farthest from its initial position. Among equal distances, the last name is used.
     distance_m = np.nan_to_num(distances_m[first], nan=-1.0)
     column = max(range(len(bodies)), key=lambda k: (distance_m[k], batch.body_label(int(bodies[k]))))
     body, path_m = int(bodies[column]), distances_m[: first + 1, column]
     path_m[: reading.origin[first]] = 0.0  # records before the judged interval do not count
     begin = first
     if path_m[first] > MOVED_M:
-        # The body left its place after the last record in which it was still there.
+        # The body left its place in the first record after the last record near its initial position.
         last_still = int(np.flatnonzero(path_m <= MOVED_M).max(initial=-1))
         begin = last_still + 1 + int((path_m[last_still + 1 :] > MOVED_M).argmax())
     chain = _find_chain_to_moved(reading, body, begin)
@@ -186,7 +186,7 @@ _EXPLAINERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], 
 def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _ContactChain:
     # Return the chain of contacts to a body that left its place in record `begin`; without a contact, only the body.
     batch = reading.batch
-    for step in (begin, begin - 1):  # if no contact is recorded at `begin`, one that just ended may have pushed
+    for step in (begin, begin - 1):  # without a contact at `begin`, a contact that just ended may have pushed
         contacts = _read_contacts_of(reading, body, step, step)
         pushing = [contact for contact in contacts if _may_push(batch, contact.other(body))]
         hardest = _find_hardest(batch, pushing)
@@ -203,7 +203,7 @@ def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited:
         return _ContactChain((body,))
 
     def rank(contact: _Contact) -> tuple[bool, int, float, str]:
-        # First contacts with the robot, then the latest, then the hardest.
+        # Contacts with the robot come first. Then later contacts come first, and then harder contacts.
         other = contact.other(body)
         return batch.body_role[other] != ROBOT, -contact.step, -contact.strength, batch.body_label(other)
 
@@ -237,12 +237,12 @@ def _read_contacts_of(reading: RecordFields, body: int, first_record: int, last_
 
 
 def _order_robot_first(batch: Batch, contact: _Contact) -> list[int]:
-    # `ROBOT` is the least of all roles.
+    # `ROBOT` is the smallest role number, so the robot's body comes first.
     return sorted((contact.a, contact.b), key=lambda body: (batch.body_role[body], batch.body_label(body)))
 
 
 def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None:
-    # Names decide between contacts of equal strength.
+    # Among contacts of equal strength, names decide.
     def rank(contact: _Contact) -> tuple[float, list[str]]:
         return -contact.strength, sorted(map(batch.body_label, (contact.a, contact.b)))
 
@@ -283,7 +283,7 @@ def _make_cause(
 ) -> CauseChain:
     batch = reading.batch
     names, others = (tuple(map(batch.body_label, bodies)) for bodies in (chain.bodies, chain.others))
-    # With several arms, the stage and the speed are those of the arm that takes part in the chain.
+    # For robots with several arms, read the stage and the speed of the arm that is part of the chain.
     reading = _choose_acting_arm(reading, names)
     stage, speed_m_s = _find_grasp_stage(reading, step, registry), _measure_hand_speed(reading, step)
     hand_text = " of ".join(filter(None, ("the end effector", reading.name_arm())))
@@ -296,7 +296,7 @@ def _make_cause(
 
 
 def _choose_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
-    # Return the fields of the arm that has a body in `names`; if several have one, of the arm with the first body.
+    # Return the fields of the arm to which the first body of an arm in `names` belongs.
     # Return `reading` unchanged if no arm has one of these bodies, or if an arm is already chosen.
     header = reading.batch.headers[0]
     owners = [(header.arm_bodies or {}).get(name) for name in names]

@@ -261,8 +261,8 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 
 
 def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
-    # Return the meaning of a signal, or of the margin for None. If only phases are judged, the meaning of displacement
-    # names their first records instead of record 0.
+    # Return the meaning of a signal, or of the margin if `signal` is None.
+    # If only phases are judged, displacement is measured from the first record of a phase, not from record 0.
     if signal is None:
         return "Margin of the formula. The formula is violated if the margin is below zero."
     if arm := reading.name_arm():
@@ -298,7 +298,7 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
         cell = scores.policy[episode], scores.benchmark[episode]
         rank_in_cell[episode] = count_by_cell[cell]
         count_by_cell[cell] += 1
-    # Episodes with the same rank in their cells stay in the order of severity.
+    # The sort is stable, so episodes with the same rank in their cells stay in the order of severity.
     chosen = sorted(candidates, key=rank_in_cell.__getitem__)[:max_count]
     return sorted(chosen, key=candidates.index)
 

@@ -39,7 +39,7 @@ class Exposure:
     """Times in seconds for E episodes and the K specifications of the safe tier; NaN means undefined.
 
     The time in violation is undefined if the specification is inactive or vacuous in the episode. It is also undefined
-    if the formula is neither a G (always) nor a conjunction of Gs, since only Gs are violated by single records.
+    if the formula is neither a G (always) nor a conjunction of Gs, since single records can only violate a G.
     `any_s` is NaN if the episode has no verdict, or if a specification without a time in violation was violated.
     """
 
@@ -105,7 +105,8 @@ def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
 
 
 def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) -> tuple[Bools, Bools]:
-    # Return two masks: records that violate each specification [K, N], and episodes in which this is defined [K, E].
+    # Return two masks: the records that violate each specification, [K, N],
+    # and the episodes in which its violating records are defined, [K, E].
     is_violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
     for row, column in enumerate(scores.scored_columns):
@@ -177,9 +178,9 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
     names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
     rows_s = np.vstack([exposure.any_s, exposure.violation_s])[:, members]
-    longest_s = float(exposure.longest_s[members].max(initial=0.0))  # no violation lasts longer; bounds the interval
+    longest_s = float(exposure.longest_s[members].max(initial=0.0))  # no violation lasts longer; limits the interval
     means = bounded_means(rows_s, scores.start[members], scores.intervals, most=longest_s)
-    # The first violation of any limit is the earliest; `fmin` ignores NaN.
+    # The row of `ANY_LIMIT` has the earliest first violation of all limits; `fmin` ignores NaN.
     first_rows_s = [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s]
     limits = []
     for name, mean, times_s in zip(names, means, first_rows_s, strict=True):
@@ -192,15 +193,15 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 # Time to violation
 
 
-VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation; the last two are without a violation
+VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation; success and failure without violation
 CENSORED = -1  # marks a censored observation, which has no cause
-NEAR = 0.1  # a near miss has a margin below this share of the limit, but above 0, the margin of a clamped actuator
+NEAR = 0.1  # a near miss has a margin above 0 (a clamped actuator has 0) and below this share of the limit
 
 
 @dataclass(frozen=True, slots=True)
 class Incidence:
-    """For each cause, the share of n observations that it has ended until a given time, as a step function. The shares
-    change at `times` [k], ascending from 0. `low` and `high` [k] are pointwise bounds of the first cause's share.
+    """The share of n observations that each cause has ended by a given time, as a step function. The shares change at
+    `times` [k], ascending from 0. `low` and `high` [k] are pointwise bounds of the first cause's share.
     """
 
     n: int
@@ -258,8 +259,8 @@ def _measure_spec_onsets(
     columns = scores.scored_columns
     has_verdict = (scores.state[columns] == ACTIVE).any(axis=0)
     is_near_miss = _find_near_misses(scores)
-    # Each limit has a name and four arrays over episodes.
-    # They say whether it applies, whether it is violated, which record is the first violation, and near misses.
+    # Each limit has a name and four arrays over episodes: whether the limit applies, whether it is violated,
+    # the first violating record, and whether the episode is a near miss.
     limits = [
         (scores.specs[k].spec_id, scores.state[k] != INACTIVE, scores.is_violated[k], scores.first[k], is_near)
         for k, is_near in zip(columns, is_near_miss, strict=True)
@@ -330,14 +331,14 @@ def _compute_first_variance(
 ) -> Floats:
     """Return the variance of the first cause's share at each step, [k]."""
     remaining = at_risk - all_end_counts
-    # If no observation remains after the last step, the term is 0.
+    # If no observation remains after a step, its `hazard_term` is 0.
     hazard_term = np.divide(all_end_counts, at_risk * remaining, out=np.zeros_like(at_risk), where=remaining > 0)
     mixed_term = np.divide(surviving_before * end_counts, at_risk**2, out=np.zeros_like(at_risk), where=at_risk > 0)
     own_term = np.divide(
         surviving_before * mixed_term * (at_risk - end_counts), at_risk, out=np.zeros_like(at_risk), where=at_risk > 0
     )
-    # The variance at step k is a sum over the steps j up to k, which cumulative sums give for all k:
-    # Σ hazard_term_j (share_k - share_j)² + own_term_j - 2 mixed_term_j (share_k - share_j).
+    # The variance at step k is the sum, over all steps j up to k, of
+    # hazard_term_j (share_k - share_j)² + own_term_j - 2 mixed_term_j (share_k - share_j).
     squares = (
         share**2 * np.cumsum(hazard_term)
         - 2 * share * np.cumsum(hazard_term * share)

@@ -13,7 +13,7 @@ from safevla_bench.stl.formula import Formula, signal_names
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES
 
-# Maps each field of a record to a word for a recorded property of a body.
+# Maps a record's field to the word for the property of a body that this field records.
 _FACT_OF_FIELD = {"body_pos_m": "pose", "body_quat_wxyz": "rotation", "body_shapes": "shape", "opening": "opening"}
 _MOST_BODIES = 12  # maximum number of bodies that a line names
 _TRACKED = "tracked "  # prefix of a role whose bodies need a pose; also the property of a body with a pose
@@ -23,7 +23,7 @@ class BodyFacts(NamedTuple):
     """The roles of a body in a suite, and the properties that are recorded."""
 
     roles: frozenset[str]
-    facts: frozenset[str]  # properties that are recorded in every episode with the body
+    facts: frozenset[str]  # properties that are recorded in every episode that has the body
 
     def describe(self) -> str:
         """Return the roles, and the recorded and missing properties: `bystander; pose, no rotation, no shape`."""
@@ -62,7 +62,7 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
         if selector is not None and selector.call[0]:
             form_name, arguments = selector.call
             form = PLACED_FORMS[form_name]
-            # These signals also consider bodies whose poses are not tracked.
+            # Signals with `needs_no_pose` also consider bodies whose poses are not tracked.
             needs_no_pose = form.is_gap or form.channel or form.person_column is not None
             for place in map(str, arguments[: len(form.places)]):
                 places.append(place if needs_no_pose or place not in ROLES else f"{_TRACKED}{place}")

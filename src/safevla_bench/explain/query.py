@@ -33,8 +33,8 @@ _POSE_UNKNOWN: Decision = ("no verdict", describe_reason(POSE_UNKNOWN))
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a formula in one episode. `rho` is None without a verdict, for the verdict `vacuous`, and if only
-    Boolean signals decide, since it would be infinite. `step` is the record that `stl.deciding_records` returns;
-    `signals` has the values in that record.
+    Boolean signals decide the verdict, because the robustness would be infinite. `step` is the record that
+    `stl.deciding_records` returns; `signals` has the values in that record.
     """
 
     number: int  # number of the episode in the sources, from 1; episodes without a record come last
@@ -84,7 +84,7 @@ def _rank_from_worst(answer: Answer) -> tuple[int, float]:
 def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> list[Answer]:
     batch, trace = reading.batch, signals.build_trace(reading, signal_names(formula))
     decisions = _decide_missing_or_undefined(reading, trace)
-    # The other episodes are judged. All arrays below are over these episodes.
+    # All episodes without a decision are judged. All arrays below are over the judged episodes.
     judged = [episode for episode in range(len(batch)) if episode not in decisions]
     judged_trace = trace.select_episodes(np.array(judged, dtype=np.int64))
     # This formula assumes that obligations after the episode's end are satisfied.

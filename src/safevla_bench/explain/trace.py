@@ -53,7 +53,7 @@ class TraceChart(SignalTrace):
         return append_unit(format_compact(self.limit), self.unit)
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
-        """Return an interval with 0, the limit and all finite values. Ends except 0 get padding of `room` × length."""
+        """Return an interval with 0, the limit and all finite values; nonzero ends are padded by `room` × length."""
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)
@@ -89,7 +89,7 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
     """Return the signal and limit of a formula G(signal < limit) or G(gate -> signal < limit), also with `>`. For any
     other formula, return its margin with the limit 0. If this formula is G(inner), return the margin of `inner`.
     """
-    formula = syntax.always_form(formula)  # the first violation is that of this form
+    formula = syntax.always_form(formula)  # this form determines the first violating record
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
         return _trace_formula_margin(formula, trace, reading.judged)

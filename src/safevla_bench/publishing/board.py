@@ -47,7 +47,7 @@ from safevla_recorder.identity import find_official_name
 PolicyName = str | None
 INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
 GENERATOR = "safevla board"  # marks the pages of a board; a folder with such a page is a board
-_MAX_PLAIN_LENGTH = 40  # of the readable part of a report's file name
+_MAX_PLAIN_LENGTH = 40  # maximum length of the readable part of a report's file name
 AUDIT_NOTE = (
     "Audited: the recorded actions were replayed and recorded again. This shows what the actions lead to, but not who "
     "chose them; crashed episodes have no record. A policy whose records differ has no rank."
@@ -160,7 +160,7 @@ def check_folder(folder: Path) -> None:
 
 def _is_board(folder: Path) -> bool:
     index = folder / INDEX
-    if not index.exists():  # a folder that is empty, or whose first board was interrupted
+    if not index.exists():  # an empty folder, or a first board that was interrupted
         return {path.name for path in folder.iterdir() if not is_leftover(path)} <= {REPORTS, METHOD}
     return index.is_file() and f'<meta name="generator" content="{GENERATOR}">'.encode() in read_input(index)
 
@@ -359,7 +359,7 @@ def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]
         return set()
     refuted = {policy for policy, marks in results.audits.items() if any(mark.verdict == "differs" for mark in marks)}
     credible = [policy for policy in group.cells if policy not in refuted and policy not in results.disqualified]
-    if group.has_official:  # next to official results, results on other tasks are not ranked
+    if group.has_official:  # if a table has official results, results on other tasks are not ranked
         credible = [policy for policy in credible if _ran_official_tasks_only(group.cells[policy])]
     competing = results.inputs.roster.competing_policies(credible) - {NOOP}
     # Policies that ran with stand-in assets are ranked only if there are no other policies to rank.
@@ -373,7 +373,7 @@ def _uses_standins(cells: Mapping[str, Summary]) -> bool:
 
 def _average_metric(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[str]) -> ExactCell:
     mean = suite_mean(metric, cells, suites)
-    if mean.exact is None and len(suites) == 1:  # the cell of a single suite gives the reason for the missing number
+    if mean.exact is None and len(suites) == 1:  # a single suite's cell gives the reason for a missing number
         return ExactCell(metric_cell(metric, cells[suites[0]]))
     return mean
 
@@ -466,7 +466,7 @@ def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
 def _build_published_table(
     names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]
 ) -> RankedTable:
-    # Each row is a mean with its cells, or a cell with itself. Counts are used only if all benchmarks have a cell.
+    # Each row is a mean and its cells, or a cell and a list of this cell. Counts need a cell for each benchmark.
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
     notes = list(published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)))
     if not any(entry.numbers[SAFETY.key].cell.interval for entry in entries):
@@ -511,7 +511,7 @@ def _find_better_printed(
 
 
 def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEntry:
-    # `row` is the mean of `cells`, or the only one of them; `cells` is empty if their counts are not used.
+    # `row` is the mean of `cells`, or their only member. `cells` is empty if counts are not used.
     is_auxiliary = isinstance(row, PublishedCell) and row.auxiliary
     training = row.training if isinstance(row, PublishedMean) else None
     remark = "auxiliary" if is_auxiliary else training
@@ -539,8 +539,8 @@ def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell
 
 
 def _bound_printed_rates(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
-    # Several counts may give the same printed rate. The bounds come from the smallest and the largest count. Return
-    # None if they are unknown: VSI is not a rate, and a printed rate may fit no count.
+    # Several counts may give the same printed rate. The bounds come from the smallest and the largest count.
+    # The bounds are None for VSI, which is not a rate, and if no count gives the printed rate.
     if metric is VSI:
         return None
     possible_counts = [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]

@@ -18,7 +18,7 @@ from safevla_bench.trajectory.marks import DRAWN
 from safevla_recorder.identity import find_official_name, official_suites
 
 PolicyName = str | None
-# Names of protocol values that do not affect a suite's episodes, or that another field of `Conditions` holds.
+# Names of protocol values that are not in `Conditions.rules`: they do not affect episodes, or have another field.
 _EXCLUDED_RULES = ("trials", "horizons", "simulator", "wait_steps_by_suite")
 
 
@@ -60,7 +60,7 @@ def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
 
 
 def _join_values(values: set[Any]) -> str:
-    # None is an unknown value. Without any value, the result is also "unknown".
+    # None is an unknown value. An empty set also gives "unknown".
     return " and ".join(sorted("unknown" if value is None else str(value) for value in values)) or "unknown"
 
 
@@ -84,7 +84,7 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
 
 
 def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
-    """Return the reason for each policy in the `cells` that has no rank on an official suite, by policy."""
+    """Return policy -> reason for each policy in the `cells` that has no rank on an official suite."""
     reasons = find_disqualified(judged)
     refused = [cell.policy for cell in cells if cell.policy in reasons and find_official_name(cell.suite or "")]
     return {policy or "": reasons[policy] for policy in refused}
@@ -115,7 +115,7 @@ def _has_planned_starts(
 ) -> bool:
     rule = protocol.get("init_state", "episode")
     allowed_marks = {DRAWN} if rule == "drawn" else set()
-    if any(set(note.start_marks) - allowed_marks for note in notes):  # the suite does not define a marked start
+    if any(set(note.start_marks) - allowed_marks for note in notes):  # the suite does not define starts of this kind
         return False
     starts: dict[tuple[str, str, int | None], Counter[int | None]] = {}
     planned: list[Header | AbsentEpisode] = [*(note.header for note in notes), *absent]

@@ -100,7 +100,7 @@ def _column_names(library: Library) -> list[str]:
 
 
 def _interval_columns(name: str, *, is_rate: bool) -> tuple[str, str, str, str]:
-    # Return the columns for the ends of a number's interval: first of the named method, then of any method.
+    # Return the names of four columns: the ends of the interval by a named method, and of the interval by any method.
     method = "wilson" if is_rate else "bootstrap"
     return f"{name}_ci_lo_{method}", f"{name}_ci_hi_{method}", f"{name}_ci_low", f"{name}_ci_high"
 
@@ -142,7 +142,7 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 
 
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
-    """Return the fields for a number and its interval. Two columns are only for intervals by the method they name."""
+    """Return the fields for a number and its interval. The `wilson` and `bootstrap` columns need that method."""
     interval = number.ci or (None, None)
     is_named_method = isinstance(number, Rate) or number.bootstrap
     method_interval = interval if is_named_method else (None, None)
@@ -215,8 +215,8 @@ _USER_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url",
 
 
 def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
-    # Return the mean over the suite's tasks in percent, and the number of tasks without an episode. If there are such
-    # tasks, the mean is None.
+    # Return the mean success over the suite's tasks in percent, and the number of tasks without an episode.
+    # The mean is None if any task has no episode.
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
     percents = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks if task in rates]
@@ -340,7 +340,7 @@ def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str
     instructions: dict[str, set[str | None]] = {task: set() for task in tasks}
     for header in judged.headers:
         instructions[header.task_id].add(header.instruction or None)
-    single_instruction = {}  # of each task that has exactly one
+    single_instruction = {}  # task -> instruction, for tasks with exactly one
     for task, known in instructions.items():
         if known <= {None}:
             with suppress(SafevlaError):  # raised if the registry does not know the task
@@ -381,7 +381,7 @@ def _group_rows(rows: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[
 
 
 def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
-    # Whether a stopped episode would have succeeded is unknown; after a stop on a violation, VSI is unknown, too.
+    # A stopped episode has no known success. If a violation stopped the episode, VSI is unknown, too.
     names: tuple[str, ...] = ("safe",) if row.stopped_on_violation else ("safe", "vsi")
     values = {name: getattr(row, name) for name in (_METRICS if row.counted else names)}
     return {name: value for name, value in values.items() if value is not None}
@@ -490,7 +490,7 @@ def _describe_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[s
 
 
 def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
-    # Return facts with which a reader of the card can check the cell's numbers.
+    # Return facts that let a reader of the card check the cell's numbers.
     return {
         "judged_by": f"safevla-bench {judged.provenance.version}",
         **describe_ruleset(judged.ruleset),

@@ -59,7 +59,7 @@ def _name_curves(row: Row) -> dict[str, float]:
 
 
 class _NamedRun:
-    """A tracker's run. The run folder stores the run's name in the tracker, so that a resumed run continues there. If
+    """A tracker's run. The run folder stores the tracker's name of this run, so that a resumed run continues it. If
     `is_new` is true, the stored name is neither used nor written.
     """
 
@@ -69,7 +69,7 @@ class _NamedRun:
         self._stored_name = read_text(self._file).strip() if not is_new and self._file.exists() else None
 
     def _store_name(self, name: object) -> None:
-        # A name that is not text, or that has no run folder, cannot be stored.
+        # The name is not stored if it is not text, or if there is no run folder.
         if self._stored_name is None and not self._is_new and isinstance(name, str) and self._file.parent.is_dir():
             write_atomically(self._file, name)
             self._stored_name = name
@@ -83,7 +83,7 @@ class _HubTracker(_NamedRun):
     def __init__(
         self, package: str, key: str, name: str, folder: Path, config: Mapping[str, object], is_new: bool
     ) -> None:
-        # `key` is the attribute of a run, and the parameter of `init`, that holds the run's name in the tracker.
+        # `key` names the run's attribute, and the parameter of `init`, that identify the run in the tracker.
         super().__init__(package, folder, is_new)
         self._name_attribute = key
         project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
@@ -262,10 +262,10 @@ class TrackingObserver:
         self._count = finished
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
-        """Send nothing: the configuration describes the plan."""
+        """Send nothing, because the configuration already describes the plan."""
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
-        """Send nothing: trackers receive whole episodes."""
+        """Send nothing, because trackers receive whole episodes."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Judge the episode and send its numbers. Crashed episodes have no verdict. Skip episodes that did not run."""
@@ -289,7 +289,7 @@ class TrackingObserver:
             return
         try:
             send(self._tracker)
-        except Exception as error:  # a tracker may raise any error, which must not affect the run
+        except Exception as error:  # a tracker may raise any error; the run must continue
             self._tracker = None
             self._warn(f"{self._name} failed and receives nothing more from this run: {type(error).__name__}: {error}")
 
@@ -306,8 +306,8 @@ def _begin_run(name: str, folder: Path, config: Mapping[str, object], *, is_new:
 
 
 def send_results(name: str, folder: Path, judged: Judged, report: Path | None) -> None:
-    """Send the episodes that ended or crashed to a new run of the tracker `name`, in the order of their plans and in
-    the format of a `TrackingObserver`. The new run has the name of `folder`. Raises `RunError` if the tracker fails.
+    """Send the episodes that ended or crashed to a new run of the tracker `name`, in the order of the plan. The rows
+    equal those of a `TrackingObserver`. The new run has the name of `folder`. Raises `RunError` if the tracker fails.
     """
     try:
         tracker = _begin_run(name, folder, describe_ruleset(judged.ruleset), is_new=True)

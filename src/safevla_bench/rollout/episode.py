@@ -85,7 +85,7 @@ def run_episode(
     """
     policy_calls = _PolicyCalls(env, policy)
     steps, violation = 0, None
-    try:  # an exception in this block leaves no record; an invalid action, which the inner block handles, does
+    try:  # exceptions leave no record, except `InvalidActionError`, which the inner block handles
         try:
             observation = env.reset(planned.start)
             if isinstance(policy, interface.CuedPolicy):
@@ -107,7 +107,7 @@ def run_episode(
                 outcome = "success" if success else _outcome_at_horizon(planned)
                 if (success and planned.stop_at_success) or _leaves_path(env, planned, steps):
                     break
-                if watch and steps < planned.horizon:  # after the last step, a violation has nothing to stop
+                if watch and steps < planned.horizon:  # a violation at the last step cannot shorten the episode
                     violation = _violation_reason(watch.observe(env.latest()))
             outcome, reason = "stopped" if violation else outcome, violation
         except errors.InvalidActionError as error:
@@ -118,7 +118,7 @@ def run_episode(
     except (KeyboardInterrupt, errors.ServerLostError, errors.ServerRefusedError):
         raise
     except BaseException as error:  # policies and simulators can raise anything; the run continues
-        # A `PolicyError` explains the problem better than a traceback through this package.
+        # The message of a `PolicyError` explains the problem better than a traceback.
         reason = str(error) if isinstance(error, errors.PolicyError) else traceback.format_exc()
         latency, greeting = policy_calls.latency(), policy_calls.greeting()
         crash = EpisodeOutcome(planned, "crashed", steps, None, reason, latency, greeting)
@@ -141,7 +141,7 @@ def _seed_generators(seed: int) -> None:
 
 
 def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
-    # Returns whether a replay has left its recorded path. Returns False without a path, and at steps without a check.
+    # Returns whether a replay has left its recorded path. Returns False if there is no path, or no check at this step.
     path = planned.start.recorded.path if planned.start.recorded else None
     if path is None or step >= len(path) or step % _PATH_CHECK_STEPS:
         return False
@@ -174,10 +174,10 @@ class _PolicyCalls:
         self.is_asking = False  # true while the policy runs, and after the policy raised an exception
         self.clips = bool(getattr(policy, "clip", False))
         self._chunk_steps: list[tuple[int, int]] = []
-        self._actions_before_clipping: list[interface.Action] = []  # values before clipping
+        self._actions_before_clipping: list[interface.Action] = []  # original values of the clipped actions
 
     def next_action(self, observation: interface.Observation) -> interface.Action:
-        # Returns the policy's action. An action out of bounds is clipped if the policy permits this, or else an error.
+        # Returns the policy's action. An action out of bounds is clipped if the policy permits this, else refused.
         start, self.is_asking = time.perf_counter(), True
         raw_action = self._policy.act(observation)
         self.is_asking = False
@@ -235,13 +235,13 @@ class _PolicyCalls:
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
     # Returns the record with the run's fields and `marks` in the header.
     versions = batch.headers[0].versions
-    if versions and plugins.OWN_DISTRIBUTION in versions:  # the version in metadata may be older
+    if versions and plugins.OWN_DISTRIBUTION in versions:  # the installed metadata may be older
         versions = {**versions, plugins.OWN_DISTRIBUTION: version.__version__}
     header = msgspec.structs.replace(
         batch.headers[0],
         episode_id=planned.episode_id,
         benchmark=planned.task.suite,
-        # A suite of chosen starts (with a label) counts its own starts, not the benchmark's initial states.
+        # In a suite of chosen starts (with a label), the index counts these starts, not the benchmark's initial states.
         init_state_index=planned.episode if planned.task.label else batch.headers[0].init_state_index,
         policy=planned.policy,
         seed=planned.seed,
@@ -300,7 +300,7 @@ class CrashSeries:
             return
         self.has_begun = self.has_begun or result.steps > 0
         failure = errors.find_exception(result.reason or "")[0] if result.outcome == "crashed" else ""
-        # An episode without a crash, or with another exception or message, begins a new series.
+        # A series ends at an episode that did not crash, or that crashed with a different exception or message.
         if not failure or _NUMBER_PATTERN.sub("", failure) != _NUMBER_PATTERN.sub("", self.failure):
             self.places.clear()
         self.failure = failure
@@ -359,7 +359,7 @@ class EnvRunner:
 
     def close(self) -> None:
         """Close the environment, if there is one; the next episode makes a new one. Exceptions are only logged."""
-        env, self._env = self._env, None  # forgotten first, so that no later episode uses it, even after an exception
+        env, self._env = self._env, None  # cleared first, so that no later episode uses it, even after an exception
         if env is None:
             return
         try:

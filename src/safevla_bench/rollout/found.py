@@ -33,7 +33,7 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: float | None  # value of the search's objective for the start, below 0; None in suites for preference pairs
     violated: tuple[str, ...]
     distance_m: float | None  # largest coordinate difference from the nearest start of the benchmark, if any
-    merged: int  # number of nearly equal starts that are left out because their values are greater
+    merged: int  # number of nearly equal starts that were left out in favor of this start
 
 
 class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
     best: float | None  # smallest value of the objective in a successful rollout; None if no rollout succeeded
     first: int | None  # index of the first rollout with an unsafe success (hit), from 1
     bound: float | None  # upper end of the exact 95 % interval for the share of hits; None if no valid bound exists
-    least: float | None = None  # lower end of the interval whose upper end is `bound`
+    least: float | None = None  # lower end of the same interval for the share of hits
 
 
 class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,7 +102,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
         try:
-            observation = self._reset_env(0)  # only an observation shows the shapes in the observation space
+            observation = self._reset_env(0)  # the observation space needs the shapes of an observation
         except BaseException:
             self._env.close()
             raise
@@ -170,9 +170,9 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._recorder: Recorder | None = None
         self._detach: Undo = lambda: None
         self._read_latest: Callable[[], batch.Batch]
-        self._action: NDArray[Any] | None = None  # the action of the current step, until its record is complete
+        self._action: NDArray[Any] | None = None  # the action of the current step; None once recorded
         self._newest_record: batch.Batch
-        self._extra_steps = 0  # number of the simulator's steps in the current `step` after the recorded one
+        self._extra_steps = 0  # number of simulator steps in the current `step` after the recorded step
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset and record; return the result with safety in `info`. Raises `HostError` if recording is impossible."""
@@ -193,7 +193,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         """
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
-        self._action = np.ravel(np.asarray(action))  # discrete actions are single numbers, and recorders need lists
+        self._action = np.ravel(np.asarray(action))  # a discrete action is a single number, but recorders need an array
         self._extra_steps = 0
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._action is not None:
@@ -215,7 +215,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         return result
 
     def _record_action(self) -> None:
-        # Adds a record of the simulator's state and the current action, which is then complete.
+        # Adds a record of the simulator's state with the current action, and clears the action.
         assert self._recorder is not None
         assert self._action is not None
         self._recorder.record_step(self._action)

@@ -98,7 +98,7 @@ def plan_episodes(
 
 
 def _plan_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:
-    # Returns the start of an episode by the protocol's rules, for a task without found starts.
+    # Returns the start that the protocol's rules give to an episode. The task has no starts found by a search.
     state_count = task.init_states if rules.init_state == "episode % count" else None
     start = EpisodeSeed(
         init_state_index=episode % state_count if state_count else episode,
@@ -148,7 +148,7 @@ def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) ->
 
 
 def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -> int:
-    # Returns the number of a task's episodes: see `plan_episodes`.
+    # Returns the number of a task's episodes; `plan_episodes` describes `episodes`.
     if task.found:
         return min(len(task.found), episodes) if isinstance(episodes, int) else len(task.found)
     if isinstance(episodes, int):
@@ -179,7 +179,7 @@ def _check_plan(
         remedy = "Name each suite and each task once; two names may mean the same suite."
         raise RunError(f"the task {repeated[0]} is named twice", remedy=remedy)
     if is_recorded:
-        return  # the recording has the numbers of episodes
+        return  # the recording determines the episodes
     for task in tasks:
         count = _count_episodes(task, episodes, rules)
         state_count = None if task.found or rules.init_state != "episode" else task.init_states
@@ -353,9 +353,9 @@ def estimate_plan(
     costs = load_costs().get(host)
     if costs is None:
         return RunEstimate(tuple(scenes), workers, None, None, None)
-    wait_steps = episodes[0].start.wait_steps if episodes else 0  # one protocol gives all episodes the same number
+    wait_steps = episodes[0].start.wait_steps if episodes else 0  # the same in all episodes of a protocol
     active_workers = max(1, min(workers, len(episodes)))
-    # Quantities are [lowest, highest]. `looks` has the number of rendered observations in each scene.
+    # Each estimate is an array [lowest, highest]. `looks` has the number of rendered observations in each scene.
     run_s = np.array(costs.reset_s) * len(episodes)
     run_s += np.array(costs.step_s) * sum(scene.episodes * (scene.horizon + wait_steps) for scene in scenes)
     looks = (scene.episodes * (1 + (scene.horizon - 1) // look_intervals.get(scene.policy, 1)) for scene in scenes)

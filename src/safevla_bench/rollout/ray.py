@@ -308,12 +308,12 @@ class ActorHandle:
 
     def find_node(self) -> str:
         """Return the id of the node that Ray chose for the actor; "" if there is none yet. The actor may be dead."""
-        with suppress(Exception):  # Ray's public functions for this need its dashboard
+        with suppress(Exception):  # Ray's public functions for this need Ray's dashboard
             return str(self._ray._private.state.actors(self._actor._actor_id.hex())["Address"]["NodeID"])
         return ""
 
     def receive(self) -> Message | None:
-        """Return the actor's reply; None if the actor died, cannot be reached or failed. `end` returns the reason."""
+        """Return the actor's reply; None if the actor died, cannot be reached or failed. `end` returns the cause."""
         try:
             message = self._ray.get(self.pending_reply)
         except self._ray.exceptions.RayError as error:
@@ -326,10 +326,10 @@ class ActorHandle:
 
 
 def _describe_death(error: Exception, ray: Any) -> str:
-    # Returns why an actor ended, from the error that Ray raises for its reply.
+    # Returns why an actor ended. `error` is the error that Ray raises instead of a reply.
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "its node ran out of memory, so Ray killed it; put fewer actors on a node: --actor cpus="
-    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # lines with a tab hold only ids
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # a tab begins lines with ids
     return f"{type(error).__name__}: {' '.join(' '.join(lines).split())[:500]}"
 
 
@@ -345,7 +345,7 @@ class _ActorPool:
             del self._versions["code"]
         self.left_out, self._progress_read_s = find_excluded(ray, cluster.exclude), 0.0
         self._failed_starts: Counter[str] = Counter()
-        self._spec = ray.put(spec)  # the spec may hold large recorded actions; each node fetches it only once
+        self._spec = ray.put(spec)  # the spec may hold large recorded actions; each node fetches the spec only once
         variables = {name: os.environ.get(name, "1") for name in scheduler.ONE_THREAD}
         self._actor_class = ray.remote(RayWorker)
         self._options = {
@@ -373,7 +373,7 @@ class _ActorPool:
         living = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         node = worker.find_node()
         if node not in living:
-            return bool(node)  # "" if Ray had not chosen a node yet
+            return bool(node)  # `node` is "" if Ray had not chosen a node yet
         self._failed_starts[node] += 1
         if (is_final or self._failed_starts[node] >= scheduler.STARTS) and node not in self.left_out:
             self.left_out[node] = f"{name_node(living[node])}: {cause}"

@@ -120,8 +120,8 @@ class WorkerPool(Protocol):
         """Start a worker; it sends `READY` when it can take an episode."""
 
     def tolerate_failed_start(self, worker: Any, cause: str, *, is_final: bool) -> bool:
-        """Return whether a worker's end before it was ready does not count against the run. If it counts, a worker that
-        refused to run (`is_final`) ends the run; `STARTS` deaths in a row end the run if no other worker is left.
+        """Return whether the run ignores that a worker ended before it was ready. If the run does not ignore this, a
+        worker that refused (`is_final`) ends the run, and so do `STARTS` deaths in a row if no other worker is left.
         """
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
@@ -191,7 +191,7 @@ class _Crew:
 
     @property
     def _startable_episodes(self) -> EpisodeQueue:
-        """The queue to use: once the time limit is reached, an empty queue, which is thrown away with any additions."""
+        """The queue of episodes that may start. After the time limit, this is a new empty queue on each access."""
         return self._queue if time.monotonic() < self._ends_s else EpisodeQueue()
 
     @property
@@ -199,7 +199,7 @@ class _Crew:
         return bool(self._startable_episodes) or any(member.current for member in self.workers.values())
 
     def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
-        """Handle a worker's message (None = it died), and return the outcome of its episode if that has ended."""
+        """Handle a worker's message (None = it died). Return the outcome of its episode if the episode has ended."""
         if message is None:
             return self._handle_death(number)
         if isinstance(message, errors.SafevlaError):
@@ -359,7 +359,7 @@ class ProcessPool:
             except (EOFError, OSError):
                 message = None
             yield number_of_connection[connection], message
-        if not ready:  # a process that died may have left its end of the pipe open in a child process
+        if not ready:  # a child process of a dead worker may keep the pipe open
             for number, worker in workers.items():
                 if worker.process.poll() is not None and not worker.connection.poll():
                     yield number, None

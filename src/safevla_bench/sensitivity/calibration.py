@@ -41,7 +41,7 @@ class Calibration:
     quantile: float
     extremes: Floats
     tasks: int
-    violated: int  # number of successes that exceed the library's own threshold
+    violated: int  # number of successes that exceed the library's threshold
     value: float
     interval: tuple[float, float]
     floor: float | None
@@ -94,7 +94,7 @@ def calibrate(
     calibrations = []
     for row, spec_column in enumerate(scores.specs):
         spec = library[spec_column.spec_id]
-        # For an upper bound, rho = threshold - extreme; for a lower bound at -threshold, rho = threshold + extreme.
+        # signal < threshold has rho = threshold - extreme; signal > -threshold has rho = threshold + extreme.
         magnitudes = spec.threshold - scores.rho[row]
         has_margin = (scores.state[row] == ACTIVE) & np.isfinite(magnitudes)
         has_threshold = spec_column.is_scored and not spec_column.binary and has_placeholder(spec.written_formula)
@@ -138,7 +138,7 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
     >>> order_statistic(np.arange(1.0, 101.0), 0.95)
     95.0
     """
-    rank = math.ceil(quantile * len(ordered) - 1e-9)  # from 1; the tolerance hides errors of rounding in the product
+    rank = math.ceil(quantile * len(ordered) - 1e-9)  # ranks start at 1; 1e-9 absorbs rounding errors
     return float(ordered[max(rank, 1) - 1])
 
 
@@ -152,7 +152,7 @@ def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
     n, tail = len(ordered), (1.0 - CONFIDENCE) / 2
     cdf = bdtr(np.arange(n + 1), n, quantile)  # P(B <= k)
     low_rank, high_rank = np.searchsorted(cdf, [tail, 1.0 - tail]) + [0, 1]
-    # Ranks are from 1 to n; beyond them, the end is infinite.
+    # Values have the ranks 1 to n. An end with any other rank is infinite.
     low = float(ordered[low_rank - 1]) if low_rank >= 1 else -math.inf
     high = float(ordered[high_rank - 1]) if high_rank <= n else math.inf
     return low, high
@@ -176,7 +176,7 @@ def round_up(value: float) -> float:
     if value <= 0:
         return 0.0
     decimals = 1 - math.floor(math.log10(value))
-    scaled = value * 10.0**decimals  # from 10 to 100
+    scaled = value * 10.0**decimals  # at least 10 and below 100
     rounded = math.ceil(scaled - 1e-9 * scaled)  # the tolerance keeps values that already have two figures
     return float(f"{rounded}e{-decimals}")
 

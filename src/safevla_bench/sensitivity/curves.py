@@ -171,11 +171,11 @@ def _find_specs(library: Library, name: str) -> Sequence[Spec]:
 
 def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
     # Return the ascending thresholds of `grid`, the part of the sweep `text` after the `=`.
-    values = list[float]()  # stays empty if the grid is invalid
+    values = list[float]()  # an empty list means that the grid is invalid
     try:
         if ":" in grid:
             low, high, count = grid.split(":")
-            # A larger count is refused below, and needs no more values for that.
+            # One value more than the maximum is enough, because a larger count is refused below.
             spaced = np.linspace(float(low), float(high), min(int(count), _MAX_THRESHOLDS + 1)).tolist()
             if len(spaced) > 1 and float(low) < float(high):
                 values = [
@@ -206,7 +206,7 @@ def apply_variant(
             library[spec_id], threshold=setting.threshold, severe=setting.severe, formula=formula
         )
     # A foreign log may hold float32 values, which need a coarser comparison, but scores do not mark these values.
-    # With three or more phases, a clause may have several intervals, and an interval without a verdict may decide it.
+    # With three or more phases, a clause may have several intervals. An interval without a verdict may then decide.
     is_decided = all(_is_decided_by_extreme(library[spec_id]) for spec_id in changed)
     is_decided &= not any(phases and len(phases.spans) > 2 for phases in scores.phases)
     if scores.is_marked(FOREIGN_LOG).any() or not is_decided:
@@ -237,7 +237,7 @@ def _require_placeholder(spec: Spec) -> Formula:
 def _is_decided_by_extreme(spec: Spec) -> bool:
     # Return whether the worst value of the signal decides the verdict for every threshold.
     match _require_placeholder(spec):
-        # The gate depends on the threshold, or a margin of the gate may decide.
+        # Then the gate depends on the threshold, or the robustness may be a margin of the gate.
         case Always(_, Implies(gate, _, plain)) if has_placeholder(gate) or (plain and not is_boolean_only(gate)):
             return False
     return match_clause(spec.formula) is not None
@@ -267,7 +267,7 @@ class CellCurve(msgspec.Struct, Generic[Point], frozen=True, kw_only=True):
 
     policy: str | None
     suite: str
-    n: int  # number of judged episodes; the rates of a point may have another n
+    n: int  # number of judged episodes; a point's rates may count other episodes
     points: tuple[Point, ...]
 
 
@@ -460,7 +460,7 @@ _NO_NET_FORCES = f"The reading {NET_FORCE_READING} is left out: older versions r
 
 
 def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None, str], VerdictChanges]:
-    # Return the changes in each cell. The masks select the episodes that become safe, become unsafe, or change.
+    # Return the changes in each cell. The masks mark episodes that become safe or unsafe, or whose verdict changes.
     to_safe = other.safe & ~reference.safe
     to_unsafe = (other.is_judged & other.unsafe) & ~(reference.is_judged & reference.unsafe)
     changed = to_safe | to_unsafe | (reference.is_judged & ~other.is_judged)

@@ -39,7 +39,7 @@ Mark = Literal["firm", "fragile", "off path", "not replayable"]
 
 
 class ClauseReading(msgspec.Struct, frozen=True, array_like=True):
-    """The robustness of a specification (None if a Boolean signal decided it), and the first violating record."""
+    """A specification's robustness (None if a Boolean signal decided the verdict) and first violating record."""
 
     rho: float | None
     first: int | None = None
@@ -52,7 +52,7 @@ class PhysicsReplay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     suite: str
     episode_id: str
     variation: str
-    obstacle: str = ""  # why there is no comparison: the replay is not exact on this machine, or the simulator failed
+    obstacle: str = ""  # reason why the replay cannot be compared: it is not exact on this machine, or it failed
     left: int | None = None
     clauses: dict[str, ClauseReading] = {}
 
@@ -130,7 +130,7 @@ def find_departure(recorded: Batch, replayed: Batch) -> int | None:
 def tracked_path(batch: Batch) -> Floats:
     """Return the positions of targets and end effectors in a batch of one episode, [n, bodies, 3] in m."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
-    if not len(bodies):  # an episode without bodies has no rows
+    if not len(bodies):  # without bodies, `positions` has no row per record
         positions = np.empty((int(batch.lengths[0]), 0, 3))
     targets: Floats = positions[:, batch.body_role[bodies] == ROLES.index("target")]
     hands = batch.eef_pos_m.episode_rows(0)
@@ -161,8 +161,8 @@ class EpisodeFirmness:
 
     def compare(self, replay: PhysicsReplay, spec_id: str) -> Comparison:
         """Compare the verdicts on a specification in the recorded and a varied replay. No verdict means no violation.
-        A violation in the varied replay counts only until this replay leaves the recorded path. A recorded violation
-        flips if the varied replay has no violation, and leaves the path only after the recorded violation.
+        A violation in the varied replay counts only up to the first record off the recorded path. A recorded violation
+        flips if the varied replay has no violation, and is still on the path in the recorded violation's record.
         """
         no_verdict = ClauseReading(None)
         recorded_first = self.recorded.clauses.get(spec_id, no_verdict).first
@@ -207,7 +207,7 @@ class EpisodeFirmness:
         return self.recorded.obstacle or (f"under {left}" if left else "")
 
     def _with_verdict(self, verdict: Comparison) -> Iterator[PhysicsReplay]:
-        # Return the varied replays with this result of `verdict`.
+        # Return the varied replays for which the method `verdict` returns the argument `verdict`.
         return (replay for replay in self.varied if self.verdict(replay) == verdict)
 
 
@@ -277,7 +277,7 @@ def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness
         if len(known_rhos) > 1:
             spreads.append(max(known_rhos) - min(known_rhos))
     counts = mark_counts["firm"], mark_counts["fragile"], mark_counts["off path"]
-    return ClauseFirmness(suite, spec_id, *counts, tuple(spreads), +flip_counts)  # `+` removes zeros
+    return ClauseFirmness(suite, spec_id, *counts, tuple(spreads), +flip_counts)  # unary `+` removes zeros
 
 
 def _combine_comparisons(comparisons: Collection[Comparison]) -> Mark:
@@ -340,7 +340,7 @@ class Counterfactual:
         return recorded.first is not None, without.first is not None
 
     def select(self, broken: tuple[bool, bool]) -> list[str]:
-        """Return the specifications whose `is_broken` is `broken`: (violated as recorded, violated in the replay)."""
+        """Return the specifications for which `is_broken` returns `broken`."""
         return [name for name in dict.fromkeys((*self.recorded, *self.without)) if self.is_broken(name) == broken]
 
     @property

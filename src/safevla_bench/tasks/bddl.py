@@ -135,7 +135,7 @@ def _grammar_error(problem: str) -> RegistryError:
 
 def _parse_tree(text: str) -> Tree:
     words = re.findall(r"[()]|[^\s()]+", re.sub(r";[^\r\n]*", "", text).lower())
-    open_lists: list[list[Tree]] = [[]]  # the text as a whole, then each list that is not closed yet
+    open_lists: list[list[Tree]] = [[]]  # the whole text, then all lists without a closing bracket yet
     for word in words:
         if word == "(":
             open_lists.append([])
@@ -150,7 +150,7 @@ def _parse_tree(text: str) -> Tree:
         raise _grammar_error("lacks a closing bracket")
     if len(open_lists[0]) > 1:
         raise _grammar_error("has text before or after (define ...)")
-    return open_lists[0][0] if open_lists[0] else []  # [] for a text without words
+    return open_lists[0][0] if open_lists[0] else []  # [] for an empty text
 
 
 def _format_tree(tree: Tree) -> str:
@@ -161,7 +161,7 @@ Value = TypeVar("Value")
 
 
 def _collect_unique(pairs: Iterable[tuple[str, Value]], noun: str) -> dict[str, Value]:
-    # Returns the pairs as a dictionary. Raises an error, which calls the pairs `noun`, if a name is repeated.
+    # Returns the pairs as a dictionary. Raises an error if a name is repeated; `noun` is its word for a pair.
     values: dict[str, Value] = {}
     for name, value in pairs:
         if name in values:
@@ -182,7 +182,7 @@ def _read_words(trees: Sequence[Tree], description: str, pattern: re.Pattern[str
     words = [tree for tree in trees if isinstance(tree, str)]
     rejected = [word for word in words if not pattern.fullmatch(word)]
     if rejected or len(words) < len(trees):
-        shown = rejected[0] if rejected else "(...)"  # a list in place of a word
+        shown = rejected[0] if rejected else "(...)"  # "(...)" stands for a list in place of a word
         raise _grammar_error(f"{shown!r} in {description} is not a {'number' if pattern is _NUMBER else 'name'}")
     return words
 
@@ -211,7 +211,7 @@ def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
         if word != "-":
             names.append(word)
             continue
-        class_name = next(remaining, "-")  # "-" at the end of the list, where the class is missing
+        class_name = next(remaining, "-")  # at the end of the list, "-" marks a missing class
         if not names or class_name == "-":
             raise form_error
         pairs += [(name, class_name) for name in names]
@@ -234,7 +234,7 @@ def _parse_region(tree: Tree) -> tuple[str, str]:
             choices = ", ".join([":target", *_ROW_LENGTHS])
             raise _grammar_error(f"unknown attribute {key!r} of region {name}; attributes: {choices}")
         _require_count(value, 1, key)
-        rows = value if key == ":rgba" else value[0]  # `:rgba` has one row, the other attributes a list of rows
+        rows = value if key == ":rgba" else value[0]  # `:rgba` holds one row; other attributes hold a list of rows
         if isinstance(rows, str) or not rows or (key == ":yaw_rotation" and len(rows) > 1):
             raise _grammar_error(f"{key} must hold one list of numbers in region {name}")
         for row in rows:

@@ -163,7 +163,7 @@ class Registry:
             raise self._unknown_tasks_error(unknown)
 
     def _base_task_id(self, benchmark: str, task_id: str) -> str:
-        # Returns the id TASK of the varied task for a variant `TASK/NAME`, else the id itself.
+        # Returns TASK for the id `TASK/NAME` of a variant; returns any other id unchanged.
         suite = self.benchmarks.get(benchmark)
         return task_id.partition("/")[0] if suite and suite.same_tags_as else task_id
 
@@ -200,9 +200,9 @@ class Registry:
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
     def list_redefined(self, base: Registry) -> list[str]:
-        """Return what differs in suites of `base`: `SUITE TASK` for tasks, `SUITE` for suites and families."""
+        """Return what differs from `base` in its suites: `SUITE TASK` for a task, `SUITE` for a suite or family."""
         base_suites = {spell_suite(name) for name in base.check_benchmark(None)}
-        # Pairs of the suite and the label that is returned.
+        # Each item is a suite and the label that is returned for it.
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
               if base.tasks.get((suite, task_id)) != entry),
@@ -260,7 +260,7 @@ class Registry:
             if header.names_no_robot and header.benchmark in robots:
                 with_robot = msgspec.structs.replace(header, embodiment=robots[header.benchmark])
                 torque_counts = {int(batch.channel(name).width[index]) for name in TORQUES}
-                # -1 means that no torques are recorded.
+                # A width of -1 means that the channel is not recorded.
                 if torque_counts <= {-1, len(with_robot.torque_limit_nm)}:
                     headers[index] = with_robot
         return batch if headers == list(batch.headers) else replace(batch, headers=tuple(headers))
@@ -357,6 +357,6 @@ _MOST_TEMPLATES = 20  # limit on the number of tasks in the TOML of an error
 
 
 def _tag_content(entry: TaskEntry) -> list[list[str] | None]:
-    # Returns the part of an entry that decides its tags.
+    # Returns the content of an entry that determines its tags.
     capabilities = None if entry.capabilities is None else sorted(entry.capabilities)
     return [sorted(entry.tags), sorted(entry.object_tags), capabilities]

@@ -17,7 +17,7 @@ from safevla_bench.tasks import entries
 from safevla_bench.text import get_logger, suggest_names
 
 _log = get_logger(__name__)
-NO_REASON = "stated without a reason"  # replaces the reason of an object tag in the paper's JSON rows, which have none
+NO_REASON = "stated without a reason"  # reason of an object tag in the paper's JSON rows, which hold no reasons
 
 
 Reason = Annotated[str, Meta(pattern=r"\S")]
@@ -88,7 +88,7 @@ class RegistryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegistrySource:
-    """The content of a registry file: its TOML tables or JSON rows, and the origin that errors name."""
+    """The content of a registry file: its TOML tables or JSON rows. Errors name the `origin`."""
 
     origin: RowOrigin
     tables: RegistryFile = field(default_factory=RegistryFile)
@@ -138,7 +138,7 @@ def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], 
 
 
 def check_known(name: str, choices: Iterable[str], key: str, noun: str, origin: RowOrigin) -> None:
-    """Raise `RegistryError` unless `name`, the value of `key`, is one of the choices, which the error calls `noun`."""
+    """Raise `RegistryError` unless `name`, the value of `key`, is one of the choices. Errors call these `noun`."""
     names = list(choices)
     if name not in names:
         remedy = suggest_names(name, names, noun)
@@ -219,9 +219,9 @@ class EntryReader:
             capabilities = self.read_tags(row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True)
             suite = self.benchmarks.get(row.benchmark)
             if suite and capabilities == self.capability_sets[suite.capabilities].tags:
-                capabilities = None  # the benchmark's tags apply anyway
+                capabilities = None  # the benchmark's tags are the same
         own_tags = self.read_tags(row.task_tags or (), "task_tags", origin)
-        # Components after the last item of `predicates` have none.
+        # If `predicates` is shorter than `components`, the last components have no predicates.
         paired = zip_longest(row.components, row.predicates[: len(row.components)], fillvalue=())
         component_rows = [ComponentRow(template=str(name), predicates=tuple(texts)) for name, texts in paired]
         components, tags = self._read_components(row, component_rows, own_tags, origin)
@@ -278,7 +278,7 @@ class EntryReader:
 
 
 def _row_subject(row: object, default: str) -> str:
-    # Returns what errors call a row: its benchmark and task id as far as it has them, else `default`.
+    # Returns the name of a row for errors: the row's benchmark and task id, or the one it has, or `default`.
     values = [row[key] for key in ("benchmark", "task_id") if key in row] if isinstance(row, Mapping) else []
     return " ".join(map(str, values)) or default
 

@@ -66,7 +66,7 @@ def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.Regist
 
 
 def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySource]) -> Registry:
-    # Returns `base` with the content of the sources. They may replace tasks of `base`, but no other names.
+    # Returns `base` with the content of the sources. Sources may replace tasks and goal bodies, but no other names.
     tags = {**built_in_tags(), **base.vocabulary}
     for source in sources:
         tags |= source.tags
@@ -84,7 +84,7 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     }
     tasks = {**base.tasks, **_merge_named("task", {}, sources, tasks_by_source.__getitem__)}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
-    # An entry that a file gives for a suite replaces an entry that the suite repeats from another suite.
+    # A file's own entry for a suite's task replaces the entry that the suite repeats from another suite.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
     return Registry(tasks, (*base.families, *families), templates, suites, sets, goal_bodies, tags)
 
@@ -95,7 +95,7 @@ def _merge_named(
     sources: Iterable[file_formats.RegistrySource],
     read_items: Callable[[file_formats.RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
-    # Returns the items of `base` and of the sources, by name. `noun` is what the error calls an item.
+    # Returns the items of `base` and of the sources, by name. Errors call an item `noun`.
     merged = dict(base)
     for source in sources:
         for name, value in read_items(source):

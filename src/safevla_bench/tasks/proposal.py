@@ -18,8 +18,8 @@ from safevla_bench.tasks.bddl import JOINT_MOVES, PLACINGS, SWITCHES, BddlProble
 from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import escape_controls, is_visible
 
-# Templates of object handling, with the least demanding first. If several phases of a task handle objects, each of
-# these phases gets the most demanding of their templates.
+# Templates of object handling, with the least demanding first.
+# If several phases of a task handle objects, all of these phases get the most demanding template among them.
 _HANDLING_BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
 _WITH_DOORS = ("cabinet", "microwave", "drawer", "fridge", "oven")
 
@@ -100,7 +100,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_GoalPhase, Predicate | None]]:
-    # Yield each phase of a goal predicate: with `predicate` if the predicate completes the phase, else with None.
+    # Yield the phases of a goal predicate. Each phase comes with the predicate that completes the phase, or None.
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES:
@@ -125,7 +125,7 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_
 def _may_be_closed(problem: BddlProblem, region: str) -> bool:
     owner = problem.owner_of(region)
     has_door = _match_name(problem.fixtures.get(owner, ""), _WITH_DOORS) is not None
-    # A predicate of the initial state or of the goal says that it is open.
+    # The region is open if a predicate of the initial state or of the goal says so.
     return has_door and {("open", region), ("open", owner)}.isdisjoint({*problem.init, *problem.goal})
 
 
@@ -189,14 +189,14 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
         reasons.setdefault(kind.tag, []).append(kind.why.format(description))
         if kind.check:
             doubts.append(kind.check.format(description))
-    tag = "spillable" if "spillable" in reasons else "non_spillable"  # one object that can spill is enough
+    tag = "spillable" if "spillable" in reasons else "non_spillable"  # one object that can spill determines the tag
     if tag not in reasons or (tag == "non_spillable" and "unknown" in reasons):
         return {}, doubts
     return {tag: "; ".join(dict.fromkeys(reasons[tag]))}, doubts
 
 
 def _match_name(class_name: str, names: Sequence[str]) -> str | None:
-    # Return the name whose words occur last in the class's name; if several occur last, the longest one.
+    # Return the one of `names` that ends last in the class's name; of several with one end, the longest.
     text = f" {class_name.replace('_', ' ')} "
     matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
     return max(matches)[2] if matches else None
@@ -217,6 +217,6 @@ def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: s
 
 
 def _quote(value: object) -> str:
-    # Returns a string or a list of strings in TOML, whose syntax for them is that of JSON.
+    # Returns a string or a list of strings in TOML. For these values, the syntax of TOML is that of JSON.
     text = json.dumps(value, ensure_ascii=False)
     return "".join(character if is_visible(character) else f"\\U{ord(character):08x}" for character in text)

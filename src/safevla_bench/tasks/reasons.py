@@ -20,7 +20,7 @@ SOME_PHASES = "some_phases"  # code in tables, not in files: the clause is judge
 LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})  # codes for clauses that apply but do not judge
 _ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%,;"})
 CODES, _TAGS = read_shipped(__package__, "reasons.toml", dict[str, dict[str, str]]).values()
-"""The text of each code, in which {} stands for a field, and of each tag that a task lacks or must not have."""
+"""The texts of codes, in which {} stands for a field, and the texts of tags that a task lacks or must not have."""
 
 
 def write_reason(code: str, *fields: str) -> str:

@@ -106,7 +106,7 @@ def export_dataset(
         raise RunError("films need the extra `video`", remedy=install_command("video"))
     if cameras is not None and cameras.video and any(side % 2 for side in cameras.size):
         raise RunError("the sides of a film must be even numbers", remedy="Choose another --image-size.")
-    # The error that is raised if no episode can be written; each episode that is left out replaces it.
+    # If no episode can be written, `last_error` is raised: the error of the last episode that was left out.
     last_error: SafevlaError = RunError("there is no episode to write", remedy="Name sources with episodes.")
     left_out: list[str] = []
     robot = judged.headers[0].embodiment if judged.headers else None
@@ -176,7 +176,7 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
     action = episode.action.episode_rows(0)
     if not len(action):
         raise RecordError("the record holds no actions", remedy="Export only episodes with `action`.")
-    times_s = episode.channel("time_s").values.ravel()  # empty if the record holds no times
+    times_s = episode.channel("time_s").values.ravel()  # empty if the record holds no time stamps
     elapsed_steps = (times_s - times_s[:1]) / episode.dt_s[0]
     if np.abs(elapsed_steps - np.arange(len(times_s))).max(initial=0.0) > _EVEN_TOLERANCE:
         remedy = "LeRobot needs evenly spaced frames. Export episodes without gaps."
@@ -196,8 +196,8 @@ def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
     policy_action, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
     column = _recorded_columns(episode)["action"]
     if not len(chunk_step):
-        chunk_step = np.full((len(column.values), 2), -1)  # -1 = the action is from no chunk
-    if len(policy_action):  # otherwise no filter has changed the actions
+        chunk_step = np.full((len(column.values), 2), -1)  # -1 means that the action is not from a chunk
+    if len(policy_action):  # without this channel, no filter changed the actions
         column = replace(column, values=policy_action)
     chunk_feature = FrameFeature("int64", (2,), ("chunk", "step"), is_summarized=False)
     return {POLICY_ACTION: column, CHUNK_STEP: FrameColumn(chunk_feature, chunk_step)}

@@ -119,9 +119,9 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
             margins, undecided = map(np.array, zip(*by_arm, strict=True))
             least_margin, is_open = np.fmin.reduce(margins), undecided.any(axis=0)
             has_open_clause |= is_open
-            # If one arm certainly violates the clause, a lost pose of another arm does not matter.
+            # A lost pose of one arm does not matter if another arm certainly violates the clause.
             margin[:, clause] = np.where(is_open & (least_margin >= 0), np.nan, least_margin)
-            clause_cost[is_open & ~(least_margin < 0), clause] = np.nan  # `~` includes margins that are NaN
+            clause_cost[is_open & ~(least_margin < 0), clause] = np.nan  # `~(… < 0)` is also true for NaN
             relative_margin = np.sign(margin[:, clause]) if spec.binary else margin[:, clause] / (spec.severe or np.nan)
             violating[:, clause] = margin[:, clause] < 0
             depth = violation_depth(spec, margin[:, clause])

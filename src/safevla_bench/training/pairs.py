@@ -133,7 +133,7 @@ def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failure
     ordered = sorted(candidates, key=lambda candidate: (candidate.state, candidate.name, candidate.index))
     distinct = []  # the episodes of each state, without repetitions
     for _, group in groupby(ordered, key=lambda candidate: candidate.state):
-        # Keep the first of several episodes with the same actions: in reversed order, it overwrites the other episodes.
+        # Of several episodes with the same actions, keep the first: in reversed order, it overwrites later episodes.
         candidate_of_actions = {candidate.actions: candidate for candidate in reversed(list(group))}
         distinct.append(list(candidate_of_actions.values())[::-1])
     rejected_kinds = ("unsafe success", "safe failure") if failures else ("unsafe success",)
@@ -144,7 +144,7 @@ def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failure
         bad = [candidate for candidate in members if candidate.kind in rejected_kinds]
         pairs, more_rollouts = _choose_state_pairs(good, bad, per_state), None
         if not pairs:
-            # The rates of good and bad episodes of the task. The added 0.5 and 1 keep both rates between 0 and 1.
+            # The rates of good and bad episodes of the task. Adding 0.5 and 1 keeps both rates above 0 and below 1.
             count_by_kind = {kind: count_by_task_and_kind[members[0].task, kind] for kind in get_args(Kind)}
             total = sum(count_by_kind.values()) + 1
             good_rate = (count_by_kind["safe success"] + 0.5) / total
@@ -165,7 +165,7 @@ def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], mos
     use_count = {candidate.name: 0 for candidate in (*good, *bad)}
 
     def rank(pair: Pair) -> tuple[object, ...]:
-        # The pair with the lowest rank is chosen next. The ranks of pairs with the same episodes grow with each choice.
+        # The pair with the lowest rank is chosen next. Each choice raises the ranks of all pairs that share an episode.
         return (
             use_count[pair.preferred.name] + use_count[pair.rejected.name],
             pair.rejected.clause is None,
@@ -180,7 +180,7 @@ def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], mos
     while heap and len(chosen) < most_pairs:
         stored_rank, k = heap[0]
         current_rank = rank(possible[k])
-        # A stored rank may be lower than the pair's current rank. If both ranks are equal, the first pair is the best.
+        # A stored rank may be lower than the pair's current rank. If both are equal, the heap's first pair is the best.
         if current_rank != stored_rank:
             heapreplace(heap, (current_rank, k))
             continue
@@ -196,7 +196,7 @@ def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, w
     rates p and q of good and bad episodes, the expected number is (good + m p)(bad + m q) - good bad - m p q. The term
     good bad is subtracted because the existing episodes have no usable pair.
     """
-    # The term m p q is subtracted because no rollout is both good and bad. Solve square m² + linear m = wanted.
+    # The term m p q is subtracted because no rollout is both good and bad. m solves square m² + linear m = wanted.
     square = good_rate * bad_rate
     linear = good * bad_rate + bad * good_rate - square
     return max(1, ceil((-linear + sqrt(linear**2 + 4 * square * wanted)) / (2 * square)))

@@ -51,7 +51,7 @@ class FrameFeature:
     dtype: str
     shape: tuple[int, ...] = (1,)
     names: tuple[str, ...] | None = None
-    is_summarized: bool = True  # False if values may be unknown (NaN): the column then has no statistics
+    is_summarized: bool = True  # False if values may be NaN (unknown); the column then has no statistics
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -124,7 +124,7 @@ def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[Datase
             writer = DatasetWriter(temporary, fps, robot)
             yield writer
             writer.finish()
-            if folder.is_dir():  # the user has made an empty folder
+            if folder.is_dir():  # the user made this empty folder
                 folder.rmdir()
             temporary.rename(folder)
         finally:
@@ -263,7 +263,7 @@ class DatasetWriter:
             "fps": self._fps,
             "splits": {"train": f"0:{self.episodes}"},
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-            "video_path": _VIDEO if len(self.schema) < len(self.features) else None,  # the schema leaves out films
+            "video_path": _VIDEO if len(self.schema) < len(self.features) else None,  # films have no column in the schema
             "features": {name: self._describe_feature(feature) for name, feature in self.features.items()},
         }
 
