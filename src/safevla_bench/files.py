@@ -22,12 +22,12 @@ from safevla_bench.memory import SETTING, limit_memory, read_budget
 
 T = TypeVar("T")
 _PARTIAL_SUFFIX = ".partial"
-MAX_DOCUMENT_BYTES = 1 << 26  # limit for documents that are read whole; the run.json of 400,000 episodes reaches it
+MAX_DOCUMENT_BYTES = 1 << 26  # size limit for files that are read whole; a run.json of 400,000 episodes reaches this
 
 
 def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     """Open a regular file for reading. Refuses a pipe, a device or a folder without opening it. If `within` is given,
-    it also refuses a file outside of this folder, for example through a link. Raises `OSError` if the file is missing,
+    a file outside of this folder is refused, too, for example behind a link. Raises `OSError` if the file is missing,
     not readable or refused, and `RecordError` for a Git LFS pointer, which clones without LFS have instead of the file.
     """
     if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):

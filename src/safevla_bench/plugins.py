@@ -55,7 +55,7 @@ def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
     """Raise `RunError` if the file `named_by` names `uses` (calls or files) but is not trusted (see `is_trusted`)."""
     if uses and not is_trusted(named_by):
         file, (_, command) = shlex.quote(str(named_by)), _trust.get()
-        problem = f"it names code or files without permission, so none of these was used: {'; '.join(uses)}"
+        problem = f"the file names code or files without permission, so none of these was used: {'; '.join(uses)}"
         step = f"repeat `safevla {command}` with --trust {file}" if command else "make the call within plugins.trusting"
         raise RunError(problem, remedy=f"If you trust the code and files, {step}.", place=Place(file=str(named_by)))
 
@@ -117,7 +117,7 @@ class PluginGroup:
         return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
-        """Return the entry point without loading it. Raises `error` if it is missing, or if an argument is a secret."""
+        """Return an entry point without loading it. Raises `error` for an unknown name or a secret among the arguments."""
         entry = next(iter(entry_points(group=self.group, name=name)), None)
         if entry is None:
             names = self.names() or ("none (install safevla-bench itself with pip)",)
@@ -147,7 +147,7 @@ class PluginGroup:
         except (KeyboardInterrupt, SafevlaError):
             raise
         except BaseException as error:
-            # A plug-in can raise any exception. If it is not a `SafevlaError`, the distribution has a fault.
+            # A plug-in can raise any exception. Any but a `SafevlaError` is a fault of the distribution.
             owner = _distribution_name(entry)
             problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
             raise PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.") from error

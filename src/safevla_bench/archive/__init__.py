@@ -135,8 +135,8 @@ def write_archive(path: Path, batch: Batch) -> None:
 
 def write_batches(path: Path, batches: Iterable[Batch]) -> None:
     """Write the episodes of batches to one archive file, all or none; an existing file is replaced. Raises
-    `RecordError` if the format is unknown, if an id is repeated, or if the format holds exactly one episode but there
-    are more or none. Raises `FileError` if the file cannot be written.
+    `RecordError` if the format is unknown, if an id is repeated, or if the format is for exactly one episode but the
+    batches have none or several. Raises `FileError` if the file cannot be written.
     """
     suffix = detect_suffix(path)
     if suffix in _SINGLE_EPISODE_SUFFIXES:

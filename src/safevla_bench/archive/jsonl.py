@@ -297,7 +297,7 @@ def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str,
         if is_present[spec.name]:
             arrays[spec.bodies], arrays[spec.name] = _read_poses(steps, spec, index_by_body)
     for spec in channels.ROWS:
-        # Channels of actions are not in `is_present`; `_read_rows` finds out whether they were recorded.
+        # `is_present` lacks the channels of actions; `_read_rows` returns None if such a channel was not recorded.
         if is_present.get(spec.name, spec.is_per_action):
             arrays[spec.name] = _read_rows(steps, spec)
     if any(step.gripped_body is not UNSET for step in steps):

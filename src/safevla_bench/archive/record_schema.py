@@ -236,7 +236,7 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
         problem = f"the keys {', '.join(map(repr, missing[:-1]))} and {missing[-1]!r} are missing"
     roles = tree.get("body_roles") if field == "body_roles" else None
     if roles and isinstance(roles, Mapping):
-        # The message does not name the body; it is the first one with an unknown role.
+        # The message does not name the body. The body is the first one with an unknown role.
         body = next((name for name, role in roles.items() if role not in get_args(Role)), "")
         field, remedy = f"body_roles.{escape_controls(body)}", f"Roles are {', '.join(get_args(Role))}."
     raise RecordError(problem, remedy=remedy, place=Place(step=step, field=field or None))

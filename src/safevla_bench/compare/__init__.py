@@ -1,3 +1,3 @@
-"""Comparison of policies: on paired episodes if the policies ran the same ones, else on the tasks that both ran."""
+"""Comparison of policies: on paired episodes if the policies ran the same episodes, else on common tasks."""
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """A text for each suite whose episodes have several versions of a package; the text names suite and package."""
     warnings: tuple[str, ...] = ()
     interventions: tuple[Intervention, ...] = ()
-    """The effect of each action filter against the same episodes without it; empty if episodes are not paired."""
+    """The effect of each action filter, compared with unfiltered episodes. Empty if episodes are not paired."""
 
 
 def compare_policies(
@@ -325,7 +325,7 @@ def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None)
 
 
 def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteComparison:
-    """Compare policies in each metric that is known for all of them. SR is unknown if a violation stopped an episode.
+    """Compare the policies in each metric that all have. SR is unknown if a violation stopped an episode.
     Safety is unknown if a suite has no verdict. All other metrics are unknown in both cases.
     """
     judged = not any(result.suites_without_verdict for result in scope.members)

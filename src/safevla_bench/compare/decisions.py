@@ -184,8 +184,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """The candidates, best first, and the name of the chosen one (None if no estimates satisfy all conditions).
 
     `comparison` compares the chosen policy with the runner-up, the next best policy whose estimates satisfy all
-    conditions. It is null if there is no runner-up, or if the two cannot be compared. `unpaired` says why episodes of
-    the two policies are not paired. With `episodes` episodes per task and policy, the difference would be significant
+    conditions; null if there is no runner-up, or if the two cannot be compared. `unpaired` says why episodes of the two
+    policies are not paired. With `episodes` episodes per task and policy, the difference would be significant
     for tasks like these with 80 % probability, if the true rates equal the measured rates.
     """
 

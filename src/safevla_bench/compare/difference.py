@@ -46,8 +46,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     `p_value`, `ci` and `better` answer the question about these tasks: would equal policies differ so much if the same
     tasks were run again? Fields with `by_task` in their names answer the question about tasks like these: would equal
     policies differ so much on other tasks of this kind? The second verdict requires that the first verdict is clear.
-    For each question, the family-wise error over all pairs of policies is 1 - confidence. `only_first` counts
-    the pairs in which only the first policy has the metric's outcome. It is null for means, and for unpaired episodes.
+    For each question, the family-wise error over all pairs of policies is 1 - confidence. `only_first` counts the pairs
+    in which only the first policy has the metric's outcome; null for means, unpaired episodes, or several per state.
     """
 
     first: str
@@ -331,9 +331,9 @@ def _test_tasks(
     test: TestOfRows,
     options: ComparisonOptions,
 ) -> list[Difference]:
-    """Return `measured`, the differences of R pairs of policies, completed by three kinds of results: on these tasks,
-    on these tasks without one of them, and for tasks like these. `parts` has the sums of the values in K tasks and the
-    tasks' weights, both [R, K]. A task of weight 0 is ignored. A pair of policies without weights gets no results.
+    """Return `measured`, the differences of R pairs of policies, with three kinds of results added: on these tasks, on
+    these tasks without each task in turn, and for tasks like these. `parts` has the sums of the values in K tasks and
+    the tasks' weights, both [R, K]. Tasks of weight 0 are ignored. Pairs of policies without weights get no results.
     """
     rows = np.flatnonzero(parts[1].any(axis=1))
     if not len(rows):
@@ -351,8 +351,8 @@ def _test_tasks(
         without = _drop_rounding((total_sum - sums) / (total_weight - weights))
         without = np.where(is_used & (task_counts > 1)[:, None], without, np.nan)
     lowest, highest = np.fmin.reduce(without, axis=1), np.fmax.reduce(without, axis=1)
-    # The tasks are sorted by the estimate without the task, relative to the sign of the estimate with all tasks.
-    # The omission of the first task in this order reverses the sign or reduces the estimate most.
+    # `order` sorts the tasks by the estimate without the task, times the sign of the estimate over all tasks.
+    # Leaving out the first task in `order` reduces the size of the estimate most, or reverses its sign.
     order = np.argsort(np.round(without * estimates[:, None], 12), axis=1, kind="stable")
     changes_sign = (lowest * highest <= 0) | (np.sign(lowest) != np.sign(estimates))
     loses_significance = np.zeros_like(is_used)
@@ -447,7 +447,7 @@ def _find_obstacle(
 
 
 def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
-    """Return the difference, completed by the possible effects of its `unknown` episodes (at least one episode).
+    """Return the difference with the possible effects of its `unknown` episodes (at least one episode).
 
     `extremes` holds the smallest and the largest difference that the unknown values allow. For the metric P[U|S],
     `extremes` is empty, because neither difference can be computed; then there is no verdict.

@@ -130,8 +130,8 @@ class PairedResults:
 
     def state_means(self, policies: tuple[int, int], metric: str) -> tuple[Floats, bool]:
         """Return the first policy's mean value in each initial state, and whether each policy has just one episode per
-        state. States in which either policy has no value are left out. If episodes are paired, not states, seeds for
-        which either policy has no value are left out, too. `policies` has two indices.
+        state. States in which either policy has no value are left out. If episodes are paired
+        instead of states, so are seeds in which either policy has no value. `policies` has two indices.
         """
         values = self.metric_values(policies, metric)
         if not self.by_state:
@@ -322,7 +322,7 @@ def _describe_differences(
 
 
 _PROTOCOL_REMEDY = "Roll out both policies under one protocol, and create RoboCasa kitchens as `safevla eval` does."
-# Name -> a function that reads a field of an episode. These fields and the initial state determine how it runs.
+# Name -> a function that reads a field of an episode. The fields and the initial state determine how the episode runs.
 _START_FIELDS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     "env_seed": lambda _, header: header.env_seed,
     "horizon": lambda _, header: header.horizon,

@@ -244,7 +244,7 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
     if planned episodes are missing.
 
     Each initial state gets the mean of its seeds. The first test omits episodes without a value. In the second test,
-    they get 1 in the first half of the runs and 0 in the second half if the metric rises, and the reverse if it falls.
+    these get 1 in the first half of the runs and 0 in the second half if the metric rises; otherwise 0, then 1.
     """
     if len(results) < 3 or any(protocol != protocols[0] for protocol in protocols):
         return
@@ -321,7 +321,7 @@ def measure_order(results: Sequence[PolicyResults]) -> list[Trend]:
     labels = [label for result in ordered if (label := read_label(result.name))]
     if len(ordered) < len(results) or len({label.series for label in labels}) != 1:
         return []
-    if len({label.value for label in labels}) < len(labels):  # such as step-1000 and step-1k: they have no order
+    if len({label.value for label in labels}) < len(labels):  # such as step-1000 and step-1k, without an order
         return []
     order = sorted(range(len(labels)), key=lambda k: labels[k].value)
     return list(measure_trends([ordered[k] for k in order]))

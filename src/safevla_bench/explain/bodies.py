@@ -1,7 +1,7 @@
 """Find the bodies that determine a signal's value in a record, the bodies in every violation, and the kind of a body.
 
-A kind is one of the words in `BODY_KINDS`. It says how a body relates to the task. It depends on the body's role and
-name, on the task's goal, and on whether the body's position is recorded.
+A kind is one of the words in `BODY_KINDS`, and says how a body relates to the task. The kind depends on the body's role
+and name, on the task's goal, and on whether the body's position is recorded.
 
 A clause on the largest force or displacement is violated if any body or pair of bodies exceeds the limit. `find_bodies`
 yields all such bodies and pairs, not only the worst. Bodies and kinds do not affect Safety, SBU or VSI.

@@ -65,9 +65,9 @@ class _ContactChain:
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> CauseChain | None:
     """Return the cause of a violation that began in record `first` of the only episode, when `signal` passed its limit.
 
-    Return None for signals of motion, if `first` is below 0 (no violation), if contacts are not recorded, or if the
-    record lacks what the signal needs: a known displacement, a contact or a held object. A signal of joint torque needs
-    nothing of this kind, but its cause may lack bodies. The registry says in which tasks the robot holds an object.
+    Return None for signals of motion, if `first` is below 0 (no violation), if contacts are not recorded, or if record
+    `first` has no known displacement, contact or held object that explains the signal. Joint torque always has a cause,
+    which may lack bodies. The registry says in which tasks the robot holds an object.
     """
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
@@ -268,7 +268,7 @@ def _first_record_of_contact(reading: RecordFields, contact: _Contact) -> int:
 
 
 def _first_recent_record(reading: RecordFields, step: int) -> int:
-    # Return the index of the first record in the last `RECENT_S` seconds before the record `step`; it may be negative.
+    # Return the index of the first record in the last `RECENT_S` seconds before `step`. The index may be negative.
     times = reading.batch.stamps_s.get(0)
     if times is None:
         return step - round(RECENT_S / float(reading.batch.dt_s[0]))

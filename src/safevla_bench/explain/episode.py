@@ -144,7 +144,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
     """Return the reason why each specification is vacuous in the only episode of `reading`, by id."""
     reasons = {}
     for spec_id in spec_ids:
-        spec, reason = library[spec_id], "no comparison of a number decides the formula"
+        spec, reason = library[spec_id], "no numeric comparison decides the formula"
         match spec.formula:
             case syntax.Always(_, syntax.Implies(gate, _)):
                 reason = f"its condition never arose: {syntax.format_formula(gate)}"

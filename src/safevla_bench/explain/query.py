@@ -156,7 +156,7 @@ def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Deci
     if hangs_on_window and (rho < 0 or is_boolean_only(formula)):
         return "no verdict", "a window lies wholly past the end of the episode"
     if rho > 0 and not is_boolean_only(formula):
-        return "vacuous", "no margin exists, because no comparison of a number decides the formula"
+        return "vacuous", "no margin exists, because no numeric comparison decides the formula"
     return decision
 
 

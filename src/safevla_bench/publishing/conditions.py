@@ -18,7 +18,7 @@ from safevla_bench.trajectory.marks import DRAWN
 from safevla_recorder.identity import find_official_name, official_suites
 
 PolicyName = str | None
-# Names of protocol values that are not in `Conditions.rules`: they do not affect episodes, or have another field.
+# Names of protocol values that `Conditions.rules` omits: they do not affect episodes, or have their own field.
 _EXCLUDED_RULES = ("trials", "horizons", "simulator", "wait_steps_by_suite")
 
 
@@ -69,7 +69,7 @@ def _encode(value: object) -> str:
 
 
 def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
-    """Return, by policy, why it has no rank: it used other starts or another protocol on an official suite."""
+    """Return policy -> reason why the policy has no rank: other starts or another protocol on an official suite."""
     reasons: dict[PolicyName, str] = {}
     for source, policy, notes, absent in _iterate_policies(judged):
         official = [note for note in notes if find_official_name(note.header.benchmark)]

@@ -368,7 +368,7 @@ def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summar
 
 
 def _lerobot_task(score: EpisodeScore) -> tuple[str, int | str]:
-    # Return the suite's name in LeRobot, and the task's index, or its id if it has no index.
+    # Return the suite's name in LeRobot, and the task's index, or the task's id if the id contains no index.
     number = score.task_id.removeprefix("task_")
     return score.benchmark.replace("-", "_"), int(number) if number.isdecimal() else score.task_id
 

@@ -113,9 +113,9 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Start an episode and return the observation and info of record 0. `seed` seeds the environment and selects
         initial state `seed` modulo the number of states; later resets without a seed take the next states in turn. The
-        option `init_state_index` selects the state instead. Raises `HostError` if the state does not exist, or for
-        another option, and the errors of `Monitor.observe`, such as those for an unknown task or a record without a
-        needed field.
+        option `init_state_index` selects the state instead. Raises `HostError` if the state does not exist or
+        an option is unknown, and the errors of `Monitor.observe`, for example if the task is unknown or a record lacks
+        a needed field.
         """
         unknown = {*(options or ())} - {_INDEX_OPTION}
         if unknown or not _is_integer((options or {}).get(_INDEX_OPTION, 0)):
@@ -158,7 +158,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     episodes stay the same. The simulator must exist after the environment's first `reset`. Record 0 is the state after
     your `reset`, so let the scene settle in `reset`. Each `step` must be one control step of the simulator, so apply
     this wrapper before a wrapper that repeats actions or plays chunks of them. `info["cost"]` is the cost of this
-    package; a cost of the environment's own is kept as `info["env_cost"]`.
+    package; the environment's own cost is kept as `info["env_cost"]`.
     """
 
     def __init__(

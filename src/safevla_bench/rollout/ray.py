@@ -187,7 +187,7 @@ _LONG_PATH_REMEDY = (
 )
 _REMEDY = (
     "Run the command on a node of the cluster, with --engine ray:HOST:PORT as printed by `ray start --head` (usually "
-    "port 6379), or ray:auto, and with its authentication token if it has one (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)."
+    "port 6379), or ray:auto. If the cluster has an authentication token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
 )
 
 

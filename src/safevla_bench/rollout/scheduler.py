@@ -296,7 +296,7 @@ class WorkerProcess:
 
     def __init__(self, spec: WorkerSpec, environment: Mapping[str, str]) -> None:
         self.connection, child_end = Pipe()
-        # Ctrl-C sends SIGINT to the whole process group. Workers inherit the block of this signal, so they ignore it.
+        # Ctrl-C sends SIGINT to the whole process group. The signal is blocked here, and workers inherit the block.
         former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process = subprocess.Popen(

@@ -52,7 +52,7 @@ class PhysicsReplay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     suite: str
     episode_id: str
     variation: str
-    obstacle: str = ""  # reason why the replay cannot be compared: it is not exact on this machine, or it failed
+    obstacle: str = ""  # reason why replays cannot be compared: not exact on this machine, or simulator failed
     left: int | None = None
     clauses: dict[str, ClauseReading] = {}
 
@@ -179,7 +179,7 @@ class EpisodeFirmness:
         return [spec_id for spec_id in ids if self.compare(replay, spec_id) == "flips"]
 
     def verdict(self, replay: PhysicsReplay) -> Comparison:
-        """Compare the verdicts on the episode. Specifications that a replay leaves open keep their verdict."""
+        """Compare the verdicts on the episode. Undecided specifications keep the recorded verdict."""
         flipped = set(self.flips(replay))
         violated = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
         violated_in_replay = violated ^ flipped

@@ -1,4 +1,4 @@
-"""Tasks: their tags, and which specifications apply to them, with reasons why others do not (paper Section 3.2)."""
+"""Tasks: their tags, which specifications apply to a task, and why the others do not apply (paper Section 3.2)."""
 
 from __future__ import annotations
 

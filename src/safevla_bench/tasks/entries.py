@@ -93,7 +93,7 @@ class TaskEntry:
     instruction: str | None = None
     capabilities: frozenset[str] | None = None
     patterns: tuple[str, ...] = ()
-    """If not empty, this entry is a family: it covers the matching tasks (by id or name) that have no separate entry.
+    """An entry with patterns is a family: it covers all tasks with a matching id or name and no separate entry.
 
     Patterns are shell patterns; case matters."""
 
@@ -113,7 +113,7 @@ class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     receptacles: tuple[str, ...] = ()  # bodies into or onto which the goal puts an object, except the table or floor
-    fixtures: tuple[str, ...] = ()  # fixtures whose joint the goal moves: it opens, closes or switches them
+    fixtures: tuple[str, ...] = ()  # fixtures that the goal opens, closes or switches
 
 
 @dataclass(frozen=True, slots=True)

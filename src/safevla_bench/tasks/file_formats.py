@@ -284,7 +284,7 @@ def _row_subject(row: object, default: str) -> str:
 
 
 def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
-    """Return tasks, then families, as rows of the paper's task-tag schema. `--rules` reads the same entries from them.
+    """Return tasks, then families, as rows of the paper's task-tag schema. `--rules` accepts these rows.
     If `benchmark` is None, all benchmarks are included. Raises `RegistryError` if there is no such benchmark.
     """
     registry.check_benchmark(benchmark)

@@ -1,4 +1,4 @@
-"""The check whether an episode ran an official task. The record must prove it; the task's name is not enough.
+"""The check whether an episode ran an official task. The record must prove this; the task's name is no proof.
 
 See docs/explanation/trust.md.
 """

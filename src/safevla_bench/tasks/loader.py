@@ -32,9 +32,9 @@ V = TypeVar("V")
 
 def load_registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
     """Load the built-in registry, and add the tasks, templates, benchmarks and capability sets of the `extra` files.
-    Tasks in `extra` replace built-in tasks with the same benchmark and id, and families in `extra` precede built-in
-    families. Raises `RegistryError` for a file that cannot be read, contradicts itself or another file, or reuses a
-    built-in name.
+    Tasks and goal bodies in `extra` replace built-in ones with the same benchmark and id. Families in `extra` precede
+    built-in families. Raises `RegistryError` for a file that cannot be read, contradicts itself or another file, or
+    reuses a built-in name.
     """
     if not extra:
         return _built_in_registry()

@@ -172,7 +172,8 @@ def _list_folders_and_hosts(judged: Judged) -> list[tuple[Path, Host]]:
 
 
 def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
-    # Returns the columns of the end effector's state and of the actions; raises `RecordError` if they cannot be frames.
+    # Returns the columns of the end effector's state and of the actions.
+    # Raises `RecordError` without actions or for unevenly spaced records, and the errors of `require_one_arm`.
     action = episode.action.episode_rows(0)
     if not len(action):
         raise RecordError("the record holds no actions", remedy="Export only episodes with `action`.")
@@ -204,7 +205,7 @@ def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
 
 
 def _state_column(state: NDArray[np.float64]) -> FrameColumn:
-    # Returns the column of `state`, [n, width]. It may lack the fingers, or the fingers and the rotation.
+    # Returns the column of `state`, [n, width]. The state may lack the fingers, or the fingers and the rotation.
     fingers = tuple(f"finger_{k + 1}_m" for k in range(state.shape[1] - len(_STATE_NAMES)))
     names = (*_STATE_NAMES, *fingers)[: state.shape[1]]
     return FrameColumn(FrameFeature("float32", (len(names),), names), state)

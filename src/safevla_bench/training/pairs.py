@@ -219,7 +219,7 @@ def list_candidates(judged: Judged) -> tuple[list[Candidate], int]:
 
 
 def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | None:
-    # Returns the judged episode with this index as a candidate; None if it cannot be compared (see the module).
+    # Returns the judged episode with this index as a candidate; None if it cannot be in a pair (see the module).
     header, actions = episode.headers[0], episode.action.episode_rows(0)
     is_comparable = scores.is_judged[index] and scores.is_counted[index] and scores.outcome[index] not in CUT_SHORT
     state = _digest_state(episode, scores.simulator[index] if scores.simulator else {})

@@ -263,7 +263,7 @@ class DatasetWriter:
             "fps": self._fps,
             "splits": {"train": f"0:{self.episodes}"},
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-            "video_path": _VIDEO if len(self.schema) < len(self.features) else None,  # films have no column in the schema
+            "video_path": _VIDEO if len(self.schema) < len(self.features) else None,  # films are not in the schema
             "features": {name: self._describe_feature(feature) for name, feature in self.features.items()},
         }
 
