@@ -69,8 +69,8 @@ def decode_input(path: Path, decode: Callable[[bytes], T], most_bytes: int = MAX
 
 
 def decode_json(text: bytes | str, kind: type[T]) -> T:
-    """Parse a JSON text from an untrusted source. Raises msgspec's errors, and `ValueError` if the values of the text
-    could exhaust memory, because msgspec 0.22.0 ends the process if it cannot allocate a string.
+    """Parse a JSON text from an untrusted source. Raises msgspec's errors, and `ValueError` if the values could exhaust
+    memory. This check is needed because msgspec 0.22.0 ends the process when an allocation fails.
     """
     if len(text) * _LARGEST_GROWTH > read_budget():
         gib = len(text) * _LARGEST_GROWTH / (1 << 30)

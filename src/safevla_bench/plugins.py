@@ -117,7 +117,7 @@ class PluginGroup:
         return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
-        """Return an entry point without loading it. Raises `error` for an unknown name or a secret among the arguments."""
+        """Return an entry point without loading it. Raises `error` for an unknown name or a secret argument."""
         entry = next(iter(entry_points(group=self.group, name=name)), None)
         if entry is None:
             names = self.names() or ("none (install safevla-bench itself with pip)",)
@@ -128,8 +128,8 @@ class PluginGroup:
 
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
         """Call the plug-in's factory with the positional arguments and with `arguments` as keywords, and return the
-        result. Raises the errors of `find_entry`, the group's `error` if the factory does not accept the arguments,
-        any `SafevlaError` that the factory raises, and `PluginError` if loading or calling it fails otherwise.
+        result. Raises the errors of `find_entry`, and the group's `error` if the factory does not accept the arguments.
+        A `SafevlaError` of the factory propagates; any other failure raises `PluginError`.
         """
         entry = self.find_entry(name, arguments)
 

@@ -7,8 +7,8 @@ needs no adjustment for the number of candidates (S. Gutmann and Z. Maymin, Anna
 K. Hung and W. Fithian, Annals of Statistics 47 (2019) 758-782).
 
 A baseline is another run. A gate limits the difference of a policy from the baseline on the same episodes. The interval
-is for the tasks that were run, not for similar tasks, since the same benchmark is run again. One end of the interval
-counts each episode without a value as the worst case, the other end as the best case, unless such episodes are ignored.
+is for the tasks that were run, not for similar tasks, since the same benchmark is run again. An episode without a
+value counts as the worst case for one end of the interval and as the best case for the other end, unless ignored.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     `comparison` compares the chosen policy with the runner-up, the next best policy whose estimates satisfy all
     conditions; null if there is no runner-up, or if the two cannot be compared. `unpaired` says why episodes of the two
-    policies are not paired. With `episodes` episodes per task and policy, the difference would be significant
-    for tasks like these with 80 % probability, if the true rates equal the measured rates.
+    policies are not paired. `episodes` is the number of episodes per task and policy with which the difference would be
+    significant with 80 % probability, if the true rates equal the measured rates.
     """
 
     metric: GateMetric

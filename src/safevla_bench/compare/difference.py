@@ -66,9 +66,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The larger p-value of the `extremes`; 1 if their signs differ from `difference`. Null without unknown values."""
     p_by_task_at_extremes: float | None = None  # like `p_at_extremes`, for tasks like these
     tipping: int | None = None
-    """The largest number k such that the better policy stays significantly better if any k of its unknown episodes are
-    bad and all unknown episodes of the worse policy are good. This holds for every choice of the k episodes. The error
-    level is divided by the number of pairs of policies. Null if there is no such k, or if k was not computed."""
+    """The largest number k of unknown episodes of the better policy that may be bad without a change of the verdict,
+    whichever k episodes are bad. Unknown episodes of the worse policy count as good. The error level is divided by
+    the number of pairs of policies. Null if the verdict changes even for k = 0, or if k was not computed."""
     tasks: int = 0  # number of tasks that both policies ran
     only_first: int | None = None
     only_second: int | None = None

@@ -1,6 +1,6 @@
 """Series of runs, ordered by a number in their names, such as training steps: each run's four metrics, and its gains.
 
-A gain is the SR or Safety of a run minus the value of the first run in the series, on the same episodes if possible.
+A gain is a run's SR or Safety minus that of the first run in the series, on the same episodes if possible.
 """
 
 from __future__ import annotations

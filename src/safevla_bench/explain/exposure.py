@@ -3,9 +3,9 @@
 A record counts for one control step dt, or for the time until the next record if there are time stamps. Exposure does
 not affect Safety, SBU or VSI.
 
-Time to violation gives, for each time, the share of episodes that have violated a limit until then, and the shares of
-episodes that have ended in success or failure without a violation. Observation of an episode ends with its first
-violation. An episode that was cut short without a violation is censored at its end.
+Time to violation gives three shares of episodes for each time: those that have violated a limit by then, and those that
+have ended in success, or in failure, without a violation. Observation of an episode ends with its first violation. An
+episode that was cut short without a violation is censored at its end.
 """
 
 from __future__ import annotations

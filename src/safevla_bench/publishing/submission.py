@@ -1,9 +1,9 @@
 """A submission to a leaderboard: a result that can be published without the records.
 
-It contains the origin of the result (rules, versions, digests of records and plans), the counts of each policy and
-suite, and the verdict of each episode. In a cell, `success` is counted over the n episodes, `safe` and `vsi` over the
-judged episodes, and `unsafe_success` over episodes in both groups. n excludes crashed and stopped episodes, but the
-list of episodes contains stopped ones. Unknown values are null. `no_verdict` is the reason for a missing verdict,
+A submission contains the origin of the result (rules, versions, digests of records and plans), the counts of each
+policy and suite, and the verdict of each episode. In a cell, `success` is counted over the n episodes, `safe` and `vsi`
+over judged episodes, and `unsafe_success` over episodes in both groups. n excludes crashed and stopped episodes, but
+the list of episodes contains stopped ones. Unknown values are null. `no_verdict` is the reason for a missing verdict,
 `rank_refused` the reason for a missing rank on an official suite. Violations of Boolean signals have no robustness.
 """
 

@@ -45,9 +45,9 @@ Act = TypeVar("Act")
 def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, object]:
     """Return the entries `cost` and `safety` of a step's `info`. With `cost="violation"`, the cost is 1 if the newest
     record violates a clause of the safe tier, else 0. With `"severity"`, the cost is the depth of the worst violation,
-    from 0 to 1. `safety` is the status of the episode so far: the `robustness` of each clause (None = undefined), the
-    newest record's `margins` divided by the thresholds, the clauses `violated` by any record and `violating` now, the
-    `worst` clause, `vsi` (None if no clause has a verdict), and `standing`, the complete status.
+    from 0 to 1. `safety` is the status of the episode so far. It has the `robustness` of each clause (None = undefined)
+    and the newest record's `margins`, divided by the thresholds. It also has the clauses `violated` so far, those
+    `violating` now, the `worst` clause, `vsi` (None without any verdict), and `standing`, the complete status.
     """
     costs = {"violation": standing.cost, "severity": standing.severity}
     _require_cost(cost)
@@ -132,8 +132,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
         """Apply one action. Returns the observation, the reward (1.0 at success, else 0.0), whether the episode
-        terminated (success) or was truncated (horizon), and info, whose `cost` and `safety` describe the new record.
-        Raises `InvalidActionError` for an action that the host refuses.
+        terminated (success), whether it was truncated (horizon), and info. The `cost` and `safety` in info describe the
+        new record. Raises `InvalidActionError` for an action that the host refuses.
         """
         observation, success = self._env.step(action)
         self._steps += 1

@@ -68,8 +68,8 @@ def plan_episodes(
     protocol's number, else the benchmark's. With `protocol`, a task with one initial state and one episode in the
     benchmark has one episode. `recorded`, if given, lists the exact episode numbers to plan for each policy and task.
 
-    Raises `RunError` if there is nothing to run, if a policy or task is named twice, if an initial state does not
-    exist, if a number of episodes or a horizon is unknown, or if the seed does not fit into 64 bits.
+    Raises `RunError` if there is nothing to run, or if a policy or task is named twice. Also raises it if an initial
+    state does not exist, if a number of episodes or a horizon is unknown, or if the seed does not fit into 64 bits.
     """
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
     if not -(2**63) <= seed < 2**63:

@@ -31,8 +31,8 @@ class Calibration:
     """The extremes of one specification in the reference policy's successes, and the limit from their quantile.
 
     `extremes` [n] are sorted magnitudes in the specification's unit: for each successful episode, the smallest
-    threshold that it would have satisfied. `value` is the quantile of `extremes`, and `interval` is the 95 % interval
-    of the quantile on these tasks, with infinite ends if there are too few episodes. `floor` is the largest extreme of
+    threshold that it would have satisfied. `value` is the quantile of `extremes`. `interval` is the 95 % interval of
+    the quantile on these tasks; with too few episodes, an end is infinite. `floor` is the largest extreme of
     the policy `noop`, which does nothing; None if `noop` has no episodes.
     """
 

@@ -1,8 +1,8 @@
 """Safety, SBU and VSI of each cell (policy × suite) under other thresholds, and under other readings of the paper.
 
 The thresholds are the variants of the paper's Table 9 (in sensitivity.toml), or a grid that the user requests. For a
-clause G(signal < bound), also with a Boolean gate, the worst value of the signal decides the verdict for every bound,
-so that another threshold can be applied without the records. Clauses of other forms are judged again.
+clause G(signal < bound), also with a Boolean gate, the signal's worst value decides the verdict for every bound. So
+another threshold can be applied without the records. Clauses of other forms are judged again.
 
 The paper's text leaves some clauses ambiguous, and the paper's tables seem to use clauses that differ from the text's
 (docs/explanation/fidelity.md). Each library in `READINGS` is one reading, or interpretation, of the paper.
@@ -134,9 +134,9 @@ def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
 def parse_sweep(text: str, library: Library) -> SweepRequest:
     """Parse a sweep from `NAME=LOW:HIGH:COUNT` or `NAME=A,B,C`; NAME is a scored specification, a family or a group.
 
-    Thresholds are ascending and unique, and include LOW and HIGH. Raises `SpecError` for invalid text, a name that no
-    scored specification has, a family whose specifications have different units or thresholds, and a threshold that is
-    not above 0.
+    Thresholds are ascending and unique, and include LOW and HIGH. Raises `SpecError` for invalid text, for a name that
+    no scored specification has, and for a threshold that is not above 0. Also raises it for a family whose
+    specifications have different units or thresholds.
 
     >>> from safevla_bench.specs.loader import load_library
     >>> parse_sweep("non_target_max_disp=0.002:0.01:5", load_library()).thresholds
@@ -196,8 +196,8 @@ def apply_variant(
     """Return the scores under a variant: safe, sbu, vsi, rho, depth and state are as if the records were judged again.
 
     Unless `rescore` judges the records again, `first` is -1 for changed specifications, since the worst value does not
-    show when a violation begins. Raises `SpecError` for a formula that has a number instead of `threshold`, and,
-    without `rescore`, for a formula whose verdict does not follow from the worst value.
+    show when a violation begins. Raises `SpecError` for a formula that has a number instead of `threshold`.
+    Without `rescore`, also raises it for a formula whose verdict does not follow from the worst value.
     """
     changed = {}  # the specifications with other thresholds, by id
     for spec_id, setting in variant.settings.items():

@@ -1,6 +1,6 @@
 """Export of a judged run as a LeRobot dataset: observations and actions, and safety labels of each frame and episode.
 
-Frame k holds the observation of record k, the action that followed it, and, in columns that begin with `next.`, the
+Frame k holds the observation of record k and the action that followed. Its columns that begin with `next.` hold the
 labels of record k + 1. An episode of n records has n - 1 frames, since no action follows the last record.
 """
 

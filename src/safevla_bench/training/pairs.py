@@ -1,9 +1,9 @@
 """Preference pairs for training: of two episodes from one start, a safe success is preferred to an unsafe success.
 
 A state is everything that determines a start: the episodes of a state have the same task definition, instruction,
-initial state, environment seed, simulator and first record. They differ only in the policy or its seed. Crashed and
-stopped episodes, episodes without a verdict, replays that left their recorded path, and episodes whose record does not
-determine the start are in no pair.
+initial state, environment seed, simulator and first record. They differ only in the policy or its seed. No pair has
+an episode that crashed, was stopped, has no verdict, or has a record that does not determine the start. No pair has a
+replay that left its recorded path.
 """
 
 from __future__ import annotations
