@@ -39,7 +39,7 @@ def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     if stream.peek(len(_LFS_POINTER)).startswith(_LFS_POINTER):
         stream.close()
         remedy = "Fetch the content: git lfs pull, or download the file itself."
-        raise RecordError("this is a Git LFS pointer, not the file", remedy=remedy, place=Place(file=str(path)))
+        raise RecordError("the file is a Git LFS pointer, not data", remedy=remedy, place=Place(file=str(path)))
     return stream
 
 

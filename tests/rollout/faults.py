@@ -204,7 +204,7 @@ FAULTS = (
     Fault(
         "SIGSEGV, each time",
         "segfault-always",
-        by_engine(Ending(-11, OTHERS), Ending(4, RETRY, ("its worker died in each of 2 attempts", "SIGSEGV"), (1,))),
+        by_engine(Ending(-11, OTHERS), Ending(4, RETRY, ("the worker died in each of 2 attempts", "SIGSEGV"), (1,))),
     ),
     Fault("the kernel kills, out of memory", "kill", by_engine(Ending(-9, RESUME), WHOLE)),
     Fault("the command is killed", "wait", both(Ending(-9, RESUME)), send(signal.SIGKILL)),

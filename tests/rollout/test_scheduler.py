@@ -219,7 +219,7 @@ def test_what_a_worker_cannot_mend_is_the_same_error_as_without_workers(tmp_path
 @pytest.mark.parametrize(
     ("returncode", "words"),
     [
-        (7, "it exited with status 7"),
+        (7, "the process exited with status 7"),
         (-signal.SIGKILL, "SIGKILL, often because memory ran out"),
         (-signal.SIGSEGV, "SIGSEGV"),
         (-99, "signal 99"),

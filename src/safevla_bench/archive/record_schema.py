@@ -200,7 +200,7 @@ def parse_json(line: bytes) -> dict[str, object]:
     except ValueError as error:  # raised for an integer with more digits than Python converts
         refuse(f"malformed JSON: {error}")
     if not isinstance(tree, dict):
-        refuse(f"a JSON object is required, but this is {type(tree).__name__}")
+        refuse(f"a JSON object is required, but the text holds a {type(tree).__name__}")
     return tree
 
 

@@ -129,7 +129,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install Ray on every node: {plugins.install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # this is the default of Ray 2.60
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # 0 is the default of Ray 2.60
     address = cluster.place
     options = _local_options(math.ceil(slots * cluster.cpus)) if address == HERE else {}
     ray: Any = importlib.import_module("ray")  # Ray reads the variables above at import
@@ -150,7 +150,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
         environment = {"runtime_env": {"py_modules": list(cluster.modules)}} if cluster.modules else {}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options, **environment)
     except subprocess.TimeoutExpired:
-        problem = f"the Ray cluster {address} cannot be used: it gave no answer in {_ANSWER_S:g} s"
+        problem = f"the Ray cluster {address} cannot be used: no answer within {_ANSWER_S:g} s"
         raise RunError(problem, remedy=_REMEDY) from None
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         lines = str(error).strip().splitlines()
@@ -328,7 +328,7 @@ class ActorHandle:
 def _describe_death(error: Exception, ray: Any) -> str:
     # Returns why an actor ended. `error` is the error that Ray raises instead of a reply.
     if isinstance(error, ray.exceptions.OutOfMemoryError):
-        return "its node ran out of memory, so Ray killed it; put fewer actors on a node: --actor cpus="
+        return "the node ran out of memory, so Ray killed the actor; put fewer actors on a node: --actor cpus="
     lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # a tab begins lines with ids
     return f"{type(error).__name__}: {' '.join(' '.join(lines).split())[:500]}"
 

@@ -271,7 +271,7 @@ class _Crew:
             self._startable_episodes.put_back(member.current)
         else:
             last_attempt = f"the last time after {member.steps} steps or more: {cause}"
-            reason = f"its worker died in each of {RETRIES + 1} attempts, {last_attempt}"
+            reason = f"the worker died in each of {RETRIES + 1} attempts, {last_attempt}"
             outcome = EpisodeOutcome(member.current, "crashed", member.steps, None, reason)
         self._start(number)
         return outcome
@@ -368,7 +368,7 @@ class ProcessPool:
 def describe_exit(returncode: int) -> str:
     """Return a text with the cause of a process's end. A negative return code is the signal that killed it."""
     if returncode >= 0:
-        return f"it exited with status {returncode}"
+        return f"the process exited with status {returncode}"
     hint = ", often because memory ran out" if returncode == -signal.SIGKILL else ""
     names = {member.value: member.name for member in signal.Signals}
     return names.get(-returncode, f"signal {-returncode}") + hint

@@ -64,7 +64,7 @@ class Calibration:
             problem = f"{count_noun(len(self.extremes), 'success', 'es')} {do} not suffice"
             return f"{problem}: an upper bound of this quantile needs at least {episodes_needed(self.quantile)}"
         if self.limit <= self.spec.threshold:
-            return "the library's threshold is not below this limit"
+            return "this limit does not exceed the library's threshold"
         if self.floor is not None and self.limit <= self.floor:
             return f"fix the scene or the record first: a policy without motion reaches {self.floor:g} {self.spec.unit}"
         return None

@@ -199,7 +199,7 @@ def apply_variant(
     show when a violation begins. Raises `SpecError` for a formula that has a number instead of `threshold`.
     Without `rescore`, also raises it for a formula whose verdict does not follow from the worst value.
     """
-    changed = {}  # the specifications with other thresholds, by id
+    changed = {}  # id -> specification with the variant's threshold
     for spec_id, setting in variant.settings.items():
         formula = substitute_threshold(_require_placeholder(library[spec_id]), setting.threshold)
         changed[spec_id] = replace(
@@ -381,7 +381,7 @@ PROSE_DEPTH = "prose depth"  # name of the reading with the depth that the paper
 class VerdictChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of those episodes in a cell whose verdict differs from the verdict under the reference reading."""
 
-    changed: int  # all episodes with another verdict, including those that gained or lost a verdict
+    changed: int  # all episodes whose verdict differs, including those that gained or lost a verdict
     to_unsafe: int
     to_safe: int
     violations: dict[str, int]  # specification -> change in the number of violating episodes; zeros are left out

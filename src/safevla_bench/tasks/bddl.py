@@ -97,7 +97,7 @@ def parse_bddl(text: str) -> BddlProblem:
     """Parse a BDDL text. Raises `RegistryError` if the module's grammar does not accept it."""
     tree = _parse_tree(text)
     if not isinstance(tree, list) or tree[:1] != ["define"]:
-        raise _grammar_error("is not a BDDL problem: it does not begin with (define")
+        raise _grammar_error("is not a BDDL problem: the text does not begin with (define")
     groups = _collect_unique((_split_head(group, "a group") for group in tree[1:]), "group")
     if unknown := sorted(groups.keys() - set(_GROUPS)):
         raise _grammar_error(f"unknown group {unknown[0]!r}; groups: {', '.join(_GROUPS)}")
