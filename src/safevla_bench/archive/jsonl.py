@@ -90,7 +90,7 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
-    # Yields each line with its separator. If `separator` is empty, all pieces are one line.
+    # Yields each line with its separator. If `separator` is empty, the whole file is one line.
     line_pieces: list[bytes] = []
     for piece in pieces:
         first, *rest = piece.split(separator) if separator else [piece]

@@ -114,7 +114,7 @@ def decode_array(content: bytes) -> NDArray[Any] | None:
         array = np.frombuffer(content, dtype, offset=stream.tell()).reshape(shape, order="F" if is_fortran else "C")
     except _BAD_HEADER:
         return None
-    # The shapes differ if the header has a length of -1, which `reshape` replaces.
+    # The shapes differ if the header's shape contains -1, for which `reshape` computes a length.
     return array if version == (1, 0) and array.shape == shape else None
 
 

@@ -150,7 +150,7 @@ def _list_array(values: pa.Array, lengths: Ints, present: Bools | None = None) -
 
 
 def _to_arrow(values: NDArray[np.float64], spec: channels.ChannelSpec) -> pa.Array:
-    # Among indices of bodies, -1 means no body, which is null in the table.
+    # A body's index of -1 means no body. The table has null instead of -1.
     is_null = values < 0 if spec.dtype == channels.PLACE else None
     return pa.array(values.astype(spec.dtype, copy=False), _VALUE_TYPES[spec.dtype], mask=is_null)
 

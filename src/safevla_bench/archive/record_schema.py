@@ -97,7 +97,7 @@ class ArmsTrajectory(Trajectory, frozen=True, kw_only=True, omit_defaults=True):
     steps: Annotated[list[ArmsStep], Meta(min_length=1)]
 
 
-MAX_RECORDS = 1_000_000  # maximum number of records in formats that store this number: 14 hours at 20 Hz
+MAX_RECORDS = 1_000_000  # maximum of the number of records in formats that store it: 14 hours at 20 Hz
 
 
 class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,7 +133,7 @@ def refuse_field(problem: str, remedy: str, field: str, step: int | None = None)
 
 
 class Budget:
-    """A limit of `most` items on the total size of an input's parts. `what` names the items, such as "numbers"."""
+    """Limits the total size of an input's parts to `most` items. `what` names the items, such as "numbers"."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what, self._left = most, what, most
@@ -300,7 +300,7 @@ def _host_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
 
 def _require_writable(extra: dict[str, object]) -> dict[str, object]:
     # Returns the fields unchanged. Raises an error if a number is not finite or the nesting is too deep.
-    layer: list[object] = [extra]  # the objects and lists at one depth; a loop cannot exceed Python's recursion limit
+    layer: list[object] = [extra]  # the objects and lists at one depth; unlike recursion, a loop has no depth limit
     for _ in range(MAX_DEPTH):
         if not layer:
             break

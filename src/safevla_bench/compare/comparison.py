@@ -89,7 +89,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: bool
     confidence: float
     allow_crashed: bool = False  # True if verdicts ignore episodes without a value
-    across_seeds: bool = False  # True if initial states are paired by their means over seeds
+    across_seeds: bool = False  # True if initial states are paired; their values are means over seeds
     scopes: tuple[SuiteComparison, ...]
     across_versions: tuple[str, ...] = ()
     """A text for each suite whose episodes have several versions of a package; the text names suite and package."""

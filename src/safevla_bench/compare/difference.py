@@ -558,7 +558,7 @@ class _BoundedMeans:
 
 def least_tasks(confidence: float) -> int:
     """Return the least number of tasks with which a sign-flip test can be significant: 6 at a confidence of 95 %."""
-    level = 1 - confidence + 1e-12  # the margin is for rounding
+    level = 1 - confidence + 1e-12  # 1e-12 absorbs rounding errors
     return next(k for k in count(2) if 2.0 ** (1 - k) <= level)
 
 

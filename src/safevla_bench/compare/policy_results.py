@@ -59,7 +59,7 @@ class PolicyResults(EpisodeOutcomes):
     left_out_clauses: tuple[str, ...] = ()
     """Warnings about scored clauses that were not used to judge some episodes, and the reasons."""
     judged_clauses: tuple[tuple[str, str], ...] = ()  # (suite, scored clause) with a verdict in some episode
-    missing_clauses: tuple[tuple[str, str], ...] = ()  # the same, without a verdict because an episode lacks signals
+    missing_clauses: tuple[tuple[str, str], ...] = ()  # (suite, scored clause) that lacks signals in some episode
     changes: tuple[ActionChanges, ...] = ()  # how a filter changed the actions of each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
     """Texts that identify the code that recorded the runs (`sources.runs.folder.recorded_code`); empty for archives."""
@@ -68,7 +68,7 @@ class PolicyResults(EpisodeOutcomes):
         return len(self.headers)
 
     @property
-    def tasks(self) -> list[TaskKey]:  # one for each episode, so tasks repeat
+    def tasks(self) -> list[TaskKey]:  # one (suite, task) for each episode, so tasks repeat
         return [(header.benchmark, header.task_id) for header in self.headers]
 
     @property
@@ -281,7 +281,7 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     ]
 
 
-# Caveats: what was left out, and differences between the policies in addition to their metrics
+# Caveats: episodes that were left out, and differences between the policies that metrics do not show
 
 
 def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> Iterator[str]:

@@ -210,7 +210,7 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     # possible numbers of pairs in which the policies differ, up to nine standard deviations from the expected number
     pair_counts: Ints = np.arange(low, high + 1)
     # Discordant pairs are the pairs in which the policies differ.
-    # This is the largest significant count of the rarer outcome for each number of discordant pairs; -1 means none.
+    # For each number of discordant pairs, this is the largest significant count of the rarer outcome; -1 means none.
     rarer_counts = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, pair_counts, 0.5)))
     mid_p = 2 * bdtr(rarer_counts, pair_counts, 0.5) - binomial_pmf(rarer_counts.astype(np.int64), pair_counts, 0.5)
     rarer_counts = np.where(mid_p <= 1 - confidence + 1e-12, rarer_counts, rarer_counts - 1)

@@ -321,7 +321,7 @@ def measure_order(results: Sequence[PolicyResults]) -> list[Trend]:
     labels = [label for result in ordered if (label := read_label(result.name))]
     if len(ordered) < len(results) or len({label.series for label in labels}) != 1:
         return []
-    if len({label.value for label in labels}) < len(labels):  # such as step-1000 and step-1k, without an order
+    if len({label.value for label in labels}) < len(labels):  # equal values, such as step-1000 and step-1k
         return []
     order = sorted(range(len(labels)), key=lambda k: labels[k].value)
     return list(measure_trends([ordered[k] for k in order]))

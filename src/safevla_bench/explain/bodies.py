@@ -192,7 +192,7 @@ def _find_most_loaded_joint(batch: Batch, selector: Bodies, record: int) -> Cont
     return Contributors(selector.relation, (batch.headers[0].name_joint(joint),), amount, joint=joint)
 
 
-# The bodies in every violation
+# Bodies that exceed limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Rule
             continue
         spec = ruleset.library[scores.specs[column].spec_id]
         intervals, names = find_intervals(reading.batch, spec, ruleset), signal_names(spec.formula)
-        # Episodes without a violation have no violating records.
+        # Only violated episodes can have violating records.
         violated_episodes = np.flatnonzero(is_timed[row] & scores.is_violated[column])
         for view in reading.views(names):
             trace = signals.build_trace(limit_records(view, intervals), names)

@@ -62,7 +62,7 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
         if selector is not None and selector.call[0]:
             form_name, arguments = selector.call
             form = PLACED_FORMS[form_name]
-            # Signals with `needs_no_pose` also consider bodies whose poses are not tracked.
+            # If `needs_no_pose`, the signal also considers bodies whose poses are not tracked.
             needs_no_pose = form.is_gap or form.channel or form.person_column is not None
             for place in map(str, arguments[: len(form.places)]):
                 places.append(place if needs_no_pose or place not in ROLES else f"{_TRACKED}{place}")

@@ -26,7 +26,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import STANDIN, mark_flags
 
 Verdict = Literal["satisfied", "violated", "vacuous", "no verdict", "undefined", "signal missing", "no record"]
-Decision = tuple[Verdict, str | None]  # a verdict and its reason, which is None for `satisfied` and `violated`
+Decision = tuple[Verdict, str | None]  # a verdict and its reason (None for `satisfied` and `violated`)
 _CUT_OFF: Decision = ("no verdict", describe_reason(CUT_OFF))
 _POSE_UNKNOWN: Decision = ("no verdict", describe_reason(POSE_UNKNOWN))
 
@@ -96,7 +96,7 @@ def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> lis
     for episode, margin, hangs, is_undecided in zip(judged, rho.tolist(), hangs_on_window, undecided, strict=True):
         decisions[episode] = no_verdict if is_undecided else _decide_verdict(formula, margin, hangs)
     rho_by_episode = dict(zip(judged, rho.tolist(), strict=True))
-    # An obligation after the episode's end cannot decide a violation.
+    # Obligations after the episode's end cannot decide a violation, so `lenient_formula` gives the deciding record.
     steps = np.where(rho < 0, deciding_records(lenient_formula, judged_trace), deciding_records(formula, judged_trace))
     step_by_episode = dict(zip(judged, steps.tolist(), strict=True))
     answers = []

@@ -118,7 +118,7 @@ def _trace_formula_margin(formula: syntax.Formula, trace: Trace, judged: Bools |
 
 
 def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
-    # The trace has only one episode, and so one start and one end.
+    # The trace has one episode, so the window has one start and one end.
     (start,), (end,) = start_rows(window, trace)
     rows = np.arange(trace.starts[-1])
     return np.asarray((rows >= start) & (rows < end))

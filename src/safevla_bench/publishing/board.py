@@ -258,7 +258,7 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
 
 
 def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
-    # Yield one group for each table: policies that ran the same tasks under the same conditions.
+    # Yield one group for each table. A group's policies ran the same tasks under the same conditions.
     inputs = results.inputs
     counts_of_policy = _count_episodes(inputs)
     for title, cells in inputs.suite_groups(None, auxiliary=True):
@@ -466,7 +466,7 @@ def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
 def _build_published_table(
     names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]
 ) -> RankedTable:
-    # Each row is a mean and its cells, or a cell and a list of this cell. Counts need a cell for each benchmark.
+    # Each row is a mean with its cells, or one cell with itself. Counts are used if every benchmark has a cell.
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
     notes = list(published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)))
     if not any(entry.numbers[SAFETY.key].cell.interval for entry in entries):

@@ -29,7 +29,7 @@ class Conditions(NamedTuple):
     env_seed: str
     wait_steps: str
     protocol: str
-    rules: str  # all other values of the protocol, as JSON
+    rules: str  # the protocol's other values that affect episodes, as JSON
 
     def __str__(self) -> str:
         start = f"environment seed {self.env_seed}, settling steps {self.wait_steps}"

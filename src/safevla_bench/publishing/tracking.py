@@ -137,7 +137,7 @@ def name_metric(name: str) -> str:
 
 class _TensorboardTracker:
     def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
-        runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # one folder per run
+        runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # each run has a separate folder
         self._folder = next(run for run in runs if not run.exists()) if is_new else folder / "tensorboard"
         self._last_episode = 0
         self._writer: Any = None  # the first number opens the file
@@ -314,7 +314,7 @@ def send_results(name: str, folder: Path, judged: Judged, report: Path | None) -
         for number, row in enumerate(_iterate_rows(judged), start=1):
             tracker.log(number, row)
         _finish_tracker(tracker, summary_values(judged.summarize_scores()[0]), report)
-    except Exception as error:  # each tracker has its own errors: no login, no network, a read-only folder
+    except Exception as error:  # each tracker raises different errors: no login, no network, a read-only folder
         raise RunError(f"{name} failed: {type(error).__name__}: {error}", remedy="Correct the cause.") from error
 
 
@@ -373,7 +373,7 @@ def open_observers(
     for name in names:
         try:
             tracker = _begin_run(name, folder, config)
-        except Exception as error:  # each tracker has its own errors, as in `send_results`
+        except Exception as error:  # each tracker raises different errors, as in `send_results`
             remedy = f"Correct the cause, or leave out --log {name}."
             raise RunError(f"{name} cannot begin a run: {type(error).__name__}: {error}", remedy=remedy) from error
         observers.append(TrackingObserver(tracker, scorer, warn, name, finished))

@@ -375,7 +375,7 @@ class EnvRunner:
             self.close()
         if self._env is None:
             if isinstance(policy, interface.RemotePolicy):
-                policy.connect(planned.task)  # connect before making the simulator, which takes longer
+                policy.connect(planned.task)  # connects first, because making the simulator takes longer
             coupler = self._couplers.get(planned.policy)
             wants = coupler.extend_wants(policy.wants) if coupler else policy.wants
             self._env = self._host.make(planned.task, wants)

@@ -44,7 +44,7 @@ class PlannedEpisode:
     horizon: int
     stop_at_success: bool = True
     seed_from_server: bool = False  # whether the policy's server may replace the environment's seed
-    round: int = 0  # episodes with a lower round start first; all have 0 if the run cannot stop early
+    round: int = 0  # episodes with a lower round start first; all rounds are 0 if the run cannot stop early
 
     @property
     def state(self) -> int:

@@ -284,7 +284,7 @@ class ActorHandle:
         self._ray, self._actor, self.key = ray, handle, key
         self._is_ready = False
         self._death_cause = "this command ended the actor"
-        self._process, self.episode_id = "", ""  # `_process` names the actor's node and process, once it is ready
+        self._process, self.episode_id = "", ""  # `_process` names a ready actor's node and process
         self.pending_reply = handle.prepare.remote()
 
     def begin(self, planned: plan.PlannedEpisode) -> None:

@@ -228,7 +228,7 @@ class _Crew:
         self._dismissed.clear()
 
     def add_batch(self, episodes: Sequence[PlannedEpisode], count: int) -> None:
-        # Queues a batch, gives episodes to idle workers, and starts workers until there are `count`.
+        # Queues a batch, gives episodes to idle workers, and starts workers until `count` workers run.
         self._startable_episodes.add(episodes)
         for number in [number for number, member in self.workers.items() if member.waits]:
             self._assign_next(number)
@@ -303,7 +303,7 @@ class WorkerProcess:
                 [sys.executable, "-c", _PROGRAM.format(sys.path), str(child_end.fileno())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # to stderr, because a simulator's output is not a result
+                stdout=2,  # stderr, because a simulator's output is not a result
                 pass_fds=[child_end.fileno()],
             )
         finally:
@@ -332,7 +332,7 @@ class WorkerProcess:
         try:
             self.connection.send(message)
         except OSError:
-            return  # the process has died, which `receive_messages` will notice
+            return  # the process has died; `receive_messages` will report this
 
 
 class ProcessPool:

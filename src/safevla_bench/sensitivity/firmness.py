@@ -29,7 +29,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES, EpisodeKey
 from safevla_recorder.episode import Bools, Floats
 
-PHYSICS = "sensitivity-physics.json"  # the file in a run folder that holds its replays under varied physics
+PHYSICS = "sensitivity-physics.json"  # file name of a run's replays under varied physics, in the run folder
 LEFT_PATH_M = 0.01
 """A replay leaves the path when the end effector or a target is farther than this from its recorded position [m]."""
 RECORDED = "recorded"  # name of the replay under unchanged physics

@@ -22,7 +22,7 @@ from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
 
 _TASK_NUMBER = re.compile(r"task_(\d+)")
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
-OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")  # a predicate: a door or drawer is open by this share or more
+OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")  # a predicate: a door or drawer is open by at least this share
 
 
 class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,7 +347,7 @@ class Registry:
             lines += ["[[tasks]]", f"benchmark = {quote_toml(suite)}", f"task_id = {quote_toml(name)}"]
             lines.append(f"instruction = {quote_toml(instruction or '')}")
             lines.append(f'template = "pnp-basic"{choices}')
-            choices = ""  # only the first task shows the choices
+            choices = ""  # only the first task's TOML lists the choices
         if len(tasks) > _MOST_TEMPLATES:
             lines.append(f"# and in the same way for {len(tasks) - _MOST_TEMPLATES} more")
         return UnknownTaskError(problem, remedy="\n    ".join(lines))
