@@ -97,7 +97,7 @@ class ArmsTrajectory(Trajectory, frozen=True, kw_only=True, omit_defaults=True):
     steps: Annotated[list[ArmsStep], Meta(min_length=1)]
 
 
-MAX_RECORDS = 1_000_000  # maximum of the number of records in formats that store it: 14 hours at 20 Hz
+MAX_RECORDS = 1_000_000  # maximum number of records if a format stores this number; 14 hours at 20 Hz
 
 
 class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):

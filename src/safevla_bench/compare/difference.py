@@ -64,7 +64,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The smallest and largest difference that unknown values allow. Null without unknown values, and for P[U|S]."""
     p_at_extremes: float | None = None
     """The larger p-value of the `extremes`; 1 if their signs differ from `difference`. Null without unknown values."""
-    p_by_task_at_extremes: float | None = None  # as `p_at_extremes`, but for tasks like these
+    p_by_task_at_extremes: float | None = None  # as `p_at_extremes`, with `p_by_task`
     tipping: int | None = None
     """The largest number k of unknown episodes of the better policy that may be bad without a change of the verdict,
     whichever k episodes are bad. Unknown episodes of the worse policy count as good. The error level is divided by
@@ -82,7 +82,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     better_by_task: str | None = None  # the policy that is significantly better for tasks like these
     undecided: bool = False
     """True if the known values show a better policy on these tasks, but unknown values could change this."""
-    undecided_by_task: bool = False  # as `undecided`, but for tasks like these
+    undecided_by_task: bool = False  # as `undecided`, on tasks like these
     no_verdict: str = ""  # reason why no p-value permits a verdict on these tasks; "" = a verdict is possible
     tasks_needed: int | None = None
     """The smallest number of tasks with which `p_by_task` can be significant; null if there are enough tasks."""

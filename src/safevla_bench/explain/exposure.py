@@ -105,8 +105,8 @@ def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
 
 
 def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) -> tuple[Bools, Bools]:
-    # Return two masks: the records that violate each specification, [K, N],
-    # and the episodes in which its violating records are defined, [K, E].
+    # Return two masks. The first marks the records that violate each specification, [K, N].
+    # The second marks the episodes in which the specification's violating records are defined, [K, E].
     is_violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
     for row, column in enumerate(scores.scored_columns):
@@ -259,8 +259,8 @@ def _measure_spec_onsets(
     columns = scores.scored_columns
     has_verdict = (scores.state[columns] == ACTIVE).any(axis=0)
     is_near_miss = _find_near_misses(scores)
-    # Each limit has a name and four arrays over episodes: whether the limit applies, whether it is violated,
-    # the first violating record, and whether the episode is a near miss.
+    # Each limit has a name and four arrays over episodes.
+    # The arrays say whether the limit applies, whether it is violated, the first violating record, and near misses.
     limits = [
         (scores.specs[k].spec_id, scores.state[k] != INACTIVE, scores.is_violated[k], scores.first[k], is_near)
         for k, is_near in zip(columns, is_near_miss, strict=True)
@@ -337,7 +337,7 @@ def _compute_first_variance(
     own_term = np.divide(
         surviving_before * mixed_term * (at_risk - end_counts), at_risk, out=np.zeros_like(at_risk), where=at_risk > 0
     )
-    # The variance at step k is the sum, over all steps j up to k, of
+    # The variance at step k is the sum of this term over all steps j up to k:
     # hazard_term_j (share_k - share_j)² + own_term_j - 2 mixed_term_j (share_k - share_j).
     squares = (
         share**2 * np.cumsum(hazard_term)
