@@ -279,7 +279,7 @@ def test_starts_and_protocols_are_compared_between_all_policies_not_with_the_fir
     with pytest.raises(RunError, match="env_seed in 1"):
         pair_episodes([crashed_in(A, 7), B, moved])
     slow, fast = (replace(B, name=f"of {steps}", protocol={"wait_steps": steps}) for steps in (10, 5))
-    with pytest.raises(RunError, match="protocols of of 10 .*and of 5 .*differ in wait_steps"):
+    with pytest.raises(RunError, match=r"protocols of of 10 .*and of 5 .*differ in wait_steps"):
         pair_episodes([A, slow, fast])
 
 
