@@ -180,7 +180,7 @@ def test_a_binary_rule_may_have_its_threshold_in_a_condition(
         ("G(abs(position_x(eef)) < threshold)", "m", "there is no operator or function 'abs'"),
         ("G(grip implies eef_speed < threshold)", "m/s", "'implies' is not an operator\n  write ->"),
         ("G(eef_speed < 0.5 AND eef_speed < threshold)", "m/s", "'AND' is not an operator\n  write and"),
-        ("G[0,2 m](eef_speed < threshold)", "m/s", "column 5: a window must be in s, not in m"),
+        ("G[0,2 m](eef_speed < threshold)", "m/s", "column 5: the bounds of a window must be in s, not in m"),
         ("G(distence(eef, plate) < 0.1 -> eef_speed < threshold)", "m/s", "there is no function 'distence'"),
         ("G(grip < 0.5 -> eef_speed < threshold)", "m/s", "'grip' is Boolean"),
         ("G(eef_speed -> eef_speed < threshold)", "m/s", "'eef_speed' is numeric"),

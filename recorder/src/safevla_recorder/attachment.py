@@ -243,7 +243,7 @@ def is_unmade(env: object) -> bool:
     if _read_attribute(env, "reset") is None:
         return False
     absent = object()  # distinguishes a missing attribute from an attribute with the value None
-    layers = _env_layers(env, type(None))  # only layers in `_INNER_ATTRIBUTES`, because None is never a layer
+    layers = _env_layers(env, type(None))  # visits only `_INNER_ATTRIBUTES`, because None is not a layer
     # Before a wrapper makes its inner environment, the wrapper's attribute for this environment is None.
     return any(_read_attribute(layer, name, absent) is None for layer in layers for name in _INNER_ATTRIBUTES)
 
@@ -262,7 +262,7 @@ def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None])
 def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:
     """Report each step and the closing of robosuite's environment to `cutter`. Return functions that remove the hooks.
 
-    `is_success` returns whether a step's result contains the simulator's own success. Immediately before the
+    `is_success` returns whether a step's result reports the simulator's own success. Immediately before the
     environment is closed, a hook reports an interruption.
     """
 
@@ -343,7 +343,7 @@ class EpisodeCutter:
         self._settling_steps = 0  # number of settling steps since the last reset
         self._pending_seed: int | None = None  # seed that the next reset will use
         self._env_seed: int | None = None  # seed used by the last reset
-        self._last_seed: int | None = None  # the most recent seed
+        self._last_seed: int | None = None  # the last seed that `on_seed` received
         self._resets_since_seed = 0  # number of resets since `on_seed` was called
         self._init_state_index: int | None = None
         self._states_set = 0  # number of initial states that were set since the last reset
@@ -493,7 +493,7 @@ class EpisodeCutter:
             return
         step_number, settling_steps = self._settling_steps + 1, self._rules.wait_steps
         problem = (
-            f"the first {settling_steps} steps after a reset must not move the arm, but it moves in step {step_number}"
+            f"the first {settling_steps} steps after a reset must not move the arm, but step {step_number} moves it"
         )
         remedy = (
             "Pass your loop's number of settling steps after a reset, "
@@ -572,7 +572,7 @@ class EpisodeCutter:
             episode.STATES_SET: running.states_set if running.states_set > 1 else None,
             episode.SIMULATION: self._env.read_simulation(),
         }
-        # Leave out empty fields; but fixtures that are known to be none are recorded.
+        # Leave out empty fields, except empty `fixtures`: they record that the scene has no fixtures.
         known_loop_fields = {name: value for name, value in loop_fields.items() if value}
         if running.fixtures is not None:
             known_loop_fields[episode.FIXTURES] = running.fixtures

@@ -83,9 +83,9 @@ class BatchRecorder:
         self._reading_sizes: dict[str, int] = {}  # size of each reading, in the order of the readings in a row
         self._action_size: int | None = None
         self._substeps = 0
-        self._last_row_of: dict[int, int] = {}  # maps each number of substeps in a control step to the last such row
+        self._last_row_of: dict[int, int] = {}  # maps a number of substeps to the last row after so many
         self._accumulated: dict[str, Array] = {}  # peaks, sums and last values of the current control step
-        # Number of substeps without contact that make a pair's contacts count: in total, and still missing, [N, K].
+        # Number of substeps without contact after which a pair's contacts count: in total, and still needed, [N, K].
         self._substeps_needed = self._arrays.make_zeros((self.num_envs, self._pairs.count))
         self._substeps_left = self._arrays.make_zeros((self.num_envs, self._pairs.count))
 
@@ -300,9 +300,9 @@ class BatchRecorder:
         ids = np.arange(self.num_envs) if env_ids is None else copy_to_host(env_ids)
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
-        # A mask of zeros and ones that is not Boolean has repeated numbers, too. An empty list has the type float.
+        # A mask of zeros and ones that is not Boolean repeats a number, so it is rejected here.
         is_distinct = ids.ndim == 1 and len(set(ids.tolist())) == len(ids)
-        # Integers of one byte may be a mask, as from simulators that have no Booleans on the GPU.
+        # Reject integers of one byte: they may be a mask, as from simulators that have no Booleans on the GPU.
         has_integers = (ids.dtype.kind in "iu" and ids.dtype.itemsize > 1) or not ids.size
         if not (is_distinct and has_integers and set(ids.tolist()) <= set(range(self.num_envs))):
             problem = f"env_ids: {ids.tolist()} of type {ids.dtype} are not distinct numbers of worlds"
@@ -373,7 +373,7 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
 
 def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[int, tuple[Bools, Bools]]:
     # Return the field `grips` of `BodyPairs`. `finger_group` [2, K] is each shape's finger group; 0 = no finger.
-    # Of a pair with a finger, `touched_body` is the other body; of other pairs, it is not used.
+    # For a pair with a finger, `touched_body` is the body that is not the finger; for other pairs, it is not used.
     touched_body = geoms.place[np.where(finger_group[0] > 0, shapes[1], shapes[0])]
     roles, pair_group = tuple(geoms.roles.values()), finger_group.sum(axis=0)
     masks_of_body = {
@@ -386,7 +386,7 @@ def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[i
 def _find_contact_rules(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    # Return the last three fields of `BodyPairs`. One filter sees no contact in record 0, the other filter all.
+    # Return the last three fields of `BodyPairs`. One filter sees no pair touch in record 0, the other sees all touch.
     # All contacts belong to one substep, so `0 * a` gives each contact the substep index 0.
     all_touch, none_touch = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     probed_geoms = replace(geoms, apart_substeps=1)
@@ -482,7 +482,7 @@ class BatchArrays:
         return self.xp.zeros(tuple(sizes), **self._options)
 
     def share(self, values: Array) -> Array:
-        """Return `values` as a float64 array or tensor of this object's kind; share their memory if possible."""
+        """Return `values` as a float64 array or tensor, like `make_zeros`; share the memory of `values` if possible."""
         if hasattr(values, "detach"):  # a torch tensor
             values = copy_to_host(values) if self.xp is np else values.detach()
         return self.xp.asarray(values, **self._options)
@@ -530,7 +530,7 @@ class ReadingTables:
 
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:
         self._arrays, self._worlds = arrays, worlds
-        self._blocks: list[dict[str, Array]] = [{}]  # each has tables by name, for `_BLOCK` successive rows
+        self._blocks: list[dict[str, Array]] = [{}]  # each block has tables by name, for `_BLOCK` successive rows
         self._reused_blocks = 0  # number of older blocks that are no longer in `_blocks`
         self.last = 0
 

@@ -287,7 +287,7 @@ class ContactFilter:
         geom1, geom2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         pair_keys = np.unique(np.minimum(geom1, geom2) * self._geom_count + np.maximum(geom1, geom2))
         low, high = np.divmod(pair_keys, self._geom_count)
-        resting = np.stack([pair_keys, high * self._geom_count + low])  # `_fate` has an entry for each order of a pair
+        resting = np.stack([pair_keys, high * self._geom_count + low])  # `_fate` has entries for both orders of a pair
         self._substeps_apart = np.zeros(len(low), dtype=np.int64)  # for how many substeps each pair has been apart
         self._fate[resting] = np.arange(1, resting.shape[1] + 1)
         return resting

@@ -136,7 +136,7 @@ class EpisodeArrays:
 FIXTURES = "fixtures"
 """Header field: pose of each fixture's root body, position [3] in m, quaternion [4] wxyz; absent if a seed fixes it."""
 STATES_SET = "states_set"
-"""Header field: how many initial states a user's loop set after the episode's reset, if they are several."""
+"""Header field: number of initial states that a user's loop set after the episode's reset, if more than one."""
 SIMULATION = "simulation"
 """Header field: facts from `read_simulation` that, like versions, affect the last digits of a trajectory."""
 

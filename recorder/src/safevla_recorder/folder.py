@@ -63,7 +63,7 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
 
 
 def _claim_worker_folder(path: Path) -> bool:
-    """Make or take over a folder; return False if another process uses it. Raises `RunError` if another run does."""
+    """Make or take over a folder; return False if another process uses it. Raises `RunError` if another run made it."""
     _make_folder(path.parent)
     with suppress(FileExistsError):  # an existing folder is handled below
         path.mkdir()
@@ -366,7 +366,7 @@ def _write_file(path: Path, content: bytes) -> None:
     partial_file = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
         with suppress(OSError):
-            partial_file.unlink()  # left by an ended process with the same id, or a link
+            partial_file.unlink()  # left by an ended process with the same process id, or a symbolic link
         with partial_file.open("xb") as stream:
             stream.write(content)
             stream.flush()
@@ -565,7 +565,7 @@ class RunWriter:
             problem = f"the outcome {outcome!r} contradicts success {fields['success']}"
             remedy = f"Use one of {', '.join(episode.OUTCOMES)}; success is true only with the outcome 'success'."
             raise _field_error("outcome", problem, remedy)
-        # Episodes of a user's class may lack the method.
+        # An episode object of a user's own class may lack the method `step_range_s`.
         shortest_s, longest_s = getattr(recorder, "step_range_s", lambda: (0.0, float("inf")))()
         if not shortest_s * (1 - _DT_TOLERANCE) <= fields["dt"] <= longest_s * (1 + _DT_TOLERANCE):
             range_text = " to ".join(f"{value:g}" for value in sorted({shortest_s, longest_s}))

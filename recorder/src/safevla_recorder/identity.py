@@ -75,7 +75,7 @@ def hash_class(kind: type) -> str:
     """Return the hash of a class's qualified name and source, without decorators and code of base classes. Cached."""
     text = Path(str(inspect.getsourcefile(kind))).read_text(encoding="utf-8")
     node: Any = ast.parse(text)
-    # A qualified name has the names of all classes around the class, and then its own name.
+    # A qualified name lists the enclosing classes, outermost first, and then the class itself.
     for name in kind.__qualname__.split("."):
         node = next(child for child in node.body if isinstance(child, ast.ClassDef) and child.name == name)
     source = text.splitlines()[node.lineno - 1 : node.end_lineno]

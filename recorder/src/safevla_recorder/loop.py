@@ -84,7 +84,7 @@ class RecordingSession:
         return result
 
     def _begin_with(self, simulator: object) -> None:
-        # Record a simulator that a reset has made, unless the recorded one is still open.
+        # Record a simulator that a reset has made, unless the previously recorded simulator is still open.
         if self._recording is not None and not self._recording[0].is_closed:
             return
         self._simulator = simulator
@@ -104,7 +104,7 @@ class RecordingSession:
         self.close_quietly("" if kind is None else f"the block ended with {kind.__name__}")
 
     def close(self, reason: str = "") -> None:
-        """End the running episode, as if the environment were closed, and the recording. Further calls do nothing.
+        """End the recording and its running episode, as if the environment were closed. Further calls do nothing.
 
         With a `reason`, the episode is `stopped`, and run.json says that the run is not complete. Raises `FileError` if
         run.json cannot be written.
@@ -226,8 +226,8 @@ def record(
         out: the run folder to make.
         wait_steps: the number of settling steps that your loop makes after each reset or `set_init_state`; LIBERO's
             loops make 10, RoboCasa's none. These steps belong to no episode. If one moves the arm, the episode is lost.
-        horizon: the number of steps after which your loop gives up. An episode without success is a `timeout`, a
-        failure. But if it ends before a given `horizon`, it is `stopped`, and not part of the success rate.
+        horizon: the number of steps after which your loop gives up. An episode that ends without success before a given
+            `horizon` is `stopped`, and not part of the success rate. Otherwise, it is a `timeout`, which is a failure.
         seed: seed of the policy's randomness, which is recorded.
         benchmark: the benchmark's name in the records; None = from the task's BDDL file or class.
         task_id: the task's id in the records; None = from the task's BDDL file or class.
@@ -338,7 +338,7 @@ def known_kinds() -> list[type]:
 
 
 def list_attachments() -> list[tuple[str, EntryPoint]]:
-    """Return each entry point of `ENVIRONMENTS` after the name of its distribution, sorted by these names."""
+    """Return pairs of a distribution's name and its entry point of `ENVIRONMENTS`, sorted by the names."""
     # `entry_points()` is not suitable: its result depends on the Python version, and may not name the distributions.
     # If several distributions have the same name, Python uses the first one.
     installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}

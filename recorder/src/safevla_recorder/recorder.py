@@ -68,7 +68,7 @@ def assemble_recording(
     channels: Mapping[str, object],
     supported: Bools | None = None,
 ) -> EpisodeArrays:
-    """Return an episode. `channels` has all of its other fields. Grips are None if there are no finger groups."""
+    """Return an episode of these values; `channels` has its remaining fields. Grips are None without finger groups."""
     if geoms.fingers is None:
         gripped = None
     forces = None if contacts is None else geoms.forces
@@ -136,12 +136,12 @@ class EpisodeLog(ABC):
     def _read_action(self, action: Action) -> Floats:
         # Return a copy of the action [A]. Raise an error unless it has the length of the first action.
         size = len(self._actions[0]) if self._actions else None
-        return read_list("the action", action, size, remedy="Pass a flat list, as long in every step.")
+        return read_list("the action", action, size, remedy="Pass a flat list of the same length in every step.")
 
     def _add_step(self, action: Floats, row: Row, substeps: int) -> None:
-        """Add the record of the control step driven by `action`, the result of `_read_action`, which had this number of
-        substeps, and decode contacts every `BLOCK` steps. Raises `HostError` if some of the step's contacts are lost
-        because records were read in the middle of the step, or if the source cannot return its contacts.
+        """Add the record of a control step with this number of substeps, driven by `action` (from `_read_action`).
+        Decode contacts every `BLOCK` steps. Raises `HostError` if some of the step's contacts are lost because records
+        were read in the middle of the step, or if the source cannot return its contacts.
         """
         if self._rejected_record == len(self._rows):
             problem = f"the records were read in the middle of control step {len(self._rows)}, whose contacts are lost"
@@ -296,7 +296,7 @@ class SceneMap:
             raise HostError(f"the forces are {list(self.forces)}", remedy=f"Give one or both of {', '.join(FORCES)}.")
         for name, role in self.roles.items():
             if role not in ROLES:
-                raise HostError(f"{name} has the role {role!r}", remedy=f"Roles: {', '.join(ROLES)}.")
+                raise HostError(f"{name} has the unknown role {role!r}", remedy=f"Roles: {', '.join(ROLES)}.")
         fixture_parts = {name for names in self.fixtures for name in names}
         part_bodies = {part.body for part in self.parts if part.body}
         without_role = sorted({*self.shapes.values(), *fixture_parts, *part_bodies} - set(self.roles))
@@ -402,7 +402,7 @@ class EpisodeRecorder(EpisodeLog):
             subgoals: whether each predicate of the goal holds, by name.
 
         Raises:
-            HostError: a shape or body is not in the scene, an arm is missing, or a reading has another shape.
+            HostError: a shape or body is not in the scene, an arm is missing, or a reading has a wrong shape.
         """
         unknown = sorted(set(poses) - set(self.scene.roles))
         if unknown:
@@ -434,7 +434,7 @@ class EpisodeRecorder(EpisodeLog):
             body for body in arm_bodies if self.scene.roles.get(body) != "robot" or arm_bodies.count(body) > 1
         )
         if len(self._arms) < 2 or not all(name and isinstance(name, str) for name in self._arms):
-            raise HostError(f"the arms are {list(self._arms)}", remedy="Name two or more arms; for one arm, pass none.")
+            raise HostError(f"the arms are {list(self._arms)}", remedy="Name two or more arms; for one arm, omit arms.")
         if misassigned:
             raise HostError(f"{misassigned[0]} is not a robot body of exactly one arm", remedy=remedy)
         if self.scene.fingers is not None:
@@ -462,7 +462,7 @@ class EpisodeRecorder(EpisodeLog):
         # Return the values of a mapping from arms to values, in the order of the arms.
         if not isinstance(values, Mapping) or {*values} != {*self._arms}:
             remedy = f"Pass a mapping with the keys {', '.join(self._arms)}."
-            raise HostError(f"the {plural_name} are not a mapping from arms", remedy=remedy)
+            raise HostError(f"the {plural_name} are not a mapping from arms' names", remedy=remedy)
         return [values[name] for name in self._arms]
 
     def _join_poses(self, eef: Pose | Mapping[str, Pose] | None) -> Pose | None:
@@ -663,7 +663,7 @@ def _copy_numbers(values: Any) -> Floats | None:
 
 
 def split_pose(name: str, pose: Any) -> tuple[Any, Any]:
-    """Return a pose's position and orientation. Raises `HostError` if the pose is not a pair, such as 7 numbers."""
+    """Return a pose's position and orientation. Raises `HostError` unless the pose is such a pair (not 7 numbers)."""
     try:
         position, quat = pose
     except (TypeError, ValueError):
@@ -675,9 +675,9 @@ def split_pose(name: str, pose: Any) -> tuple[Any, Any]:
 def _read_poses(
     poses: Mapping[str, tuple[Any, Any]], arm_count: int = 1, *, needs_numbers: bool = False
 ) -> tuple[Floats | None, Floats | None]:
-    # Return the positions [B, 3] and the quaternions [Q, 4] of B bodies, or the same for all arms in one row; None
-    # without any. Raise an error with the name of a body whose pose has another shape, whose quaternion is zero or, if
-    # `needs_numbers`, whose pose has NaN.
+    # Return the positions [B, 3] and the quaternions [Q, 4] of B bodies; for A arms, [1, 3A] and [1, 4A]. None = no
+    # values. Raise an error that names the body whose pose has a wrong shape, has a quaternion of zeros or, if
+    # `needs_numbers`, has NaN.
     positions = {name: position for name, (position, _) in poses.items()}
     quats = {name: quat for name, (_, quat) in poses.items() if quat is not None}
     if missing := [name for name, position in positions.items() if position is None]:
@@ -707,7 +707,7 @@ def _stack_lists(kind: str, lists: Mapping[str, ArrayLike], size: int, needs_num
 
 
 def check_families(given: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """Raise `HostError` if a record or substep has other bodies, readings or sizes than record 0."""
+    """Raise `HostError` unless a record or substep has the same bodies, readings and sizes as record 0."""
     differing = sorted(name for name in {*given, *expected} if given.get(name) != expected.get(name))
     if differing:
         remedy = "Pass the same bodies and channels, with the same sizes, each time"

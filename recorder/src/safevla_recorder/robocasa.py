@@ -247,8 +247,8 @@ def to_plain(value: object) -> Any:
     """Convert a value to JSON types, recursively: mappings to dicts with text keys, arrays and sets to lists.
 
     The result is the same in every process: sets are sorted, and so are RoboCasa's lists that were made from sets. A
-    text with `/objects/` is cut to the part after the last `/objects/`. An object of another type becomes its attribute
-    `name`, or else its text without memory addresses.
+    text with `/objects/` is cut to the part after the last `/objects/`. An object of any other type becomes the value
+    of its attribute `name`, or else its text without memory addresses.
     """
     if isinstance(value, Mapping):
         plain = {str(key): to_plain(inner) for key, inner in value.items()}

@@ -60,10 +60,10 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
 
 
 def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
-    """Return the named signals as a trace. It marks values that depend on unknown poses or on missing later records."""
+    """Return a trace of the named signals. It marks values that depend on unknown poses, or on records past the end."""
     sorted_names = sorted(set(names))
     values = derive_signals(fields, sorted_names)
-    # Only these signals may have unknown values. An unknown pose can only affect signals that read poses.
+    # Only the signals in `uncertain` may have unknown values. Unknown poses only affect signals that read poses.
     uncertain = [name for name in sorted_names if SIGNALS[name].ends_open]
     if fields.has_lost_poses:
         uncertain += [name for name in sorted_names if any(field.startswith("body_") for field in SIGNALS[name].reads)]
@@ -77,7 +77,7 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
 
 
 def _find_single_precision(fields: RecordFields, names: Iterable[str]) -> dict[str, NDArray[np.bool_]]:
-    # Return for each signal a mask of the episodes in which a field that the signal reads was stored as float32, [E].
+    # Map each signal to a mask [E] of the episodes in which a field that the signal reads was stored as float32.
     if not any(fields.single_channels):
         return {}
     is_single = {}
@@ -94,7 +94,7 @@ _HELD_TARGET = "the held target"
 
 def describe_missing(field: str) -> str:
     """Describe a missing field, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
-    channel, _, place = field.partition(" of ")  # `place` is "" if the field is not of a place
+    channel, _, place = field.partition(" of ")  # "opening of drawer" has the place "drawer"; other fields have ""
     word_of_channel = {
         "body_pos_m": "pose",
         "body_quat_wxyz": "orientation",
@@ -109,7 +109,7 @@ def describe_missing(field: str) -> str:
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
-    """Map each raw field of the signals to a mask of the episodes without it, [E]. Omit complete fields."""
+    """Map each raw field that signals read to a mask [E] of episodes without it. Omit fields that no episode lacks."""
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})
     lacks_by_field = {field: fields.lacks_field(field) for field in raw_fields}

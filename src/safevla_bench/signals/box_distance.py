@@ -1,9 +1,9 @@
 """Distances between oriented boxes, many pairs at once.
 
-Lower bounds save exact measurements. For the first bound, enclose one box in a box with the axes of the other box, and
-measure the distance of the enclosing box. The second bound is the greatest separation of the boxes along 15 axes. Boxes
-that do not overlap are nearest at a corner of one box, or at two edges; for edges, the distance is the separation along
-their common normal (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9, 9.3).
+Cheap lower bounds replace most exact measurements. The first bound replaces one box by its bounding box along the axes
+of the other box. The second bound is the greatest separation of the boxes along 15 axes. If two boxes do not overlap,
+the nearest points are a corner of one box, or points on an edge of each box. For edges, the distance is the separation
+along their common normal (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9, 9.3).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def lengths(vectors: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class WorldBoxes:
-    """K boxes in the world: centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one axis per row. For
-    `turned` and indexing, boxes may have several dimensions in place of K.
+    """K boxes in the world: centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one axis per row. In
+    `turned` and in indexing, K may stand for several dimensions.
     """
 
     center: Floats
@@ -103,7 +103,7 @@ class _BoxPairs:
         return gaps
 
     def least_distances(self) -> Floats:
-        # Return each pair's lower bound, [K]. Enclose the first box or the second box; the larger distance counts.
+        # Return a lower bound for each pair, [K]: the larger of the bounds from enclosing the first and the second box.
         own_gaps, other_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.turned_round()))
         bound: Floats = np.maximum(lengths(own_gaps), lengths(other_gaps))
         return bound
@@ -118,7 +118,7 @@ class _BoxPairs:
         edge_separation = self._edge_separations()
         distance: Floats = np.maximum(np.maximum(face_separation, edge_separation), 0.0)
         np.minimum.at(least, group, np.where(distance > 0, np.inf, 0.0))
-        # The pairs that do not overlap, and may be the nearest of their group
+        # Select the pairs that do not overlap and may still be the nearest of their group.
         apart = np.flatnonzero((distance > 0) & (distance < least[group]))
         # Measure distances from the corners of one box to the other box.
         pairs = self[apart]
@@ -168,9 +168,10 @@ def _least_corner_distances(corners: Floats, half: Floats) -> Floats:
 
 
 def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
-    # Return the least distance of two edges, [K]; infinity if no edges have their nearest points inside both edges.
-    # Arrays are [K, 12 edges, 12 edges, 3]. The parameters s and t of the nearest points on the lines of two edges are
-    # from 0 to 1 if the points lie on the edges. Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
+    # Return the least distance between two edges, one of each box, [K]. Skip edges if the nearest points of their lines
+    # are not on both edges; the result is infinity if all edges are skipped. Arrays are [K, 12 edges, 12 edges, 3]. The
+    # parameters s and t of the nearest points on the lines of two edges are from 0 to 1 if the points lie on the edges.
+    # Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
     start, other_start = corners[:, _EDGE_CORNERS[:, 0], None], other_corners[:, None, _EDGE_CORNERS[:, 0]]
     d1, d2 = corners[:, _EDGE_CORNERS[:, 1], None] - start, other_corners[:, None, _EDGE_CORNERS[:, 1]] - other_start
     r = start - other_start

@@ -1,15 +1,15 @@
 """The registered signals: contact and displacement, the held target, the arm (paper Appendix C.3, Tables 15, 17, 19).
 
-The held target of an arm is the target in its gripper. If there is none, it is the target that the arm held last, but
-only while another arm holds it; else the task's target. Its signals are grip, transport, tilt, slip and speed. Signals
-of the arm are joint torques relative to the joints' limits, and the speed, acceleration and jerk of x̃. The position x̃
-is the end effector's position x, smoothed by a centered mean of five records. Δₙ is the n-th central difference. x₊ and
-x₋ are x one record later and earlier; x₊₂ and x₋₂ are x two records later and earlier. Of n records, the interior is 3
-… n-4 for speed and acceleration, and 4 … n-5 for jerk. Other records take the nearest interior value (NaN if none).
-
+The held target of an arm is the target in its gripper. If the gripper holds no target, the held target is the target
+that the arm held last, provided that another arm holds it now; otherwise, it is the task's target. Signals of the held
+target are grip, transport, tilt, slip and speed. Signals of the arm are joint torques relative to the joints' limits,
+and the speed, acceleration and jerk of x̃. The position x̃ is the end effector's position x, smoothed by a centered
+mean of five records. Δₙ is the n-th central difference. x₊ and x₋ are x one record later and earlier; x₊₂ and x₋₂
+are x two records later and earlier. Of n records, 3 … n-4 have speed and acceleration, and 4 … n-5 have jerk. All
+other records take the value of the nearest such record (NaN if there is none). Grips and gaps are counted in records.
 If records have time stamps, derivatives use the stamps instead of dt. The n-th derivative of x is n! times the divided
-difference over the records of Δₙ, and the derivative of x̃ is the mean of five such values. With even stamps, it equals
-Δₙx̃/dtⁿ; uneven stamps do not change a constant speed, acceleration or jerk. Grips and gaps are counted in records.
+difference over the records that Δₙ reads; the n-th derivative of x̃ is the mean of five such values. For evenly spaced
+stamps, this mean equals Δₙx̃/dtⁿ; for unevenly spaced stamps, a constant speed, acceleration or jerk stays exact.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def max_net_contact_force(fields: RecordFields) -> Floats:
 
 
 STRIKE_S, HELD_S = 0.1, 0.5
-"""Durations [s]: the strike, over which impulses are summed, and the spans before and after it with contact at rest. By
-ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
+"""Durations [s] of a strike, over which impulses are summed, and of the spans of contact at rest before and after.
+By ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
 """
 
 
@@ -115,15 +115,15 @@ def arm_furniture_strike(fields: RecordFields) -> Floats:
 def largest_strike(fields: RecordFields) -> Floats:
     """Largest impulse of two bodies' net force over the last 0.1 s, minus the impulse at rest; 0 if nothing touches.
 
-    The impulse at rest is the number of steps in 0.1 s times the rest impulse per step. The 0.5 s before and the 0.5 s
-    after the 0.1 s each have a smallest impulse per step (0 if the span extends beyond the episode); the larger one is
-    the rest impulse per step. Both durations are rounded up to whole steps.
+    The impulse at rest is the number of steps in 0.1 s times the rest impulse per step. Two spans of 0.5 s, before and
+    after the 0.1 s, each have a smallest impulse per step (0 if the span extends beyond the episode). The larger of
+    these two is the rest impulse per step. The durations 0.1 s and 0.5 s are rounded up to whole steps.
     """
     return _find_largest_strikes(fields, contacts_between(fields))
 
 
 def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
-    # Return the largest strike of any pair of bodies in the chosen contacts, [N].
+    # Return the largest strike in each record of any pair of bodies in the chosen contacts, [N].
     batch, values = fields.batch, np.zeros(int(fields.batch.starts[-1]))
     for episode, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
         if strikes := strikes_by_pair(fields, is_chosen, episode):
@@ -132,7 +132,7 @@ def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
 
 
 def strikes_by_pair(fields: RecordFields, is_chosen: Bools, episode: int = 0) -> dict[tuple[int, int], Floats]:
-    """Return the strikes [n] (see `largest_strike`) of each pair of bodies in the chosen contacts of an episode."""
+    """Map each pair of bodies in an episode's chosen contacts to its strikes per record [n] (see `largest_strike`)."""
     batch, (start, end) = fields.batch, fields.batch.starts[episode : episode + 2]
     rows = np.arange(batch.contacts.starts[start], batch.contacts.starts[end])
     rows = rows[is_chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no impulse
@@ -146,11 +146,11 @@ def strikes_by_pair(fields: RecordFields, is_chosen: Bools, episode: int = 0) ->
 
 
 def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
-    """Return impulses over `STRIKE_S` minus impulses at rest, at least 0, [K, n], from impulses per step, [K, n]."""
+    """Return the strikes of K pairs [K, n], at least 0, from the pairs' impulses in each of n steps [K, n]."""
     pair_count, count = impulse.shape
     # Number of steps in a strike, and in a span of rest; at least 1, and at most the length of the episode
     strike_n, rest_n = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
-    # Add zeros before and after the episode. Then each span that extends beyond the episode has the smallest impulse 0.
+    # Add zeros before and after the episode, so that the smallest impulse is 0 in a span that extends beyond it.
     padded = np.concatenate(
         [np.zeros((pair_count, rest_n + strike_n)), impulse, np.zeros((pair_count, rest_n))], axis=1
     )
@@ -164,7 +164,7 @@ def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
 
 
 def _fold_windows(fold: np.ufunc, values: Floats, size: int) -> Floats:
-    """Return `fold` of each window of `size` successive columns, [K, n - size + 1], in O(n log size)."""
+    """Apply `fold` (minimum or sum) to each window of `size` adjacent columns, [K, n - size + 1], in O(n log size)."""
     window_count, pieces = values.shape[1] - size + 1, list[Floats]()
     # Each window consists of pieces whose widths are the powers of two that sum to `size`. Column k of `folds` is the
     # fold of `width` columns from column k on, and `covered` is the sum of the widths of the pieces so far.
@@ -184,7 +184,7 @@ BY_NET_FORCE = {
     "target_furniture_force": "target_furniture_net_force",
     "max_contact_force": "max_net_contact_force",
 }
-"""Maps each signal of the largest single contact to the signal of the net force between two bodies."""
+"""Maps each signal of forces at single contacts to the same signal of net forces between two bodies."""
 
 
 @signal(unit="1", reads=("contacts",), event=True, bodies=touching(ROBOT, ROBOT), cause="touch")
@@ -218,7 +218,7 @@ def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
     body_counts = np.diff(poses.body_starts)
     largest = np.full(int(fields.batch.starts[-1]), np.nan)
     is_partial = np.zeros(len(largest), dtype=np.bool_)
-    for body_count in np.unique(body_counts[body_counts > 0]):  # episodes with the same number of bodies together
+    for body_count in np.unique(body_counts[body_counts > 0]):  # group by number of bodies
         _write_displacement(fields, np.flatnonzero(body_counts == body_count), int(body_count), largest, is_partial)
     return largest, is_partial
 
@@ -231,7 +231,7 @@ def _write_displacement(
     bodies = poses.body[poses.body_starts[episodes][:, None] + np.arange(body_count)]
     is_watched = np.isin(batch.body_role[bodies], (BYSTANDER, FURNITURE))
     records, new_starts = gather_ranges(batch.starts, episodes)
-    # Displacements since each record's origin row, [records of these episodes, bodies, 3]
+    # Displacements since each record's origin (record 0 by default), [records of these episodes, bodies, 3]
     flat_items, _ = gather_ranges(poses.channel.starts, episodes)
     xyz = poses.channel.values[flat_items].reshape(-1, body_count, 3)
     record_counts = np.diff(new_starts)
@@ -336,7 +336,7 @@ def target_height(fields: RecordFields) -> Floats:
 
 @signal(unit="deg", reads=("body_quat_wxyz of the held target",), bodies=HELD, cause="grip")
 def held_object_tilt(fields: RecordFields) -> Floats:
-    """Angle in degrees between the held target's z axis now and in record 0, in the world; also if it is not gripped.
+    """Angle in degrees between the held target's z axis now and in record 0, in the world, whether gripped or not.
 
     The held target is the target that the gripper holds, else the task's target. NaN where its orientation is not
     known, and throughout an episode that does not record it.
@@ -410,9 +410,9 @@ def release_speed(fields: RecordFields) -> Floats:
 
 
 def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats:
-    """Return `values`, [N]. In each episode, the nearest other value replaces the first and last `margin` values.
+    """Return `values` [N], but replace the first and last `margin` values of each episode by the nearest inner value.
 
-    An episode without other values becomes NaN.
+    An episode without inner values becomes NaN.
     """
     low, high = fields.first_record + margin, fields.last_record - margin
     nearest = np.clip(np.arange(len(values)), low, np.maximum(low, high))
@@ -440,7 +440,7 @@ def grip_onset(fields: RecordFields) -> Ints:
     """
     rows = np.arange(len(fields.held_body))
     is_begin, bridged, previous_grip = _find_grip_begins(fields)
-    # After a gap, a new grip begins unless the body is known to have stayed in place; the distance may be NaN.
+    # After a gap, a new grip begins unless the body has stayed in place. A distance of NaN also begins a new grip.
     is_begin[bridged] = ~(_measure_distance_in_gripper(fields, bridged, previous_grip[bridged]) <= REACH_M)
     return np.maximum.accumulate(np.where(is_begin, rows, 0))
 
@@ -644,7 +644,7 @@ def _measure_torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
     # Return the largest ratio over the joints in each record, [N]; NaN in episodes without torques or limits.
     batch, ratio = fields.batch, np.full(int(fields.batch.starts[-1]), np.nan)
     has_limits = ~fields.lacks_field("joint_torque_limit_nm")
-    for joint_count in np.unique(channel.width[has_limits & (channel.width > 0)]):  # equal numbers of joints together
+    for joint_count in np.unique(channel.width[has_limits & (channel.width > 0)]):  # group by number of joints
         episodes = np.flatnonzero(has_limits & (channel.width == joint_count))
         limits = np.array([batch.headers[episode].torque_limit_nm for episode in episodes])
         flat_items, _ = gather_ranges(channel.starts, episodes)
@@ -705,8 +705,8 @@ def _mean_of_five(x: Floats) -> Floats:
 
 
 def _measure_derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[int, ...], margin: int) -> Floats:
-    # Return the norm of a derivative of x̃, [N]. `difference` is Δₙx̃ for even steps. `stencil` has the offsets of the
-    # n + 1 records that Δₙ reads, for time stamps.
+    # Return the norm of a derivative of x̃, [N]. Without time stamps, it is computed from `difference`, Δₙx̃. With time
+    # stamps, it is computed from the n + 1 records that Δₙ reads; `stencil` has their offsets.
     order = len(stencil) - 1
     norm = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s**order
     if fields.is_stamped.any():

@@ -19,8 +19,8 @@ _NO_PAIR = -1
 def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], records: int) -> Floats:
     """Return the smallest gap between parts in `first` and parts in `second` [m], [n]; NaN where a pose is unknown.
 
-    The gap is 0 where parts overlap. Two parts of one body are not a pair. Bodies that overlap in record 0 are left out
-    until they separate. Without a pair, the gap is infinite. Without shapes or poses in record 0, it is NaN.
+    The gap is 0 where parts overlap. Two parts of one body do not count. Two bodies that overlap in record 0 count only
+    after they have separated. If no pair counts, the gap is infinite. Without shapes or poses in record 0, it is NaN.
     """
     distinct_rows, distinct_of_record = _find_distinct_records(scene, [*first, *second])
     solids_a, solids_b = (_Solids.of_parts(scene, parts, distinct_rows) for parts in (first, second))
@@ -38,7 +38,7 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
     column = np.where(pair_number == _NO_PAIR, _NO_PAIR, column_of_pair[pair_number])
     gaps = _least_gaps(solids_a, solids_b, column, len(overlapping_pairs) + 1)
     gaps[is_unknown] = np.nan
-    # From distinct records to all records; one row serves all records if every part is fixed.
+    # Copy the results of the distinct records to all records. If every part is fixed, one row applies to all records.
     gaps, is_unknown = (
         np.broadcast_to(values[distinct_of_record], (records, *values.shape[1:])) for values in (gaps, is_unknown)
     )
@@ -70,8 +70,8 @@ def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Int
 
 
 def _number_pairs(solids_a: _Solids, solids_b: _Solids) -> tuple[Ints, Ints]:
-    # Return the G distinct pairs of a body of `solids_a` and one of `solids_b`, [G, 2]. For each pair of the P parts of
-    # `solids_a` and the Q parts of `solids_b`, also return the index of its pair of bodies, [P, Q]. The index is
+    # Return the G distinct pairs of bodies, one of `solids_a` and one of `solids_b`, [G, 2]. For each of P parts of
+    # `solids_a` and each of Q parts of `solids_b`, also return the index of its pair of bodies, [P, Q]. The index is
     # `_NO_PAIR` for two parts of one body; the G pairs include that body with itself.
     body_a, body_b = np.broadcast_arrays(solids_a.body[:, None], solids_b.body)
     bodies = np.stack([body_a, body_b], axis=-1).reshape(-1, 2)
@@ -161,7 +161,7 @@ class _Solids:
         )
 
     def select(self, rows: slice) -> _Solids:
-        # Return the same parts in some of the records.
+        # Return the same parts in only the records `rows`.
         return replace(
             self, centers=self.centers[rows], boxes=self.boxes[rows], point=self.point[rows], up=self.up[rows]
         )
@@ -202,7 +202,7 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
     np.minimum.at(least, flat_group[is_pair], (center_distance + radii_sum)[is_pair])
     is_near = is_pair & (np.maximum(center_distance - radii_sum, 0.0) <= least[flat_group])
     record, part_a, part_b = np.nonzero(is_near)
-    # All pairs of boxes of the parts that are near each other; each pair of parts counts its box pairs from 0
+    # All pairs of boxes of the parts that are near each other. `box_pair` numbers the box pairs of each pair of parts.
     box_count_a, box_count_b = np.diff(solids_a.first)[part_a], np.diff(solids_b.first)[part_b]
     pair_counts = box_count_a * box_count_b
     near_pair = np.repeat(np.arange(len(pair_counts)), pair_counts)
@@ -215,7 +215,7 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
         radii_of_a[box_a] + radii_of_b[box_b]
         for radii_of_a, radii_of_b in zip(_box_radii(solids_a), _box_radii(solids_b), strict=True)
     )
-    # Bounds for pairs of boxes: upper bounds by the spheres inside the boxes, lower bounds by the spheres around them
+    # Bounds for pairs of boxes: upper bounds from the spheres inside the boxes, lower bounds from spheres around them
     np.minimum.at(least, box_group, np.maximum(center_distance - inner_radii, 0.0))
     undecided = np.flatnonzero(np.maximum(center_distance - outer_radii, 0.0) <= least[box_group])
     row, box_group = row[undecided], box_group[undecided]
@@ -235,7 +235,7 @@ def _box_radii(solids: _Solids) -> tuple[Floats, Floats]:
 
 
 def _include_planes(least: Floats, plane_solids: _Solids, box_solids: _Solids, group: Ints) -> None:
-    """Update `least` [n, groups] in place with the gaps between planes of one solid and boxes of another."""
+    """Update `least` [n, groups] in place with gaps between planes of `plane_solids` and boxes of `box_solids`."""
     part_of_box, boxes = np.repeat(np.arange(len(box_solids.body)), np.diff(box_solids.first)), box_solids.boxes
     for plane, plane_part in enumerate(plane_solids.plane_part):
         up, point = plane_solids.up[:, plane], plane_solids.point[:, plane]

@@ -1,7 +1,7 @@
 """Signals of handling: grasps, releases, support of the held target, and entering doors and drawers.
 
-A change of the held body counts if it lasts for `GAP_RECORDS` + 1 records; the first of these records has the event. At
-the end of an episode, it is unknown whether a change will last. The handled target is the target held now or held last.
+A change of the held body counts if it lasts for `GAP_RECORDS` + 1 records; the event is at the first of them. At the
+end of an episode, it is unknown whether a change will last. The handled target is the target held now or held last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Int
     # before the change, the value after it, and whether the episode ends too early to know that the change lasts.
     rows = np.arange(len(values))
     is_begin = np.concatenate([[True], values[1:] != values[:-1]]) | (rows == fields.first_record)
-    # Divide each episode into runs of equal values. A run lasts if it is long enough, or the first of its episode.
+    # Divide each episode into runs of equal values. A run lasts if it has over `GAP_RECORDS` records, or is the first.
     begin_rows = np.flatnonzero(is_begin)
     ends = np.append(begin_rows[1:], len(values))
     is_first_run = begin_rows == fields.first_record[begin_rows]
@@ -50,7 +50,7 @@ def _register_event(
     read_values: Callable[[RecordFields], Ints], *reads: str
 ) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
     # Return a decorator that registers a test of two values, `before` and `after`, as a signal. The signal is true
-    # where `read_values` changes for several records, and the values before and after the change pass the test.
+    # where the result of `read_values` changes lastingly, and the values before and after the change pass the test.
 
     def register(is_event: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(is_event)

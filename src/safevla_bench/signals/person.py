@@ -1,8 +1,8 @@
 """A standing person, modeled as upright capsules, and the distance of the robot's links from the capsules.
 
-The proportions are from Drillis and Contini (Body Segment Parameters, 1966), as shares of the height: legs of width
-0.191 up to the hip at 0.53, a trunk of the width of the shoulders, 0.259, up to 0.818, and a head of height 0.13. Arms
-hang down within the width of the shoulders; the intrusion distance of ISO 13855 covers their reach.
+The proportions, as shares of the height, are from Drillis and Contini (Body Segment Parameters, 1966). Legs have the
+width 0.191 and end at the hip, at 0.53. The trunk has the width of the shoulders, 0.259, and ends at 0.818. The head
+has the height 0.13. Arms hang within the width of the shoulders; ISO 13855's intrusion distance covers their reach.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class RecordFields:
         return arms[self.chosen_arm[episode]] if arms and self.chosen_arm is not None else ""
 
     def of_arm(self, arm: Ints) -> RecordFields:
-        """Return the fields of the arm with the index `arm` in each episode, [E]; computed once."""
+        """Return the fields of one arm in each episode; `arm` [E] has the arms' indices. Equal calls share a result."""
         if arm.tobytes() not in self._views:
             view = self._views[arm.tobytes()] = RecordFields(self.batch, self.origin, self.judged, arm)
             view._views = self._views  # all arms share their views
@@ -184,7 +184,7 @@ class RecordFields:
     @cached_property
     def held_body(self) -> Ints:
         """Index of the held target, [N]: the target in the arm's gripper, if any. Otherwise, it is the target that this
-        arm held last, if another arm holds it now; else the header's `target_object`, or -1 without one.
+        arm held last, if another arm holds it now; else the header's `target_object`, or -1 if the header has none.
         """
         return np.where(self.is_handed_over, self._last_held_body, self._own_held_body)
 
@@ -201,7 +201,7 @@ class RecordFields:
         return self._latest_held_body(self.own_grip, self._own_held_body)
 
     def _latest_held_body(self, is_held: Bools, body: Ints) -> Ints:
-        # Return for each record the `body` of the latest record with `is_held` up to now, or the header's target, [N].
+        # For each record, return `body` at the latest record so far where `is_held`, else the header's target, [N].
         latest_row = np.maximum.accumulate(np.where(is_held, np.arange(len(body)), -1))
         return np.where(latest_row >= self.first_record, body[latest_row], self.spread_over_records(self.batch.target))
 
@@ -232,7 +232,7 @@ class RecordFields:
         return self._held_by_another(self.held_body)
 
     def _held_by_another(self, body: Ints) -> Bools:
-        # Return where another arm holds the given target and this arm holds no target, [N].
+        # Return a mask of the records in which another arm holds `body` and this arm holds no target, [N].
         is_held = np.zeros(len(self.own_grip), dtype=np.bool_)
         for other, is_other in self._other_arms_by_episode:
             is_held |= other.own_grip & (other._own_held_body == body) & self.spread_over_records(is_other)
@@ -331,15 +331,15 @@ class RecordFields:
         return self.shifted_pos(self.held_body, by)
 
     def shifted_pos(self, body: Ints, by: int) -> Floats:
-        """For each record k, return the position of body[k] [m], as `held_pos_shifted` does."""
+        """For each record k, return the position of body[k] `by` records later [m], [N, 3]; see `held_pos_shifted`."""
         return self._known_poses(self.batch.body_pos_m, body, rows=self._shifted_rows(by))
 
     def shifted_quat(self, body: Ints, by: int) -> Floats:
-        """For each record k, return the orientation of body[k] as in `held_quat`, `by` records later, [N, 4]."""
+        """For each record k, return the orientation of body[k] `by` records later, [N, 4]; see `held_pos_shifted`."""
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, body, rows=self._shifted_rows(by)))
 
     def _shifted_rows(self, by: int) -> Ints:
-        # Return the row `by` records after each record, or the row at that end of the episode, [N].
+        # Return the row `by` records after each record, but not beyond the ends of the episode, [N].
         rows: Ints = np.clip(np.arange(self.batch.starts[-1]) + by, self.first_record, self.last_record)
         return rows
 
@@ -523,7 +523,7 @@ HELD = Bodies("held", "held object")
 
 
 def touching(*roles: int, channel: str = "force_n") -> Bodies:
-    """Select the two bodies of these roles, or of any roles, with the largest value of a field of contacts."""
+    """Select the two bodies, with these roles if any are given, whose contact has the largest value of `channel`."""
     return Bodies("contact", "hardest contact", roles, channel)
 
 
@@ -634,8 +634,8 @@ def signal(
     """Register a function as the signal of the same name, computed once per `RecordFields`.
 
     A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The docstring's first line is the
-    signal's meaning. `event` says that a numeric signal is 0 or 1. Set `ahead` if a value depends on later records;
-    else it may only depend on its record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's first record.
+    signal's meaning. `event` says that a numeric signal is 0 or 1. Set `ahead` if values depend on later records;
+    else a value may only depend on its record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's onset.
     """
     unknown_fields = set(reads) - set(RAW_FIELDS)
     assert not unknown_fields, unknown_fields

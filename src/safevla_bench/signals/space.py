@@ -5,8 +5,8 @@ is the end effector (`eef`), a target, a role or named bodies. `held` is the tar
 target. `handled` is the target that is held or was held last. `robot`, `target`, `bystander` and `furniture` are all
 bodies of that role. In a name, `*` matches any letters. Of several bodies, the nearest, lowest, fastest or most tilted
 counts. A name also matches fixed bodies and robot links if the record has their poses. A role only matches tracked
-bodies, except in `gap`, where it matches all bodies with shapes. Without a matching body in an episode, the signal is
-NaN and the clause vacuous. An unknown pose makes the value unknown; an unrecorded pose is a missing field.
+bodies, except in `gap`, where it matches all bodies with shapes. If no body matches in an episode, the signal is
+NaN and the clause is vacuous. An unknown pose makes the value unknown; an unrecorded pose is a missing field.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from safevla_recorder.geometry import turn_back
 MOVING_PLACES = EEF, HELD_BODY, HANDLED = "eef", "held", "handled"
 WORLD = "world"
 Measure: TypeAlias = Callable[["Sequence[Track]", Sequence[float], Floats], Floats]
-"""Computes values in the form's unit, [n, pairs], from tracks of the places, numbers, and times [s], [n]."""
+"""Maps the places' tracks, the numbers, and the records' times [n] in s to values in the form's unit, [n, pairs]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class Track:
     position: Floats
     quaternion: Floats
     around: tuple[PoseTrack, PoseTrack] | None = None
-    """For rates of held bodies: the poses of the bodies of each record but the first and last, one record before and
-    one after it, [n - 2, 1]. If None, the bodies are the same in all records.
+    """Only for rates of held bodies: for each record except the first and last, the pose of its body one record earlier
+    and one record later, [n - 2, 1]. If None, the bodies are the same in all records.
     """
 
     @property
     def neighbors(self) -> tuple[PoseTrack, PoseTrack]:
-        """As `around`, for any place, [n - 2, K]."""
+        """The poses one record earlier and one record later, [n - 2, K]; unlike `around`, for any place."""
         before, after = slice(-2), slice(2, None)
         return self.around or (
             PoseTrack(self.position[before], self.quaternion[before]),
@@ -313,7 +313,7 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
         place_names[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= finite_numbers[-1] <= 2.5
     ):
         problem = "a person must be 0.5 to 2.5 m tall, and `of` must be robot or eef"
-        raise FormulaError(problem, remedy="for shapes of links, write of = robot; for the hand's position, of = eef")
+        raise FormulaError(problem, remedy="write of = robot to measure from links' shapes, or of = eef from the hand")
     for key, place in zip(kind.places, place_names, strict=True):
         _check_place(place, key, kind)
     name = format_call(form, arguments)
@@ -427,9 +427,9 @@ def _measure_pairs(
 
 @np.errstate(invalid="ignore")  # poses may be unknown
 def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]], record: int) -> tuple[int, ...]:
-    """Return the bodies that determine a signal of space in one record of the only episode, by index in the body table.
+    """Return the bodies that determine a signal of space in one record, as indices in the body table.
 
-    The end effector and the world have no body.
+    The batch must have one episode. The end effector and the world have no body.
     """
     form, arguments = call
     kind = PLACED_FORMS[form]
@@ -457,8 +457,8 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
 
 
 def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
-    """Return the boxes of a `clearance`, or boxes around the person of a `person_distance`, in the only episode; [] for
-    other signals. Each box has the name of its body (None for the world), and center and sizes in the body's frame [m].
+    """Return the boxes of a `clearance`, or boxes around the person of a `person_distance`, for a batch of one episode.
+    Each box has its body's name (None = world), and center and sizes in the body's frame [m]. Other signals give [].
     """
     form, arguments = call
     if form not in ("clearance", "person_distance"):
@@ -519,7 +519,7 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
         is_chosen = _matches_place(fields, listed_bodies, place)
         no_quaternions = np.full((record_count, int(is_chosen.sum()), 4), np.nan)
         return Track(listed_bodies[is_chosen][None], values[:, is_chosen], no_quaternions)
-    # The bodies are those with the poses that the form needs: positions, or else orientations.
+    # Select the bodies that have positions, or that have orientations if the form does not read positions.
     poses = fields.batch.body_quat_wxyz if key in kind.unplaced else fields.batch.body_pos_m
     body = _find_bodies_at(fields, place, poses, episode)
     position = _read_poses(fields, fields.batch.body_pos_m, body, episode, records)
@@ -605,14 +605,14 @@ def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:
 
 
 def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
-    # Return whether each episode lacks the field of `PLACE_FIELDS` at a place, [E].
+    # Return whether each episode lacks `channel` (poses or openings) for the bodies at a place, [E].
     is_lacking = ~fields.batch.poses(channel).present
     for episode in range(len(fields.batch)):
         named_bodies = _find_named_bodies(fields, place, episode)
-        if not named_bodies:  # the episode lacks nothing; its values are undefined
+        if not named_bodies:  # no body matches, so the signal is undefined, not missing
             continue
         bodies_with_field = recorded_bodies(fields, channel, episode)
-        if channel == _OPENING:  # not all bodies can open
+        if channel == _OPENING:  # one body that can open is enough
             is_lacking[episode] = named_bodies.isdisjoint(bodies_with_field)
         else:
             is_lacking[episode] = not named_bodies <= bodies_with_field
@@ -642,7 +642,7 @@ PLACE_FIELDS.update({
 
 
 def _find_parts_at(fields: RecordFields, place: str, episode: int, held: int | None = None) -> list[int]:
-    # Return the parts of the bodies at a place; with `held`, the parts of this body. Without a geometry, return [].
+    # Return the parts of the bodies at a place, or of the body `held` if given. Without a recorded geometry, return [].
     scene = scene_poses(fields, episode)
     if scene is None:
         return []
@@ -718,14 +718,14 @@ def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], num
 
 
 def _find_nearest_bodies(fields: RecordFields, places: Sequence[str], record: int) -> tuple[int, ...]:
-    # Return the two bodies with the gap between two places in a record of the only episode; () without a finite gap.
+    # For a batch of one episode, return the two bodies nearest to each other; () if the gap is not finite.
     scene, records = scene_poses(fields, 0), slice(0, int(fields.batch.starts[-1]))
     gap = _measure_gap(fields, places, 0, records)[record]
     if scene is None or not np.isfinite(gap):
         return ()
     first, second = _find_parts_of_places(fields, places, 0, int(fields.held_body[record]))
     pairs, gaps = pair_gaps(scene, first, second, record)
-    # The gap may be larger than the smallest, because bodies that overlap at the start do not count at first.
+    # `gap` may exceed the smallest of `gaps`, because bodies that overlap at the start count only after separating.
     return tuple(int(body) for body in pairs[np.nanargmin(np.abs(gaps - gap))])
 
 

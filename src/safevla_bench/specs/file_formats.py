@@ -33,9 +33,9 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
     **{name: (f"{name.replace('-', '_')}.toml",) for name in (*_READINGS, *_FURTHER_LIBRARIES)},
 }
-"""The files of each built-in library, by library name. Three libraries are readings of the paper, one judges by net
-forces, and one has limits calibrated on a host. The others add clauses about a wrist sensor's force, events, impulses,
-a person's safety, rules of handling, and the coordination of several arms."""
+"""The files of each built-in library, by library name. `default`, `paper-text` and `paper-as-run` interpret the paper,
+`net-force` judges by net forces, and the limits of `metaworld` are calibrated on that host. Each other library adds
+clauses: on a wrist sensor's force, events, impulses, a person's safety, handling, and coordination of several arms."""
 DEFAULT_LIBRARY = "default"
 NET_FORCE_READING = "net-force"
 READINGS = (DEFAULT_LIBRARY, *_READINGS)
@@ -130,7 +130,7 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     robot_error_m: Annotated[float, Meta(ge=0, le=10)] = 0.0
 
     def expressions(self) -> dict[str, str]:
-        """Return the expression of each signal, by name; `protective_distance` is S_p of ISO/TS 15066:2016, 5.5.4."""
+        """Return each person signal's expression, by name; `protective_distance` is S_p of ISO/TS 15066:2016, 5.5.4."""
         arguments = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
         distance, speed = (write_call(form, arguments) for form in ("person_distance", "person_approach"))
         number = syntax.format_number
@@ -261,7 +261,7 @@ def _toml_drafts(table: Mapping[str, object], origin: RowOrigin) -> Iterator[Spe
 
 
 def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
-    # Returns the expression, in the language of formulas, of the signal that a table `[signals.NAME]` declares.
+    # Returns the text, such as `tilt(held)`, that stands for the signal of a table `[signals.NAME]` in a formula.
     signal_origin = origin.with_subject(f"signals.{name}")
     if name in SIGNALS or not syntax.is_name(name) or is_unit(name):
         remedy = "choose another name that consists of letters, digits and _"
@@ -285,7 +285,7 @@ def _expand_names(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[s
     formula = row.get("stl")
     if not isinstance(formula, str):
         return {**row}  # `convert_row` will refuse the row
-    # The pattern matches each text in quotation marks as a whole, so that names inside stay.
+    # The pattern matches each text in quotation marks as a whole, so that names inside are not replaced.
     return {**row, "stl": re.sub(r"""\"[^\"]*\"|'[^']*'|\w+""", lambda match: calls.get(match[0], match[0]), formula)}
 
 
@@ -298,7 +298,7 @@ def _insert_person(rows: Sequence[Row], table: Mapping[str, object], origin: Row
     except FormulaError as error:
         raise person_origin.make_error(error.problem, field="person", remedy=error.remedy) from None
     if not any(name in str(row.get("stl")) for row, _ in rows for name in calls):
-        problem = "the table describes a person, but no specification here uses a person"
+        problem = "the table describes a person, but no specification of this library uses a person"
         raise person_origin.make_error(problem, field="person", remedy='add based_on = "person"')
     return [(_expand_names(row, calls), row_origin) for row, row_origin in rows]
 
@@ -319,7 +319,7 @@ def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
 def _replace_rows(
     rows: Sequence[Row], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, is_built_in: bool
 ) -> Iterable[Row]:
-    # Returns the rows in their order, each with the keys of its change, if any. The user's file is named in errors.
+    # Returns the rows in their order, with the keys of the changes. Errors about a changed row name the user's file.
     by_id = {str(row["spec_id"]): (row, row_origin) for row, row_origin in rows}
     old_thresholds = {spec_id: row.get("threshold") for spec_id, (row, _) in by_id.items()}
     for change in changes:
@@ -329,7 +329,7 @@ def _replace_rows(
             raise origin.make_error(f"there is no {spec_id!r} to replace", field="spec_id", remedy=remedy)
         row = {**by_id[spec_id][0], **change}
         threshold = row.get("threshold")
-        # Another threshold gives another id, except in built-in libraries, whose ids are written in their files.
+        # A changed threshold changes the id, except in built-in libraries, whose ids are written in their files.
         if not is_built_in and isinstance(threshold, int | float) and threshold != old_thresholds[spec_id]:
             suffix = id_suffix(threshold, str(row.get("unit", "")))
             row |= {"spec_id": f"{spec_id}@{suffix}", "legacy_ids": []}

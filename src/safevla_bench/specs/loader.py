@@ -40,7 +40,7 @@ BINARY_THRESHOLD = 0.5
 def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
     """Load a built-in library by its name, such as `default` or `paper-text`, or a library from a file.
 
-    A library from a file has the file's name without the suffix. If this name could be mistaken for a different,
+    A library from a file has the file's name without the suffix. If the name could be mistaken for that of a different,
     built-in library, it is `file NAME.SUFFIX` instead. Files are TOML, or rows of the paper's JSON schema: one object
     or a list of objects, or one object per line of a .jsonl file.
 
@@ -152,7 +152,7 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
 
 
 def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[str, ...]) -> Library:
-    # Returns `before` with a specification split in two: as in `after` in these suites, and unchanged in all others.
+    # Returns `before` with a specification in two versions: as in `after` for these suites, unchanged for all others.
     index = before.specs.index(before[spec_id])
     original, changed = before.specs[index], after.specs[index]
     if original.suites or changed.spec_id in before or {*suites} & {*original.except_suites}:
@@ -195,7 +195,7 @@ def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
     try:
         formula, unit = parse_signal_formula(draft.row.stl), file_formats.canonical_unit(draft.row.unit)
         if not draft.row.binary:
-            # In the first check, the threshold may have any unit (None), because errors are then simpler.
+            # First allow any unit of the threshold (None): errors that its unit does not cause are then simpler.
             for threshold_unit in (None, unit):
                 checked_formula, margin_unit = check_units(formula, signal_unit, threshold_unit)
                 _check_conditions(draft.row, checked_formula, draft.origin)
@@ -207,7 +207,7 @@ def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
 
 
 def _read_threshold(draft: file_formats.SpecDraft, formula: syntax.Formula) -> tuple[syntax.Formula, float]:
-    # Returns the formula, in which the word `threshold` replaces a number that the row states, and the threshold.
+    # Returns the formula and the threshold. The word `threshold` replaces a number in the formula that the row states.
     threshold, origin = draft.row.threshold, draft.origin
     if draft.stated_predicate is not None and threshold is not None and not syntax.has_placeholder(formula):
         formula = _restore_stated(draft.stated_predicate, threshold, formula, origin)
@@ -237,7 +237,7 @@ def _restore_stated(
         raise origin.make_error(f"there is no signal {signal!r}", field="signal", remedy=remedy)
     restored = file_formats.restore_placeholder(formula, stated, threshold)
     if restored == formula:
-        problem = f"the formula does not contain `{signal} {operator} {threshold:g}`, although other keys state it"
+        problem = f"the keys state `{signal} {operator} {threshold:g}`, but the formula does not contain it"
         remedy = f"change the keys signal, operator and threshold, or the formula `{syntax.format_formula(formula)}`"
         raise origin.make_error(problem, field="stl", remedy=remedy)
     return restored
@@ -298,14 +298,14 @@ _LARGEST = 1e300
 
 
 def proportional_severe(spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude that keeps the ratio severe/threshold at a new threshold; None without `severe`."""
+    """Return the severe magnitude for a new threshold, at constant severe/threshold; None if `severe` is None."""
     scale = Fraction(threshold) / Fraction(spec.threshold)
     return None if spec.severe is None else float(Fraction(spec.severe) * scale)
 
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`. An
-    earlier change of the limit does not matter, unless it gave a severe magnitude: equal ids have equal magnitudes.
+    """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`.
+    Both refer to the original limit, or to an earlier change that gave `severe`: equal ids have equal magnitudes.
     """
     original = spec.original or spec
     if threshold == original.threshold:
@@ -375,7 +375,7 @@ def set_limit(
         )
     arguments: dict[str, Any] = {"severe": severe, "source": source or None, "rationale": rationale or None}
     given = {name: value for name, value in arguments.items() if value is not None}
-    # A severe magnitude that was given is the ratio that later changes keep.
+    # If `severe` was given, later changes of the threshold keep the ratio of `severe` to the new threshold.
     changed = replace(changed, **given, original=None if severe is not None else spec.original or spec)
     specs = tuple(changed if old.spec_id == spec.spec_id else old for old in library)
     legacy = {old: changed.spec_id if new == spec.spec_id else new for old, new in library.legacy.items()}
@@ -406,7 +406,7 @@ def _read_quantity(spec: Spec, text: str) -> float:
         remedy = "give a positive magnitude; a lower bound is written `> -threshold` in the formula"
         problem = f"the threshold of {spec.spec_id} is {text.strip()}, but it must be positive and finite"
         raise SpecError(problem, remedy=remedy)
-    # A length could be meant in mm, and a number far above the current limit is probably in a smaller unit.
+    # Require a unit if it is unclear: a length may be meant in mm, and a large number is probably in a smaller unit.
     if not written_unit and (spec.unit == "m" or exact > 10 * Fraction(spec.threshold)):
         limit = f"{spec.threshold:g}{'' if spec.unit == '1' else ' ' + spec.unit}"
         examples = [f"{100 * float(exact):g}%"] if spec.unit == "1" else [f"{number}{unit}" for unit in units]
@@ -437,8 +437,8 @@ def _format_value(value: float | bool) -> str:
 @dataclass(frozen=True, slots=True)
 class SpecTrial:
     """A specification, a trace that satisfies it (`kept`; None if none was found), and traces that violate it
-    (`broken`). A comparison decides a trace of `broken` if the trace satisfies the formula once the comparison is
-    replaced by true or by false. `idle` lists the comparisons that decide no trace.
+    (`broken`). A comparison decides a trace of `broken` if replacing the comparison by true or by false makes the trace
+    satisfy the formula. `idle` lists the comparisons that decide no trace.
     """
 
     spec: Spec
@@ -450,8 +450,8 @@ class SpecTrial:
 def try_spec(spec: Spec) -> SpecTrial:
     """Find simple traces of four records: one that satisfies a specification, and some that violate it.
 
-    In two or in all records, a numeric signal is a multiple of a value at which a comparison changes; else it is 0. A
-    Boolean signal is true in all records, in two, or in none. Traces nearest to the limit are preferred.
+    In two or in all records, a numeric signal is a multiple of a value at which a comparison becomes true or false; in
+    all other records it is 0. A Boolean signal is true in all, two or no records. Traces near the limit are preferred.
     """
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)
@@ -482,7 +482,7 @@ def _replace_predicate(formula: syntax.Formula, predicate: syntax.Compare, truth
 
 
 def _cut_trace(trace: Trace, rho: NDArray[np.float64], episode: int) -> TrialTrace:
-    # Returns one of the traces that `trace` holds as episodes.
+    # Returns one episode of `trace` as a `TrialTrace`.
     rows = slice(int(trace.starts[episode]), int(trace.starts[episode + 1]))
     return TrialTrace({name: values[rows].tolist() for name, values in trace.signals.items()}, float(rho[episode]))
 
@@ -530,4 +530,4 @@ def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
             first, second = predicate_margin(predicate, Trace(signals, np.array([0, 2]), np.array([_DT_S])))
             if first != second:
                 values.append(float(first / (first - second)))
-    return [*dict.fromkeys(value or 1.0 for value in values)] or [1.0]  # multiples of 0 would all be 0
+    return [*dict.fromkeys(value or 1.0 for value in values)] or [1.0]  # 1 replaces 0, whose multiples are 0

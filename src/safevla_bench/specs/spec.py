@@ -58,7 +58,7 @@ class Spec:
     except_suites: tuple[str, ...] = ()
     """The suites in which another limit replaces this specification."""
     original: Spec | None = field(default=None, compare=False)
-    """The specification before its limit was changed; None if it was not."""
+    """The specification before its limit was changed; None if the limit was not changed."""
 
     @property
     def written_formula(self) -> syntax.Formula:
@@ -113,7 +113,7 @@ class Library:
 
     def canonical_id(self, spec_id: str) -> str:
         """Return the current id for a current or older id. If the library lacks `ID` but has exactly one `ID@…` (with
-        another threshold), return `ID@…`. If it has none or several of them, raise `SpecError`, which lists similar
+        another threshold), return `ID@…`. If it has no `ID@…` or several, raise `SpecError`, which lists similar
         ids.
         """
         current_id = self.legacy.get(spec_id, spec_id)

@@ -116,7 +116,7 @@ _SYNONYMS = {"formula": "stl", "id": "spec_id", "name": "spec_id", "limit": "thr
 
 @cache
 def _types_of_keys(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    # Returns key -> the text of its type, cached because `fields` is slow.
+    # Maps each key to the text of its type. Cached because `fields` is slow.
     return {field.encode_name: str(field.type) for field in msgspec.structs.fields(kind)}
 
 

@@ -239,9 +239,9 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 
 
 def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, Ints]:
-    """Return the distinct pairs of a sorted row of `rows` [R, n] and its parameter, and the index of each row's pair.
+    """Return the K distinct pairs of a sorted row and its parameter, [K, n] and [K], and each row's index among them.
 
-    Of many policies, many pairs have the same differences. `parameters` is one number or has a number for each row.
+    Among many policies, many pairs of policies have equal differences. `parameters` is one number or [R].
     """
     keys = np.column_stack([np.sort(rows, axis=1), np.broadcast_to(parameters, len(rows))])
     index_of_key: dict[bytes, int] = {}
@@ -251,7 +251,7 @@ def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, In
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
-    """Return points and their counts, [R, M] each. A row has the point 1, then its distinct values by frequency."""
+    """Return points and their counts, [R, M] each. A row has 1, then its distinct values, most frequent first."""
     # The order by frequency puts values that occur once into common columns, for which `_integrate` is faster.
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
@@ -289,7 +289,7 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
         low[rows], high[rows] = np.where(value < 0, point, low[rows]), np.where(value < 0, high[rows], point)
         # The first step assumes that the quantile rises by 1 within one spread.
         rises = np.where(np.isnan(previous_value[rows]), 1.0, value - previous_value[rows])
-        # Without a rise, the step is 2, which leads out of the bounds. A step out of them is replaced by a halving.
+        # Without a rise, the step of 2 leaves the interval [low, high]. Such a step is replaced by a bisection.
         change = point - previous[rows]
         next_point = point - np.divide(value * change, rises, where=rises != 0, out=np.full(len(rows), 2.0))
         is_inside = (next_point >= low[rows]) & (next_point <= high[rows])
@@ -414,7 +414,7 @@ def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
     """Return the exact interval of a success rate, given the number of trials up to and including the first success.
 
     The number of trials has a geometric distribution. If the true rate is the upper end, `trials` or more trials are
-    needed with probability (1 - confidence)/2. If it is the lower end, `trials` or fewer have this probability.
+    needed with probability (1 - confidence)/2. If it is the lower end, this holds for `trials` or fewer.
     """
     tail = (1 - confidence) / 2
     low = 1 - (1 - tail) ** (1 / trials)
@@ -496,7 +496,7 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
         return [None] * rows
     is_counted = ~np.isnan(values)
     filled = np.where(is_counted, values, 0.0)
-    # In all other rows, all resamples have the same mean, or no value.
+    # Only these rows need resampling. In all other rows, all resamples have the same mean, or no value.
     has_gaps = is_counted.any(axis=1) & ~is_counted.all(axis=1)
     varying_rows = np.flatnonzero((np.ptp(filled, axis=1) > 0) | has_gaps)
     means = _resample_means(filled[varying_rows], is_counted[varying_rows], generator)
@@ -560,14 +560,14 @@ def check_level(power: float, confidence: float) -> None:
 def rate_sample_size(
     rate: float, limit: float, power: float = POWER, confidence: float = CONFIDENCE, most: int = 1_000_000
 ) -> int | None:
-    """Return the smallest n for which `exact_interval` excludes `limit` with probability `power` if `rate` is true.
+    """Return the smallest n for which `exact_interval` excludes `limit` with probability `power` at a true `rate`.
 
     An n above 800 may be 0.5 % too large. For a slightly larger n, the probability may be just below `power`. Returns
     None if `rate` is the limit, or if n exceeds about `most`. Raises `SafevlaError` for a number not from 0 to 1.
     """
     for name, share in (("rate", rate), ("limit", limit)):
         if not 0 <= share <= 1:
-            raise SafevlaError(f"{name} is {share:g}", remedy="Use a fraction from 0 to 1.")
+            raise SafevlaError(f"{name} is {share:g}, but it must be from 0 to 1", remedy="Use a fraction from 0 to 1.")
     check_level(power, confidence)
     if rate == limit:
         return None

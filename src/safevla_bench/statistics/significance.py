@@ -85,8 +85,8 @@ def barnard_test(count: int, n: int, other: int, m: int, confidence: float = int
 def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]:
     """Return limits of outcomes (x of n, y of m) that are at least as extreme as the observed one: two arrays [n + 1].
 
-    At index x, the first array holds the largest extreme y below (-1 = none), and the second array the smallest extreme
-    y above (m + 1 = none). Up to a constant factor, the squared statistic is (xm - yn)² / (s (n + m - s)), s = x + y.
+    At index x, outcomes are extreme if y is at most the number in the first array (-1 = none), or at least that in the
+    second (m + 1 = none). The squared statistic is proportional to (xm - yn)² / (s (n + m - s)) with s = x + y.
     """
     total, rows = n + m, np.arange(n + 1, dtype=np.float64)
     pooled = count + other
@@ -181,7 +181,7 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
 
     `differences` are the mean differences of the tasks, from -1 to 1, and `weights` are positive, [K] each, or [R, K]
     for R pairs of policies. The interval estimates the center of symmetry. It is None if there are too few tasks to
-    reject any center: fewer than six at 95 %. With up to 13 tasks, its ends are two order statistics of the weighted
+    reject any center: fewer than six at 95 %. With up to 13 tasks, both ends are order statistics of the weighted
     means of all subsets.
     """
     rows, tasks, is_single = np.atleast_2d(differences), differences.shape[-1], differences.ndim == 1
@@ -256,7 +256,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
     if tie_weight == 1 and len(differences) > _EXACT_TERMS:
         sides = _tabulate_subsets(weights * differences, weights)
     else:
-        # The upper end is minus the lower end for negated differences. Thus, swapping policies keeps the digits.
+        # The upper end is minus the lower end for negated differences. So swapping policies swaps the ends exactly.
         make_shares = _make_grid_shares if is_on_grid else _make_subset_shares
         sides = make_shares(differences, weights), make_shares(-differences, weights)
     p_values = [float(_lower_p_value(side, tie_weight, np.zeros(1))[0]) for side in sides]
@@ -276,7 +276,7 @@ Shares = Callable[[Floats], tuple[Floats, Floats]]
 
 
 def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
-    # Returns for each center twice the share of subsets with a mean below it; equal means count with `tie_weight`.
+    # Returns for each center twice the share of subsets with a mean below it; an equal mean counts `tie_weight`.
     below, equal = shares(centers)
     return 2 * (below + tie_weight * equal)
 
@@ -413,7 +413,7 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _likely_heads(coins: int) -> list[tuple[int, float]]:
-    # Returns the numbers of heads that are not very unlikely, each with its probability, for fair coins.
+    # For flips of fair coins, returns each number of heads with a probability above 1e-17, and this probability.
     chances = intervals.binomial_pmf(np.arange(coins + 1), coins, 0.5)
     return [(int(heads), float(chances[heads])) for heads in np.flatnonzero(chances > 1e-17)]
 
@@ -435,7 +435,7 @@ def mcnemar_test(
 
 
 def mcnemar_mid_p(only_first: intervals.Counts, only_second: intervals.Counts) -> Any:
-    """Return the two-sided mid-p-value of McNemar's test, in which a fair coin splits discordant pairs; 1 without them.
+    """Return the two-sided mid-p-value of McNemar's test: discordant pairs split like fair coin flips; 1 if none exist.
 
     M. W. Fagerland, S. Lydersen and P. Laake, BMC Medical Research Methodology 13 (2013) 91: the test hardly ever
     exceeds its level, and has more power than the exact test. Counts may be arrays.
@@ -466,7 +466,7 @@ def score_difference(
     corrected for skewness (P. J. Laud, Pharmaceutical Statistics 16 (2017) 334-348): without this correction, one
     episode of one policy against fifty of the other gives an error of 10 % near a rate of 95 %. The test holds its
     level with at least three episodes of each policy and task, or with the same number in all tasks for both policies,
-    if the ratio of the two policies' numbers varies by a factor of at most 16 among tasks.
+    if the ratio of the two policies' numbers of episodes varies by a factor of at most 16 among tasks.
 
     >>> test = score_difference(np.array([9.0]), np.array([10]), np.array([3.0]), np.array([10]))
     >>> round(float(test.p_value), 4), round(float(test.interval.low), 3), round(float(test.interval.high), 3)
@@ -514,7 +514,7 @@ def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
 
 
 def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) -> Floats:
-    # Returns the score of the hypothesis that the rates differ by `difference`: about standard normal if it holds.
+    # Returns the score of the hypothesis that the rates differ by `difference`. If they do, it is nearly normal(0, 1).
     # The outcome occurs in x of n episodes of the first policy, and in y of m of the second. Shapes: [K] or [R, K].
     is_used = (n > 0) & (m > 0)
     n, m = np.where(is_used, n, 1), np.where(is_used, m, 1)
@@ -556,7 +556,7 @@ def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats)
 def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Return the test of the hypothesis that `differences` [n], each from -1 to 1, of any distribution, have mean zero.
 
-    It uses Gaffke's interval of (1 + difference)/2, which does not assume symmetry: if one policy has rare deep
+    The test uses Gaffke's interval of (1 + difference)/2, which does not assume symmetry: if one policy has rare deep
     violations and the other has frequent shallow violations, their means may be equal, but their differences are
     skewed. The differences of R pairs of policies are [R, n], NaN if missing.
     """
@@ -570,7 +570,7 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
     return MeanTest(p_values[0] if is_single else p_values, find_interval)
 
 
-# Number of halvings in the search for a p-value. The p-value is at most 0.00025 too large, with a correct verdict.
+# Number of halvings in the search for a p-value. It makes p-values at most 0.00025 too large.
 _P_HALVINGS = 12
 
 
@@ -607,7 +607,7 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
     choices of one bad episode are tried, then all choices of two, and so on, up to 2,000 choices in total. Because of
     this limit, the result may be too small, but it is never too large.
     """
-    # Each choice counts equal units. At first, no unknown episode is bad; each pass makes one more episode bad.
+    # Each choice counts its distinct units. At first, no unknown episode is bad; each pass makes one more episode bad.
     choices, largest_k, tried_count = [Counter(units)], None, 0
     while choices:
         tried_count += len(choices)

@@ -80,7 +80,7 @@ def evaluate_formula(
                 values = values | trace.unknown[name] if best else values & ~trace.unknown[name]
         case syntax.Truth(value):
             values = np.full(trace.starts[-1], value)
-    # The cases that did not return have values at every record, [N].
+    # All cases that reach this line have values at every record, [N].
     return values[trace.starts[:-1]] if at_start else values
 
 
@@ -352,7 +352,7 @@ def _find_rows_in_windows(trace: Trace, lo: Ints, hi: Ints, find_offset: Callabl
 
 
 def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) -> Values:
-    # Return the margin at each row of [lo, hi): `reach` holds there, and `hold` from the episode's start until then.
+    # Return the margin at each row of [lo, hi) of: `reach` holds at this row, and `hold` at all earlier rows.
     least_before = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
     return np.asarray(np.minimum(reach[lo:hi], least_before[lo - start :]))
 

@@ -64,7 +64,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A closed window, in seconds from the current record. If `end_s` is None, it ends with the episode."""
+    """A closed window, in seconds from the current record. If `end_s` is None, the window ends with the episode."""
 
     start_s: float = 0.0
     end_s: float | None = None
@@ -282,8 +282,8 @@ def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
 
 def reverse_empty_windows(formula: Formula) -> Formula:
     """Return a formula that treats empty windows in the opposite way: G is -inf, and F and U are +inf. A window [a,b]
-    is empty if `F[a,b](true)` is false. The returned formula contains such terms, so both formulas follow the same
-    rules. A window that starts at 0 is never empty.
+    is empty if `F[a,b](true)` is false; it is never empty if a is 0. The returned formula contains `F[a,b](true)`
+    where a window may be empty, and is evaluated by the usual rules.
     """
     reversed_formula = cast(Formula, map_children(formula, reverse_empty_windows))
     match reversed_formula:
@@ -334,7 +334,7 @@ def _read_cut_off(formula: Formula, is_kept: bool, is_due: bool) -> Formula:
 def always_form(formula: Formula) -> Formula:
     """Return a formula with the same margins, with G in place of other operators where that is possible: `!F(a)` and
     `a W false` become G, negations move inward to reach F, constants that change nothing are left out, and a G to the
-    episode's end merges with one around it.
+    episode's end merges with an enclosing G.
     """
     return _move_negation(formula, negated=False)
 
@@ -372,7 +372,7 @@ def _join(kind: type[And | Or], left: Formula, right: Formula) -> Formula:
 
 
 def _has_merging_always(window: Window, formula: Formula) -> bool:
-    # Return whether the formula is a G, or a conjunction with a G, that merges with a G of this window around it.
+    # Return whether the formula is a G that merges with an enclosing G over `window`, or a conjunction with such a G.
     if isinstance(formula, And):
         return _has_merging_always(window, formula.left) or _has_merging_always(window, formula.right)
     if not isinstance(formula, Always) or (window.end_s, formula.window.end_s) != (None, None):
@@ -381,7 +381,7 @@ def _has_merging_always(window: Window, formula: Formula) -> bool:
 
 
 def _merge_always(window: Window, formula: Formula) -> Formula:
-    # Return G of the formula over the window.
+    # Return G of the formula over the window, merged with the formula's own G if possible.
     if not _has_merging_always(window, formula):
         return Always(window, formula)
     if isinstance(formula, And):

@@ -131,7 +131,7 @@ def _make_window_builder(
 
 @v_args(inline=True)
 class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
-    """Builds a part for each grammar rule, bottom up, without recursion. Lark calls the method with the rule's name."""
+    """Builds a part for each grammar rule, bottom up, without recursion. Lark calls the method of the rule's name."""
 
     def __init__(self, signals: Mapping[str, bool] | None) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         bound = self.quantity(token).node
         assert isinstance(bound, syntax.Number)
         if bound.unit != "s":
-            problem = f"a window must be in s, not in {bound.unit}"
+            problem = f"the bounds of a window must be in s, not in {bound.unit}"
             raise _column_error(_column_of(token), problem, "write [a,b] in seconds")
         return bound.value
 
@@ -316,7 +316,7 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
         return _column_error(position + 1, f"{text[position]!r} is not part of the grammar", f"operators: {_OPERATORS}")
     if not text.strip():
         return _column_error(len(text) + 1, "the formula is empty", _describe_expected(error))
-    open_columns: list[int] = []  # of the brackets that are not closed
+    open_columns: list[int] = []  # columns of brackets that are not closed
     for column, character in enumerate(text, 1):
         if character in "([":
             open_columns.append(column)

@@ -2,7 +2,7 @@
 
 The margin of a predicate on a signal s is bound - s or s - bound, in the unit of s; it is 0 if s equals the bound up to
 rounding. `<` and `<=` have the same margin. `not` flips the sign, `and` is the minimum, and `or` is the maximum. The
-margin of `a -> b` is the margin of b while a holds, else +inf; other libraries use max(-a, b), as in the paper's text.
+margin of `a -> b` is the margin of b while a holds, else +inf; with `plain_conditions`, it is max(-a, b) (paper).
 G is the minimum over a window, and F is the maximum. `a U b` is max over t' of min(b(t'), min of a over [t, t')). The
 bounds of a window are seconds after each record, in multiples of the control step; the episode's end clips the window.
 With time stamps, a window contains the records whose stamps lie in it. Over an empty window, G is +inf, and F and U are
@@ -15,8 +15,8 @@ is unknown.
 
 Values may be unknown at some records (`Trace.unknown`). Robustness is then the largest that any true values could give,
 called the best reading. The worst reading is the smallest. G omits a record if its value is unknown, or if it is
-unknown whether the gate is open. A formula that is violated in the best reading is violated for any true values. Other
-formulas have a verdict if they hold in the worst reading, or have only G and judged a record.
+unknown whether the gate is open. A formula that is violated in the best reading is violated for any true values. Any
+other formula has a verdict if it holds in the worst reading, or if it has only G and at least one record was judged.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class FormulaVerdict:
     first_violation: Ints
     """Record of the first violation, [E]; -1 if there is none.
 
-    The first violation of a G at the root is the first record with a negative margin. A conjunction has the earliest of
-    its parts' first violations, and any other formula has record 0. The formula is read as `always_form` writes it.
+    If `always_form` of the formula is a G, it is the first record with a negative margin. If `always_form` is a
+    conjunction, it is the earliest of its parts' first violations. For any other formula, it is record 0.
     """
 
 
@@ -201,7 +201,7 @@ def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] 
 
 @np.errstate(all="ignore")
 def trajectory_robustness(formula: syntax.Formula, trace: Trace, *, best: bool = True) -> Floats:
-    """Return the robustness at every record, [N], for the best or worst values. Raises the errors of `robustness`."""
+    """Return the robustness at every record, [N], for the best or worst possible values. Raises like `robustness`."""
     rho = np.empty(trace.starts[-1])
     for episodes, group in group_by_step(formula, trace):
         rho[trace.record_rows(episodes)] = to_margins(evaluate_formula(formula, group, at_start=False, best=best))
@@ -317,7 +317,7 @@ class _ClauseMeasurement:
         failing = self.clause.margins(_least_violating_values(self.clause, trace)[rows], rounding) < 0
         if self.gate_open is not None:
             failing &= self.gate_open[rows]
-        # A row's index in the trace minus its index in the selected episodes.
+        # For each episode: a row's index in the trace, minus the row's index in `failing`.
         shift = trace.starts[episodes] - (np.cumsum(lengths) - lengths)
         first = first_true(failing, self.lo[episodes] - shift, self.hi[episodes] - shift)
         return np.where(first < 0, -1, first + shift)

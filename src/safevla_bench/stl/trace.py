@@ -103,7 +103,7 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
             result[rows] = subtract(*arguments)
         return result
     difference = np.asarray(np.subtract(minuend, subtrahend))
-    # Of two equal numbers, neither is more than twice the other, so this cheap test finds all candidates.
+    # Of two numbers that are equal up to rounding, neither exceeds twice the other, so this cheap test misses none.
     is_near = np.abs(difference) <= np.abs(np.multiply(subtrahend, 2.0 * rounding))
     if not is_near.any():
         return difference
@@ -145,7 +145,7 @@ def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
 
 def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
     """Return the first index in each range [lo, hi) at which a flag is set, [E]; -1 if there is none."""
-    rises = np.flatnonzero(flags[1:] > flags[:-1]) + 1  # indices of the flags that are set after one that is not
+    rises = np.flatnonzero(flags[1:] > flags[:-1]) + 1  # where a set flag follows an unset flag
     next_rise = np.searchsorted(rises, lo)
     first = np.append(rises, len(flags))[next_rise]
     first = np.where((lo < hi) & flags[np.minimum(lo, len(flags) - 1)], lo, first) if len(flags) else first
@@ -229,7 +229,7 @@ class Trace:
     def _signal_values(self, name: str) -> Values:
         if name not in self.signals:
             signal_names = ", ".join(sorted(self.signals)) or "none"
-            raise SignalError(f"the trace has no signal {name!r}", remedy=f"it has: {signal_names}")
+            raise SignalError(f"the trace has no signal {name!r}", remedy=f"signals of the trace: {signal_names}")
         return self.signals[name]
 
     def boolean_signal(self, name: str) -> Bools:

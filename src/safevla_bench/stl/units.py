@@ -89,12 +89,12 @@ def parse_unit(text: str) -> tuple[Decimal, Unit]:
 
 
 def equivalent_symbols(unit: str) -> list[str]:
-    """Return the other symbols of units that measure the same as a unit, such as cm, mm and km for m."""
+    """Return the symbols of all other units of the same quantity, such as cm, mm and km for m."""
     return [symbol for symbol in _SYMBOLS if symbol != unit and unit_ratio(symbol, unit) is not None]
 
 
 def unit_ratio(first: str, second: str) -> Fraction | None:
-    """Return the first unit divided by the second; None if a unit is unknown or they do not measure the same."""
+    """Return the first unit divided by the second; None if a unit is unknown or they are of different quantities."""
     if first == second:
         return Fraction(1)
     with suppress(FormulaError):
@@ -201,7 +201,7 @@ class _UnitCheck:
         return second if first is None else first
 
     def _refuse_mixture(self, formula: syntax.And | syntax.Or, first: Unit, second: Unit) -> NoReturn:
-        # Raise an error for sides with different units, with a formula that uses one side only as a condition.
+        # Raise an error for sides with different units. Its remedy is a formula that uses one side only as a condition.
         left, right = _find_predicate(formula.left, self, first), _find_predicate(formula.right, self, second)
         connective = "and" if isinstance(formula, syntax.And) else "or"
         problem = f"`{_text(left)}` [{first}] {connective} `{_text(right)}` [{second}]"

@@ -255,7 +255,7 @@ _ROW_NAMES, _POSE_NAMES = ({spec.name: spec for spec in specs} for specs in (ROW
 
 
 def _require_name(name: str, names: Collection[str], kind: str) -> None:
-    # Raise an error unless `name` is one of the channels `names`, which a message calls channels of `kind`.
+    # Raise an error unless `name` is one of `names`. The message calls `names` channels of `kind` (rows or poses).
     if name not in names:
         raise SafevlaError(f"unknown channel of {kind} {name!r}", remedy=f"Known channels: {', '.join(names)}.")
 
@@ -280,7 +280,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 
 def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[ChannelSpec], Poses]) -> dict[str, Any]:
-    """Return a batch's channels as keyword arguments. `rows` and `poses` make the channel of a spec."""
+    """Return a batch's channels as keyword arguments. `rows` and `poses` return the channel for a `ChannelSpec`."""
     return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 

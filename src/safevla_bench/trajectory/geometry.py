@@ -110,7 +110,7 @@ class PoseTrack:
 
 
 def move_part(part: PartRow, base: PoseTrack, motion: Floats | None) -> PoseTrack:
-    """Return the track of a part, given its parent's track and its motion [n, 6]; None = fixed to its parent."""
+    """Return the track of a part, given its parent's track and its motion [n, 6]; no motion if fixed."""
     track = base.carry(np.array(part.pose[:3]), np.array(part.pose[3:]))
     if motion is None:
         return track

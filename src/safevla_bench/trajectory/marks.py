@@ -70,7 +70,7 @@ DELAY = "delay"
 """Header field: delay of the policy's answers, in control steps; absent if no answer was late."""
 CHOSEN = "chosen_start"
 """Header field of an episode whose start a search chose. `init_state_index` is the index of the host's initial state
-that was changed, and `placed_m` maps names to changed coordinates [m]. The header's index counts the chosen starts."""
+that was changed, and `placed_m` maps names to changed coordinates [m]. The header's index numbers the chosen starts."""
 FOUND, SEARCHED = "found", "search"
 """Prefixes of suites whose starts a search found or tried, such as `found:NAME:SUITE`. In the run.json of a search, the
 key `SEARCHED` has its description, and the key `episodes` has the value `SEARCHED`, not a number."""

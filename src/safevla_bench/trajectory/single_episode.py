@@ -352,7 +352,7 @@ def _check_geometry(batch: Batch, index: int) -> None:
 def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
     values = batch.numbers(spec).values
     largest = LARGEST if spec.is_bounded else sys.float_info.max
-    for item in np.flatnonzero(~(np.abs(values) <= largest))[:1]:  # the first fault; NaN is one, too
+    for item in np.flatnonzero(~(np.abs(values) <= largest))[:1]:  # the first invalid number, such as NaN
         if np.isfinite(values[item]):
             remedy = f"Write meters and N·m; a magnitude above {LARGEST:g} is a fault of the recording."
             _refuse_item(batch, spec, int(item), f"{values[item]} is implausibly large", remedy)
@@ -394,10 +394,10 @@ def _check_contacts(batch: Batch) -> None:
     is_allowed = is_net_required | np.isnan(contacts.net_force_n)
     forces = f'If each contact has a {NET_FORCE}, write "forces": ["{NET_FORCE}"] into the header'
     unlisted = f"{{value}} is recorded, but the header's `forces` does not list {NET_FORCE}"
-    _require_contacts(batch, is_allowed, NET_FORCE, unlisted, f'{forces}, with "force_n" if it has both forces.')
+    _require_contacts(batch, is_allowed, NET_FORCE, unlisted, f'{forces}; add "force_n" if it has both.')
     is_missing = is_net_required & np.isnan(contacts.net_force_n)
     missing = f"the contact lacks {NET_FORCE}, which the header's `forces` lists"
-    _require_contacts(batch, ~is_missing, NET_FORCE, missing, f"{forces}, else leave it out.")
+    _require_contacts(batch, ~is_missing, NET_FORCE, missing, f"{forces}; otherwise, leave `forces` out.")
     for name, is_required in required_masks.items():
         values, largest = getattr(contacts, name), sys.float_info.max if name in impulses else LARGEST
         _require_contacts(batch, np.isfinite(values) | ~is_required, name, "{value} is not a finite number")

@@ -82,7 +82,7 @@ def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
     # Return boxes [K, 10] and planes [L, 7] of the body's collision geoms, in the format of `Part`.
     geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
     is_collision_geom = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
-    has_boxes = hasattr(model, "geom_aabb")  # without this field, as before MuJoCo 2.3, there are no shapes
+    has_boxes = hasattr(model, "geom_aabb")  # MuJoCo before 2.3 lacks this field; then parts have no shapes
     geoms = geoms[is_collision_geom & has_boxes]
     poses = np.concatenate([model.geom_pos, model.geom_quat], axis=1)
     is_plane = model.geom_type[geoms] == _PLANE

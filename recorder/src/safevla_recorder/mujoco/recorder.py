@@ -133,12 +133,12 @@ def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str,
 
 
 def geom_ids(model: mujoco.MjModel, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the ids of geoms, in the order of their names. Raises `KeyError` for an unknown name."""
+    """Return the ids of geoms, in the order of `names`. Raises `KeyError` for an unknown name."""
     return tuple(int(model.geom(name).id) for name in names)
 
 
 def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
-    """Of `root` and all bodies below it, return the ids of the bodies with joints, ascending."""
+    """Return the ids of the bodies with joints among `root` and all bodies below it, ascending."""
     return tuple(body for body in subtree_bodies(model, root) if model.body_jntnum[body] > 0)
 
 
@@ -239,7 +239,7 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
         own_boxes = [box for box in boxes if box[0] in subtree]
         if not own_boxes:  # the door closes the interior of the body to which the door is attached
             own_boxes = [box for box in boxes if box[0] == model.body_parentid[body]]
-        # Of several doors with the same recorded name, only the first is recorded.
+        # If several doors have the same recorded name, only the first is recorded.
         if travel > 0 and name not in doors:
             column = 1 + address  # in `sim_state`, the time precedes the joints' positions
             doors[name] = _Door(name, column, closed, travel, tuple(own_boxes))
@@ -266,17 +266,17 @@ _UNSTABLE_START = (
 )
 
 
-# Margins for the position [m] and for the difference of quaternions: the least, per second of timestep, and the most.
-# A loop may stop the robot after the last step, or the integrator may have several stages, so `qvel` may lack a motion.
-# The most is below the smallest limit on displacements, 5 mm.
+# Margins for positions [m] and for differences of quaternions: minimum, value per second of timestep, and maximum.
+# `qvel` may lack a motion if a loop stops the robot after the last step, or if the integrator has several stages.
+# The maximum for positions is below the smallest limit on displacements, 5 mm.
 _STALE_M, _STALE_QUAT = (0.002, 2.0, 0.004), (0.01, 5.0, 0.05)
 
 
 def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
-    """Raise `HostError` if the bodies' poses belong to another state than `qpos`, as after a state was set without
-    `mj_forward`. After `mj_step`, poses are one substep older than `qpos`, so they may differ by twice the motion in a
-    substep plus a margin, which grows with the timestep to 4 mm. Computes on a copy. Only bodies with a free joint are
-    checked, because simulators such as RoboCasa set joints of fixtures after each step; and no models with plugins.
+    """Raise `HostError` if the bodies' poses do not match `qpos`, for example after a state was set without
+    `mj_forward`. After `mj_step`, poses are one substep older than `qpos`. So they may differ by twice the motion in a
+    substep, plus a margin that grows with the timestep to 4 mm. Computes on a copy. Checks only bodies with a free
+    joint, because simulators such as RoboCasa set joints of fixtures after each step. Skips models with plugins.
     """
     import mujoco
 
@@ -285,7 +285,7 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     own, poses, previous_qpos = mujoco.MjData(model), [], data.qpos.copy()
     mujoco.mj_integratePos(model, previous_qpos, data.qvel, -model.opt.timestep)
     for qpos in (data.qpos, previous_qpos):
-        own.qpos[:] = qpos  # free bodies depend on nothing else
+        own.qpos[:] = qpos  # the pose of a free body depends on nothing else
         mujoco.mj_kinematics(model, own)
         poses.append((own.xpos.copy(), own.xquat.copy()))
     is_checked = np.zeros(model.nbody, dtype=np.bool_)
@@ -297,7 +297,7 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
         if part:  # a quaternion and its negative are the same orientation
             difference = np.minimum(difference, np.linalg.norm(values + now, axis=1))
         is_stale = is_checked & (difference > 2 * np.linalg.norm(previous - now, axis=1) + margin)
-        is_stale |= (values == 0).all(axis=1) & (part == 1)  # no orientation was computed since a reset
+        is_stale |= (values == 0).all(axis=1) & (part == 1)  # no orientation has been computed since a reset
         if is_stale.any():
             name = model.body(int(np.flatnonzero(is_stale)[0])).name
             cause = "a state, velocity or body was set after the last step"
@@ -322,8 +322,8 @@ class Recorder(EpisodeLog):
     ) -> None:
         """Take record 0. `unstable` is the value of `unstable_steps` when the initial state was set; 0 after a reset.
 
-        Raises `HostError` if the simulation has become unstable since then, if poses of free bodies belong to a state
-        before `data.qpos`, if the model has flexible bodies, whose contacts do not belong to geoms, if `scene` lacks a
+        Raises `HostError` if the simulation has become unstable since then, if poses of free bodies do not match
+        `data.qpos`, if the model has flexible bodies, whose contacts do not belong to geoms, if `scene` lacks a
         body's role or has an unknown fixture part, or if MuJoCo's contact list has an unexpected layout.
         """
         super().__init__()
@@ -376,11 +376,11 @@ class Recorder(EpisodeLog):
     def record_step(self, action: Action) -> None:
         """Add the record of the control step driven by `action` [A].
 
-        Raises `HostError` if the action is refused, after which the call can be repeated with another action, if MuJoCo
-        has reset the state because the simulation became unstable, if the number of recorded substeps is zero or wrong,
-        or if records were read in the middle of this control step.
+        Raises `HostError` if the action is refused (repeat the call with a valid action), if MuJoCo has reset the state
+        because the simulation became unstable, if the number of recorded substeps is zero or wrong, or if records were
+        read in the middle of this control step.
         """
-        action = self._read_action(action)  # before the substeps of this control step are taken
+        action = self._read_action(action)  # raises before anything changes, so the call can be repeated
         if self._failure is not None:
             problem = f"a physics substep could not be recorded: {self._failure}"
             raise HostError(problem, remedy="The episode is lost.") from self._failure

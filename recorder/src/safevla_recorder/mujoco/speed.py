@@ -69,7 +69,7 @@ class _SpeedUp:
         self._observables: list[Any] | None = None  # None = not looked up in this control step
         self._fast_controllers: dict[Any, _Controller] = {}  # maps robosuite's controllers to faster ones
         self._attach_dynamics()
-        # robosuite collects garbage at each reset, which takes 0.1 s unless imported objects are frozen.
+        # robosuite collects garbage at each reset, which takes 0.1 s unless `gc.freeze` exempts imported objects.
         self._is_freezing = not gc.get_freeze_count()
         if self._is_freezing:
             gc.freeze()
@@ -124,7 +124,7 @@ class _SpeedUp:
             original(force)
             observables = list(env._observables.values())
             one_per_type = {type(observable): observable for observable in observables}.values()
-            has_own_update = any("update" in vars(observable) for observable in observables)  # set on an instance
+            has_own_update = any("update" in vars(observable) for observable in observables)  # set on one instance
             if not has_own_update and all(_has_known_source(one, "update", "Observable") for one in one_per_type):
                 self._observables = observables
             return
@@ -186,7 +186,7 @@ class ForwardDynamics:
     def _is_supported(self) -> bool:
         mujoco, options, model = self._mujoco, self._model.opt, self._model
         is_euler = options.integrator == mujoco.mjtIntegrator.mjINT_EULER
-        # All options that are off by default except one, which only changes how contacts are found.
+        # Flags of all options that are off by default, except MULTICCD, which only changes how contacts are found.
         flags = int(options.enableflags) & ~int(getattr(mujoco.mjtEnableBit, "mjENBL_MULTICCD", 0))
         # MuJoCo calls these callbacks in the stages that would be skipped.
         callbacks = (mujoco.get_mjcb_passive(), mujoco.get_mjcb_contactfilter(), mujoco.get_mjcb_sensor())
@@ -294,7 +294,7 @@ class _Robot15:
         self._laws = {name: _find_run(controllers[name], _Controller15, cache) for name in enabled_parts}
         # `__self__` of a bound method is the faster controller, or robosuite's own controller if there is none.
         arm_controllers = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
-        # The composite controller only passes on the arms' origins, which the faster controllers read directly.
+        # `update_state` only passes the arms' origins to their controllers; the faster controllers read these directly.
         can_skip_update = _has_known_source(self._composite, "update_state") and all(
             getattr(arm, "has_center", False) for arm in arm_controllers
         )
