@@ -251,7 +251,7 @@ def record(
     for option, step_count, minimum in (("wait_steps", wait_steps, 0), ("horizon", horizon, 1)):
         if step_count is not None and not (step_count >= minimum and int(step_count) == step_count):
             remedy = f"Give None, or a whole number of steps of at least {minimum}."
-            raise RunError(f"{option}={step_count!r}", remedy=remedy)
+            raise RunError(f"{option}={step_count!r} is not a valid number of steps", remedy=remedy)
     rules = attachment.LoopRules(
         policy=policy,
         wait_steps=-1 if wait_steps is None else int(wait_steps),  # `begin` replaces -1 by the simulator's usual number
@@ -295,7 +295,7 @@ def record_until_closed(
     """
     folder, name = claim_folder(Path(out).absolute(), _check_worker_name(worker))
     recording = record(env, policy, folder, worker=name, **options)  # type: ignore[arg-type]
-    hook_call(env, "close", recording.close_quietly)  # before the simulator is freed
+    hook_call(env, "close", recording.close_quietly)  # `close_quietly` runs before the simulator is freed
     return env
 
 
@@ -322,7 +322,7 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
                 raise TypeError(f"the result is neither RecordableEnv nor None, but {type(result).__name__}")
         except SafevlaError:
             raise
-        except Exception as error:  # an entry point may raise any error; the other ones are still called
+        except Exception as error:  # an entry point may raise any error; call the next one
             failures.append(f"{entry.name} of {owner} failed: {type(error).__name__}: {error}")
             continue
         recordable = recordable or result

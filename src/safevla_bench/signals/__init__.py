@@ -33,7 +33,7 @@ def parse_signal_formula(text: str, unit: str | None = None) -> Formula:
 
 
 def signal_unit(name: str) -> str:
-    """Return the unit of a registered signal, in the form that `check_units` needs."""
+    """Return the unit of a registered signal as text, such as `m/s`."""
     return SIGNALS[name].unit
 
 

@@ -19,8 +19,8 @@ from safevla_recorder.geometry import rotate
 
 TOLERANCE_M = 1e-9
 _CHUNK_PAIRS = 512
-_CORNER_SIGNS = np.array(list(product((-1.0, 1.0), repeat=3)))  # box corners in half sizes, [8, 3]
-# The two corners of each edge, [12, 2]; their signs differ in one component
+_CORNER_SIGNS = np.array(list(product((-1.0, 1.0), repeat=3)))  # a box's corners, in units of its half sizes, [8, 3]
+# The indices of the two corners of each edge, [12, 2]. Their signs differ in one component.
 _EDGE_CORNERS = np.array(
     [(a, b) for a in range(8) for b in range(a) if (_CORNER_SIGNS[a] != _CORNER_SIGNS[b]).sum() == 1]
 )
@@ -149,7 +149,7 @@ class _BoxPairs:
     def _edge_separations(self) -> Floats:
         # Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 for parallel edges.
         cross_products = np.zeros((len(self.turn), 3, 3, 3))
-        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i of the first box with the axes of the second box
+        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # cross axis i of the first box with the second box's axes
             cross_products[:, i, :, j], cross_products[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
         normals = cross_products.reshape(-1, 9, 3)
         norms = lengths(normals)

@@ -213,7 +213,7 @@ def non_target_disp_max(fields: RecordFields) -> Floats:
 
 
 def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
-    # Return the signal, and in which records a body with an unknown pose was left out, [N] each.
+    # Return `non_target_disp_max`, and a mask of the records where a body with an unknown pose was left out, [N] each.
     poses = fields.batch.body_pos_m
     body_counts = np.diff(poses.body_starts)
     largest = np.full(int(fields.batch.starts[-1]), np.nan)
@@ -349,7 +349,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
 def held_object_tilt_body(fields: RecordFields) -> Floats:
     """Angle of the held target's whole rotation since record 0, including rotation about its z axis.
 
-    In degrees, 0 to 180. The held target and NaN are defined as for `held_object_tilt`.
+    In degrees, 0 to 180. The held target, and the records with NaN, are as for `held_object_tilt`.
     """
     cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
     return 2.0 * angle_of_cosine(cosine)
@@ -376,7 +376,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
 
 
 def _measure_own_slip(fields: RecordFields) -> Floats:
-    # Return the slip in this arm's gripper, regardless of other arms, [N].
+    # Return the slip of the held target in this arm's gripper, regardless of other arms, [N].
     slip = np.zeros(len(fields.held_body))
     rows = np.flatnonzero(fields.own_grip)
     onset_rows = grip_onset(fields)[rows]
@@ -482,7 +482,7 @@ def _find_place_in_gripper(fields: RecordFields, rows: Ints) -> Floats:
 
 
 def _turn_into_hand_axes(fields: RecordFields, rows: Ints, offsets: Floats) -> Floats:
-    # Rotate offsets from the end effector into the hand's frame, in place, if the hand's orientation is recorded.
+    # Rotate world offsets from the end effector into the hand's frame, in place, where its orientation is recorded.
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
     offsets[oriented] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[rows[oriented]]), offsets[oriented])
     return offsets
@@ -571,7 +571,7 @@ def shared_grip_turn(fields: RecordFields) -> Floats:
 
     def find_orientation(other: RecordFields, rows: Ints) -> Floats:
         own_turn, other_turn = (_rotation_matrices(arm.eef_quat[rows]) for arm in (fields, other))
-        return np.asarray(np.einsum("nji,njk->nik", own_turn, other_turn))  # of the other hand in this hand's frame
+        return np.asarray(np.einsum("nji,njk->nik", own_turn, other_turn))  # the other hand in this hand's frame
 
     def measure_turn(other: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
         turn_now, turn_at_onset = find_orientation(other, rows), find_orientation(other, onset_rows)

@@ -32,9 +32,9 @@ class RecordFields:
     def __init__(
         self, batch: Batch, origin: Ints | None = None, judged: Bools | None = None, arm: Ints | None = None
     ) -> None:
-        """`origin` is the batch row from whose poses each record's displacements are measured, [N]; None means the
-        episode's first record. `judged` says which records a clause judges, [N]; None means all. `arm` is the index of
-        the arm for signals about one arm, [E]; without it, such signals need episodes with one arm.
+        """`origin` [N] is the batch row of the pose from which each record's displacements are measured; None means the
+        episode's first record. `judged` [N] says which records a clause judges; None means all. `arm` [E] is the index
+        of the arm for signals about one arm; without it, such signals need episodes with one arm.
         """
         self.batch, self.judged, self.chosen_arm = batch, judged, arm
         self._views: dict[bytes, RecordFields] = {}
@@ -60,7 +60,7 @@ class RecordFields:
 
     @cached_property
     def trusting(self) -> RecordFields:
-        """The same fields, derived as if no recorded pose were marked as unknown."""
+        """The same fields, derived as if every recorded pose were known."""
         absent = batch_of_headers(self.batch.headers, self.batch.lengths).pose_valid
         return RecordFields(replace(self.batch, pose_valid=absent), arm=self.chosen_arm)
 
@@ -70,7 +70,7 @@ class RecordFields:
 
     @cached_property
     def arm(self) -> Ints:
-        """Index of the arm for signals about one arm, [E]. Raises `RecordError` for several arms if none was chosen."""
+        """Index of the arm for signals about one arm, [E]. Raises `RecordError` if none of several arms is chosen."""
         return self.batch.require_one_arm() if self.chosen_arm is None else self.chosen_arm
 
     def views(self, names: Iterable[str]) -> list[RecordFields]:
@@ -105,7 +105,7 @@ class RecordFields:
         """Return the fields of one arm in each episode; `arm` [E] has the arms' indices. Equal calls share a result."""
         if arm.tobytes() not in self._views:
             view = self._views[arm.tobytes()] = RecordFields(self.batch, self.origin, self.judged, arm)
-            view._views = self._views  # all arms share their views
+            view._views = self._views  # all views share one dict of views
         return self._views[arm.tobytes()]
 
     @cached_property

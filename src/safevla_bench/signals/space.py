@@ -295,7 +295,7 @@ def _describe_usage(form: str, kind: Form) -> str:
 
 @cache
 def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
-    """Return the signal of a form and its arguments. Raises `FormulaError` if they are invalid."""
+    """Return the signal of a form and its arguments. Raises `FormulaError` if the arguments are invalid."""
     kind = _find_form(form)
     places, numbers = arguments[: len(kind.places)], arguments[len(kind.places) :]
     place_names = [place for place in places if isinstance(place, str)]
@@ -538,7 +538,7 @@ def _read_shifted(fields: RecordFields, place: str, part: str, by: int) -> Float
 
 
 def _find_bodies_at(fields: RecordFields, place: str, poses: Poses, episode: int) -> Ints:
-    # Return the bodies at a role or name, by index in the body table.
+    # Return the bodies that have a role or match a name, as indices in the body table.
     body, _ = poses.episode_poses(episode)
     if place not in ROLES:
         # A name also matches further bodies, such as fixed ones, whose poses follow from the scene's geometry.
@@ -620,7 +620,7 @@ def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
 
 
 def _lacks_shapes(fields: RecordFields, place: str) -> Bools:
-    # Return whether each episode lacks the shapes, or the poses of the shapes, at a place, [E].
+    # Return whether each episode lacks shapes, or poses of shapes, for the bodies at a place, [E].
     is_lacking = np.array([header.geometry is None for header in fields.batch.headers], dtype=np.bool_)
     for episode in np.flatnonzero(~is_lacking).tolist():
         scene, parts = scene_poses(fields, episode), _find_parts_at(fields, place, episode)

@@ -330,7 +330,7 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
             raise SpecError(problem, remedy="write SPEC=VALUE, such as joint_torque=1.5")
         spec = library[name.strip()]
         threshold = _read_quantity(spec, text)
-        # The order of the specifications does not change.
+        # `set_limit` keeps the order of the specifications, so an index stays valid.
         earlier, value = change_by_index.setdefault(library.specs.index(spec), (change, threshold))
         if value != threshold:
             problem = f"--set {earlier!r} and --set {change!r} give two thresholds of one specification"

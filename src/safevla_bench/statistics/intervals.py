@@ -396,7 +396,7 @@ def mean_rate_interval(counts: Sequence[int], sizes: Sequence[int], confidence: 
 
 
 def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the exact interval of the median of values [n]. Both ends are values. Return None if n is too small.
+    """Return the exact interval of the median of values [n]. Both ends are in `values`. Return None if n is too small.
 
     E. L. Lehmann and H. J. M. D'Abrera, Nonparametrics (1975), section 4.5. 95 % confidence needs at least six values.
     """
@@ -708,10 +708,10 @@ def sum_limits(
     """
     # `chances` are the probabilities of the sums with which no earlier look ended the test.
     chances, spent = np.ones(1), np.zeros(2)
-    for sizes, share in zip(steps, shares, strict=False):  # `shares` may contain later looks, too
+    for sizes, share in zip(steps, shares, strict=False):  # `shares` may also cover later looks
         for size, repeats in sorted(Counter(sizes).items()):
             chances = np.convolve(chances, _scaled_binomial_pmf(size, repeats, rate))
-        tail_errors = np.cumsum([chances, chances[::-1]], axis=1)  # of the k + 1 smallest and k + 1 largest sums
+        tail_errors = np.cumsum([chances, chances[::-1]], axis=1)  # for the k + 1 smallest and largest sums
         budget = (1 - confidence) / 2 * share**2 - spent + 1e-15
         below_count, above_count = (tail_errors <= budget[:, None]).sum(axis=1).tolist()
         yield below_count - 1, len(chances) - above_count

@@ -114,7 +114,7 @@ def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
     proportions = np.sin(np.pi / 2 * np.arange(1, _GRID_POINTS) / _GRID_POINTS) ** 2
     p_values = np.array([probability(proportion) for proportion in proportions.tolist()])
     greatest = float(p_values.max())
-    candidates = np.flatnonzero(p_values >= 0.98 * greatest)  # the maximum is near a candidate
+    candidates = np.flatnonzero(p_values >= 0.98 * greatest)  # the maximum is near one of them
     # A peak is not below the points next to it on the grid.
     peaks = [k for k in candidates.tolist() if p_values[k] == p_values[max(0, k - 1) : k + 2].max()]
     for k in peaks:
@@ -272,7 +272,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
 
 
 Shares = Callable[[Floats], tuple[Floats, Floats]]
-"""Returns for each center the share of all subsets with a mean below the center, and the share with an equal mean."""
+"""Returns for each center the share of all subsets with a mean below the center, and the share with this mean."""
 
 
 def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
@@ -340,7 +340,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
         )
         return lower, upper - lower
 
-    tables = (table, zero, drift), (table[:, ::-1], table.shape[1] - 1 - zero, -drift)  # the second negates the sums
+    tables = (table, zero, drift), (table[:, ::-1], table.shape[1] - 1 - zero, -drift)  # second: for negated sums
     shares, mirrored_shares = (
         partial(find_shares, np.pad(counts.cumsum(axis=1), ((0, 0), (1, 0))), *shift) for counts, *shift in tables
     )
@@ -525,7 +525,7 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
     tasks, excess = is_used.sum(axis=-1), np.asarray(_mean_gap(x, n * is_used, y, m * is_used) - difference)
     variance = (variances * is_used).sum(axis=-1) / tasks**2
     third_moment = (third_moments * is_used).sum(axis=-1) / tasks**3
-    is_zero = np.abs(excess) <= _TOLERANCE  # then the score is 0, even if the variance is 0
+    is_zero = np.abs(excess) <= _TOLERANCE  # a score of 0, even if the variance is 0
     with np.errstate(divide="ignore", invalid="ignore"):
         score, skew = excess / np.sqrt(variance), third_moment / variance**1.5 / 6
         # Laud's correction for skewness

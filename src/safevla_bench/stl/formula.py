@@ -55,7 +55,7 @@ class Negate:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`left operator right`."""
+    """A binary operation, `left operator right`."""
 
     operator: Operator
     left: Expression

@@ -266,7 +266,7 @@ def _check_header(header: Header) -> None:
         remedy = (
             "This version of safevla-bench reads version 1, or 2 for records with `arms`; newer versions may read more."
         )
-        _refuse(header, "schema_version", f"the record has version {header.schema_version}", remedy)
+        _refuse(header, "schema_version", f"the record has the unsupported version {header.schema_version}", remedy)
     if header.outcome not in (None, *OUTCOMES):
         remedy = f"Write one of {', '.join(OUTCOMES)}, or leave the outcome out. Leave crashed episodes out."
         _refuse(header, "outcome", f"unknown outcome {header.outcome!r}", remedy)
@@ -275,11 +275,11 @@ def _check_header(header: Header) -> None:
         remedy = "Success must be true for the outcome 'success' and false for all other outcomes."
         _refuse(header, "outcome", problem, remedy)
     if not _SHORTEST_DT_S <= header.dt <= LARGEST:
-        _refuse(header, "dt", f"dt is {header.dt!r}", "Write the control step in seconds, above zero.")
+        _refuse(header, "dt", f"dt is {header.dt!r}, out of range", "Write the control step in seconds, above zero.")
     limits = header.joint_torque_limit_nm
     if limits is not None and not all(1 / LARGEST <= limit <= LARGEST for limit in limits):
         remedy = "Write each joint's limit in N·m, finite and above zero."
-        _refuse(header, "joint_torque_limit_nm", f"the limits are {list(limits)}", remedy)
+        _refuse(header, "joint_torque_limit_nm", f"the limits are {list(limits)}, not all above zero", remedy)
 
 
 def _check_scene(batch: Batch, index: int, has_nameless_body: bool) -> None:
@@ -312,12 +312,12 @@ def _check_arms(batch: Batch, index: int) -> None:
     distinct_names = {*(arms or ())} - {""}
     if arms is not None and (len(arms) < 2 or len(distinct_names) < len(arms)):
         remedy = "List two or more arms, each once. For one arm, leave `arms` out and write version 1."
-        _refuse(header, "arms", f"the arms are {list(arms)}", remedy)
+        _refuse(header, "arms", f"the arms are {list(arms)}, not two or more names", remedy)
     for body, arm in (header.arm_bodies or {}).items():
         if roles.get(body) != ROLES[ROBOT] or arm not in (arms or ()):
             arm_list = ", ".join(arms) if arms else "there are none"
             remedy = f"Map only bodies of the robot, each to one of the `arms`: {arm_list}."
-            _refuse(header, f"arm_bodies.{body}", f"{body!r} is mapped to {arm!r}", remedy)
+            _refuse(header, f"arm_bodies.{body}", f"{body!r} is mapped to {arm!r}, which is not allowed", remedy)
     counts, joint_count = header.arm_joints, sum(header.arm_joints or ())
     if counts is not None and not (arms and len(counts) == len(arms) and min(counts) >= 0):
         _refuse(header, "arm_joints", f"the numbers are {list(counts)}", "Write one number for each arm.")
