@@ -414,7 +414,7 @@ def lock_folder(folder: Path, option: str = "--out") -> int:
                 remedy = f"Wait for that run or stop it, or choose another {option}."
                 raise errors.RunError("another run is writing to this folder", remedy=remedy, place=place) from None
             # Some cluster file systems have no locks; recording without a lock is better than not recording.
-            _log.warning("%s: this file system has no locks: %s", folder, error)
+            _log.warning("%s: this file system does not support locks: %s", folder, error)
             return os.open(os.devnull, os.O_RDONLY)
         if _is_same_file(folder / LOCK, descriptor):
             return descriptor

@@ -134,17 +134,17 @@ class RecordFields:
 
     @cached_property
     def first_record(self) -> Ints:
-        """Row of the first record of each record's episode, [N]."""
+        """For each record, the row of the first record of its episode, [N]."""
         return np.repeat(self.batch.starts[:-1], self.batch.lengths)
 
     @cached_property
     def last_record(self) -> Ints:
-        """Row of the last record of each record's episode, [N]."""
+        """For each record, the row of the last record of its episode, [N]."""
         return np.repeat(self.batch.starts[1:] - 1, self.batch.lengths)
 
     @cached_property
     def dt_s(self) -> Floats:
-        """Control step of each record's episode in seconds, [N]."""
+        """For each record, the control step of its episode in seconds, [N]."""
         return np.repeat(self.batch.dt_s, self.batch.lengths)
 
     @cached_property
@@ -163,7 +163,7 @@ class RecordFields:
 
     @cached_property
     def record_of_contact(self) -> Ints:
-        """Row of the record of each contact, [C]."""
+        """For each contact, the row of its record, [C]."""
         return np.repeat(np.arange(self.batch.starts[-1]), np.diff(self.batch.contacts.starts))
 
     @cached_property

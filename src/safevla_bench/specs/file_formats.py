@@ -80,7 +80,7 @@ class SpecDraft:
 
 
 class ThresholdRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of a row that gives a specification another threshold."""
+    """The keys of a row that gives a specification a new threshold."""
 
     spec_id: str
     threshold: float
@@ -98,7 +98,7 @@ class LimitRow(ThresholdRow, frozen=True, kw_only=True):
 
 
 class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
-    """A row of a specification's `alternates`: another threshold. Omitted keys have the specification's values."""
+    """A row of a specification's `alternates`: a different threshold. Omitted keys have the specification's values."""
 
     severe: float
     legacy_ids: tuple[str, ...] = ()
@@ -359,7 +359,7 @@ def _paper_row(row: object, row_origin: RowOrigin) -> tuple[PaperSpecRow, RowOri
     origin = row_origin if spec_id is None else row_origin.with_subject(spec_id)
     converted = convert_row(row, PaperSpecRow, origin)
     if (converted.signal is None) != (converted.operator is None):
-        problem = "the row has only one of signal and operator"
+        problem = "the row has only one of the keys signal and operator"
         raise origin.make_error(problem, field="operator", remedy="write both keys, or omit both")
     return converted, origin
 
@@ -410,14 +410,14 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
     """Return a library as rows of the paper's spec registry. `load_library` and `--rules` read the same specifications
     from these rows. If the threshold is only compared with one signal, the formula contains the number, as in the
     paper. Older ids are omitted. Raises `SpecError` if the rows cannot express a specification: it has a tag that is
-    not built in, its condition counts as a margin, or its limit applies to only some suites.
+    not built in, the margin of its condition counts, or its limit applies to only some suites.
     """
     used = {tag for spec in library for tag in (*spec.requires_all, *spec.invalid_if_any)}
     if own_tags := sorted(used - built_in_tags().keys()):
         problem = f"the tag {own_tags[0]!r} is not built in, and rows of the paper cannot define tags"
         raise SpecError(problem, remedy="Use the TOML file, which defines the tag.")
     if plain := [spec.spec_id for spec in library if syntax.is_plain(spec.formula)]:
-        problem = f"the condition of {plain[0]} counts as a margin, which rows of the paper cannot express"
+        problem = f"the margin of {plain[0]}'s condition counts, which rows of the paper cannot express"
         raise SpecError(problem, remedy=f"Use the library by its name: --library {library.name}.")
     if confined := [spec.spec_id for spec in library if is_confined(spec)]:
         problem = f"{confined[0]} has different limits by suite, which rows of the paper cannot express"

@@ -169,7 +169,7 @@ def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[
 def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
     row, origin = draft.row, draft.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
-        raise origin.make_error("an id has only letters, digits and _ . - @", field="spec_id", remedy="rename it")
+        raise origin.make_error("an id may only have letters, digits and _.-@", field="spec_id", remedy="rename it")
     for key in ("requires_all", "invalid_if_any"):
         for tag in getattr(row, key):
             if tag not in tags:
@@ -280,11 +280,11 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
     if row.severe is not None:
         _check_positive(row.severe, "severe", origin)
         if row.binary:
-            problem = "a binary specification has no severe magnitude"
+            problem = "a binary specification cannot have a severe magnitude"
             raise origin.make_error(problem, field="severe", remedy="omit the key severe")
     elif not row.binary and row.tier != "diagnostic":
         remedy = "add severe = NUMBER (the magnitude of full depth), or binary = true"
-        raise origin.make_error("a scored specification has no severe magnitude", field="severe", remedy=remedy)
+        raise origin.make_error("a scored specification needs a severe magnitude", field="severe", remedy=remedy)
 
 
 # Changes of thresholds, and trials of specifications on simple traces

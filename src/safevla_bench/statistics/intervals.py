@@ -22,7 +22,7 @@ CONFIDENCE = 0.95
 _HALVINGS = 60
 # Limit on the number of distinct values for the interval of a mean. Above it, neighboring values are averaged.
 _MAX_VALUES = 256
-_DIGITS = 9  # decimals of the ends; rounding hides effects of the processor's order of additions
+_DIGITS = 9  # decimals of an interval's ends; rounding hides effects of the processor's order of additions
 _LINE = np.arange(0.0, 9.0, 0.025)
 # `_CUTS` are indices of points in `_LINE`. The integral ends at the first of these points at which the logarithm of
 # the integrand has fallen by `_FALL`. Integrals up to the first index in `_CUTS` use every fifth point of `_LINE`.

@@ -53,7 +53,7 @@ BLOCK_RECORDS = 1 << 16
 
 def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     """Return the minimum or maximum (`fold`) of values[lo:hi] for each range. Ranges may overlap; an empty range gives
-    the fold's neutral value. Two overlapping spans with a power of two as their length cover any range.
+    the fold's neutral value. Any range is covered by two overlapping spans of the same length, a power of two.
     """
     folded = np.full_like(values, fold.neutral_value(values), shape=lo.shape)
     width, span, covered = hi - lo, 1, values  # covered[k] is the fold over values[k : k + span]
@@ -236,7 +236,7 @@ class Trace:
         """Return a Boolean signal, [N]. Raises `SignalError` if the signal is missing or numeric."""
         values = self._signal_values(name)
         if values.dtype != np.bool_:
-            raise SignalError(f"signal {name!r} is numeric", remedy=f"compare it, as in {name} < 1")
+            raise SignalError(f"signal {name!r} is numeric, not Boolean", remedy=f"compare it, as in {name} < 1")
         return cast(Bools, values)
 
     def numeric_signal(self, name: str) -> Floats:

@@ -257,7 +257,7 @@ _ROW_NAMES, _POSE_NAMES = ({spec.name: spec for spec in specs} for specs in (ROW
 def _require_name(name: str, names: Collection[str], kind: str) -> None:
     # Raise an error unless `name` is one of `names`. The message calls `names` channels of `kind` (rows or poses).
     if name not in names:
-        raise SafevlaError(f"unknown channel of {kind} {name!r}", remedy=f"Known channels: {', '.join(names)}.")
+        raise SafevlaError(f"no channel of {kind} has the name {name!r}", remedy=f"Known channels: {', '.join(names)}.")
 
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:

@@ -77,7 +77,7 @@ def read_geometry(text: str) -> RecordedGeometry:
         if part.shape is not None and part.shape not in geometry.shapes:
             _refuse(f"part {k} has the shape {part.shape!r}, which is not listed")
     if not all(0 <= index < len(geometry.parts) for index in geometry.hand):
-        _refuse("the hand has a part that is not listed")
+        _refuse("the hand has an index without a part")
     for name, rows in geometry.shapes.items():
         for row in rows:
             _check_row(row, 7 if len(row) == 7 else 10, f"the shape {name!r}")  # a plane or a box

@@ -362,7 +362,7 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
         quaternions = values.reshape(-1, spec.row_size)
         # Only quaternions with w = 0, which are half turns, can have norm zero.
         half_turns = np.flatnonzero(quaternions[:, 0] == 0)  # usually there are few half turns
-        for row in half_turns[~quaternions[half_turns].any(axis=1)][:1]:  # the first fault
+        for row in half_turns[~quaternions[half_turns].any(axis=1)][:1]:  # only the first one
             item = int(row) * spec.row_size
             _refuse_item(batch, spec, item, "the quaternion has norm zero", "Write a unit quaternion, w first.")
 
@@ -403,7 +403,7 @@ def _check_contacts(batch: Batch) -> None:
         _require_contacts(batch, np.isfinite(values) | ~is_required, name, "{value} is not a finite number")
         _require_contacts(batch, ~(values < 0), name, "{value} is negative")
         _require_contacts(batch, ~(values > largest), name, "{value} is implausibly large")
-    for item in np.flatnonzero(contacts.a == contacts.b)[:1]:  # the first fault
+    for item in np.flatnonzero(contacts.a == contacts.b)[:1]:  # only the first such contact
         remedy = "A contact needs two different bodies; merge or drop contacts inside one body."
         problem = f"{batch.body_label(int(contacts.a[item]))!r} touches itself"
         _refuse_contact(batch, int(item), "b", problem, remedy)
@@ -449,7 +449,7 @@ def _check_tracking(batch: Batch) -> None:
     # A body in `pose_valid` must have a pose.
     valid = batch.pose_valid
     posed = np.concatenate([batch.body_pos_m.body, batch.body_quat_wxyz.body])
-    for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:  # the first fault
+    for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:  # only the first body
         header, name = batch.headers[_owner_index(valid.body_starts, int(item))], batch.body_label(valid.body[item])
         remedy = "Write the body also in body_pos_m or body_quat_wxyz, or leave it out of pose_valid."
         _refuse(header, f"pose_valid.{name}", f"{name!r} has no pose", remedy)
@@ -459,7 +459,7 @@ def _check_time_stamps(batch: Batch) -> None:
     channel = batch.channel("time_s")
     for index in np.flatnonzero(channel.present):
         stamps = channel.values[channel.starts[index] : channel.starts[index + 1]]
-        for row in np.flatnonzero(~(np.diff(stamps) >= _SHORTEST_DT_S))[:1]:  # the first fault
+        for row in np.flatnonzero(~(np.diff(stamps) >= _SHORTEST_DT_S))[:1]:  # only the first one
             problem = f"time stamp {float(stamps[row + 1])} is not after {float(stamps[row])}"
             _refuse(batch.headers[index], "time_s", problem, "Write increasing time stamps, in seconds.", int(row) + 1)
 

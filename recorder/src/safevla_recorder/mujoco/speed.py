@@ -311,7 +311,7 @@ class _Robot15:
         applied.clear()
         for name, run in self._laws.items():
             applied[name] = run()
-        if [values.shape for values in applied.values()] == self._shapes:  # then a single assignment is faster
+        if [values.shape for values in applied.values()] == self._shapes:  # a single assignment is faster
             self._ctrl[self._all_actuators] = np.concatenate(list(applied.values())).clip(self._low, self._high)
             return
         for name, values in applied.items():
