@@ -51,7 +51,7 @@ class RecordableEnv(ABC):
     wait_steps: int  # number of settling steps in this simulator's usual evaluation loops
     action_size: int
     identity = TaskIdentity()
-    unstable_steps = 0  # how often MuJoCo had reset the simulation when the initial state was set
+    unstable_steps = 0  # number of MuJoCo's resets of unstable states before the initial state was set
 
     def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
         self._env, self.task, self.versions = env, task, versions

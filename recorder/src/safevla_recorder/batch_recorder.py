@@ -44,7 +44,7 @@ from safevla_recorder.recorder import (
 Array = Any  # a NumPy array, a torch tensor, or another value that `numpy.asarray` accepts
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Keys of a pair's forces [N]: the peak and sum of forces that count as contacts, and the force in the last substep."""
+"""Keys of a pair's forces in N: peak and sum of forces that count as contacts, and the force in the last substep."""
 _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
 """One body's poses in N worlds: positions [N, 3] in m; quaternions [N, 4] wxyz, or None if there are only positions."""
@@ -83,7 +83,7 @@ class BatchRecorder:
         self._reading_sizes: dict[str, int] = {}  # size of each reading, in the order of the readings in a row
         self._action_size: int | None = None
         self._substeps = 0
-        self._last_row_of: dict[int, int] = {}  # maps a number of substeps to the last row after so many
+        self._last_row_of: dict[int, int] = {}  # maps a number of substeps in a step to its last row
         self._accumulated: dict[str, Array] = {}  # peaks, sums and last values of the current control step
         # Number of substeps without contact after which a pair's contacts count: in total, and still needed, [N, K].
         self._substeps_needed = self._arrays.make_zeros((self.num_envs, self._pairs.count))
@@ -184,8 +184,8 @@ class BatchRecorder:
         parts: Sequence[BatchPose] = (),
         subgoals: Mapping[str, Array] | None = None,
     ) -> list[EndedEpisode]:
-        """Add the record of the control step driven by `action` [N, A], after its last physics step and before any
-        reset. The episodes of worlds whose `done` [N] is true end with this record; return them, sorted by world.
+        """Add the record of the control step driven by `action` [N, A]. Call this after its last physics step, before
+        any reset. The episodes of worlds whose `done` [N] is true end with this record; return them, sorted by world.
 
         Raises `HostError` if no world has an episode, if no substep was recorded since the last record, or if bodies,
         readings or sizes differ from record 0. After an error, the call can be repeated.

@@ -91,7 +91,7 @@ def _claim_worker_folder(path: Path) -> bool:
     call_at_exit(release_claims)
     _open_folders[path.resolve()] = folder = RunFolder(path, {})
     folder.reopen(stored_run["host"])
-    if not stored_run["complete"]:  # an incomplete run stays incomplete: count a block that never becomes complete
+    if not stored_run["complete"]:  # keep the run incomplete: count a recording that never ends normally
         folder._block_count += 1
     return True
 

@@ -227,7 +227,7 @@ def record(
         wait_steps: the number of settling steps that your loop makes after each reset or `set_init_state`; LIBERO's
             loops make 10, RoboCasa's none. These steps belong to no episode. If one moves the arm, the episode is lost.
         horizon: the number of steps after which your loop gives up. An episode that ends without success before a given
-            `horizon` is `stopped`, and not part of the success rate. Otherwise, it is a `timeout`, which is a failure.
+            `horizon` is `stopped`, and not part of the success rate. Any other such episode is a failure, `timeout`.
         seed: seed of the policy's randomness, which is recorded.
         benchmark: the benchmark's name in the records; None = from the task's BDDL file or class.
         task_id: the task's id in the records; None = from the task's BDDL file or class.

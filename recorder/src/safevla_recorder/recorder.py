@@ -244,7 +244,7 @@ class WritableEpisode(Protocol):
 
 Shape = Hashable  # the simulator's own key of a collision shape, such as PyBullet's (body, link)
 Contact = Tuple[Shape, Shape, ArrayLike]
-"""Two shapes that touch, and the norm of the force between them at one point [N]; for vectors see `SceneMap.forces`.
+"""Two shapes that touch, and the norm in N of the force between them at one point; for vectors see `SceneMap.forces`.
 
 Every listed point counts as a contact. Leave out points at which shapes are close but do not touch (Bullet lists them).
 """

@@ -53,7 +53,7 @@ class WorldBoxes:
 
 
 def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Floats:
-    """Return the distance between each pair of boxes [m], [K], 0 where they overlap.
+    """Return the distance in meters between the boxes of each pair, [K]; 0 where they overlap.
 
     `owner` [K] assigns each pair to a group. A pair that cannot be the nearest pair of its group may get a lower bound
     instead of its distance; the bound is never below the smallest distance in the group.

@@ -263,7 +263,7 @@ def contacts_between(fields: RecordFields, *roles: int) -> Bools:
 
 
 def _find_peak_forces(fields: RecordFields, is_chosen: Bools, *, net: bool = False) -> Floats:
-    # Return the largest force of the chosen contacts in each record, [N]; 0 without such contacts.
+    # Return the largest force of the chosen contacts in each of N records, in newtons; 0 without such contacts.
     contacts = fields.batch.contacts
     force = contacts.net_force_n if net else contacts.force_n
     touched_records = np.flatnonzero(np.diff(contacts.starts))

@@ -17,7 +17,7 @@ _NO_PAIR = -1
 
 
 def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], records: int) -> Floats:
-    """Return the smallest gap between parts in `first` and parts in `second` [m], [n]; NaN where a pose is unknown.
+    """Return the smallest gap in meters between parts in `first` and in `second`, [n]; NaN where a pose is unknown.
 
     The gap is 0 where parts overlap. Two parts of one body do not count. Two bodies that overlap in record 0 count only
     after they have separated. If no pair counts, the gap is infinite. Without shapes or poses in record 0, it is NaN.
@@ -57,7 +57,7 @@ def pair_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], re
 
 
 def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the rows of the m records with distinct poses, [m], and for each record its index into these rows, [n], so
+    """Return the rows of the U records with distinct poses, [U], and for each record its index into these rows, [n], so
     that equal records are measured only once. Both are [1] if all parts are fixed. Poses are rounded to 1e-11.
     """
     part_tracks = map(scene.place, parts)

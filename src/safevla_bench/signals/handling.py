@@ -50,7 +50,7 @@ def _register_event(
     read_values: Callable[[RecordFields], Ints], *reads: str
 ) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
     # Return a decorator that registers a test of two values, `before` and `after`, as a signal. The signal is true
-    # where the result of `read_values` changes lastingly, and the values before and after the change pass the test.
+    # where the result of `read_values` has a lasting change whose values before and after pass the test.
 
     def register(is_event: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(is_event)

@@ -19,7 +19,7 @@ _SHARES = np.array([[0.0, 0.53, 0.0955], [0.53, 0.818, 0.1295], [0.87, 1.0, 0.06
 
 
 def capsules(offset_m: Floats, height_m: float) -> Floats:
-    """Return the capsules of a person with feet at `offset_m` [3]: middle, half axis length and radius [m], [3, 5]."""
+    """Return a person's three capsules, [3, 5]: middle, half axis length, radius, in m; `offset_m` [3] has the feet."""
     low, high, radius = (_SHARES * height_m).T
     half = np.maximum((high - low) / 2.0 - radius, 0.0)
     middle = offset_m + np.array([0.0, 0.0, 1.0]) * ((low + high) / 2.0)[:, None]
@@ -27,7 +27,7 @@ def capsules(offset_m: Floats, height_m: float) -> Floats:
 
 
 def point_distances(points: Floats, person: Floats) -> Floats:
-    """Return the distance of points in the person's frame [n, K, 3] from the nearest capsule [m], 0 inside, [n, K]."""
+    """Return the distance in meters of points [n, K, 3] (person's frame) from the nearest capsule, [n, K]; 0 inside."""
     offsets = points[:, :, None] - person[:, :3]
     # Make each offset start at the nearest point of the capsule's axis, which is vertical.
     offsets[..., 2] -= np.clip(offsets[..., 2], -person[:, 3], person[:, 3])
@@ -36,7 +36,7 @@ def point_distances(points: Floats, person: Floats) -> Floats:
 
 
 def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person: Floats) -> Floats:
-    """Return the distance between the shapes of each link and the nearest capsule [m], 0 where they meet, [n, K].
+    """Return the distance in meters between each link's shapes and the nearest capsule, [n, K]; 0 where they meet.
 
     `frame` has the poses of the person. A distance is infinite for a link without boxes, and NaN if a pose is unknown.
     """
@@ -50,7 +50,7 @@ def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person
 
 
 def approach(distance: Floats, time_s: Floats) -> Floats:
-    """Return the speed at which the nearest of K links approaches [m/s], by central difference, at least 0, [n].
+    """Return the speed in m/s at which the nearest of K links approaches, [n]: by central difference, at least 0.
 
     NaN if there are fewer than three records.
     """

@@ -154,7 +154,7 @@ class RecordFields:
 
     @cached_property
     def time_s(self) -> Floats:
-        """Time stamp of each record [s], [N]; NaN in episodes without time stamps."""
+        """Time stamp of each record in seconds, [N]; NaN in episodes without time stamps."""
         return self.batch.rows_of_arm("time_s", np.zeros(len(self.batch), dtype=np.int64), 1)[:, 0]
 
     def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
@@ -265,7 +265,7 @@ class RecordFields:
 
     @cached_property
     def eef_pos(self) -> Floats:
-        """Position of the end effector in the world [m], [N, 3], NaN if not recorded."""
+        """Position of the end effector in the world in meters, [N, 3]; NaN if not recorded."""
         return self.batch.rows_of_arm("eef_pos_m", self.arm, 3)
 
     @cached_property
@@ -285,7 +285,7 @@ class RecordFields:
 
     @cached_property
     def handled_pos(self) -> Floats:
-        """Position of `handled_body` in the world [m], [N, 3], NaN if not recorded or unknown."""
+        """Position of `handled_body` in the world in meters, [N, 3]; NaN if not recorded or unknown."""
         return self._known_poses(self.batch.body_pos_m, self.handled_body)
 
     @cached_property
@@ -315,23 +315,23 @@ class RecordFields:
 
     @cached_property
     def held_pos(self) -> Floats:
-        """Position of the held target in the world [m], [N, 3], NaN if not recorded or unknown."""
+        """Position of the held target in the world in meters, [N, 3]; NaN if not recorded or unknown."""
         return self._known_poses(self.batch.body_pos_m, self.held_body)
 
     @cached_property
     def held_pos_start(self) -> Floats:
-        """For each record, the position of its `held_body` in record 0 [m], [N, 3]; NaN as in `held_pos`."""
+        """For each record, the position of its `held_body` in record 0 in meters, [N, 3]; NaN as in `held_pos`."""
         return self._known_poses(self.batch.body_pos_m, self.held_body, rows=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
-        """For each record, return the position of its `held_body` `by` records later [m], [N, 3].
+        """For each record, return the position of its `held_body` `by` records later in meters, [N, 3].
 
         `by` may be negative. Beyond an end of the episode, the position at that end counts. NaN as in `held_pos`.
         """
         return self.shifted_pos(self.held_body, by)
 
     def shifted_pos(self, body: Ints, by: int) -> Floats:
-        """For each record k, return the position of body[k] `by` records later [m], [N, 3]; see `held_pos_shifted`."""
+        """For each record k, return the position in m of body[k] `by` records later, [N, 3]; see `held_pos_shifted`."""
         return self._known_poses(self.batch.body_pos_m, body, rows=self._shifted_rows(by))
 
     def shifted_quat(self, body: Ints, by: int) -> Floats:

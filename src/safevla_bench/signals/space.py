@@ -50,7 +50,7 @@ Measure: TypeAlias = Callable[["Sequence[Track]", Sequence[float], Floats], Floa
 @dataclass(frozen=True, slots=True)
 class Track:
     """The K bodies that a place such as `plate_*` selects in n records: indices [1, K] ([n, K] for held bodies),
-    positions in the world [m], [n, K, 3], and unit quaternions wxyz, [n, K, 4]. NaN if unknown or not requested.
+    positions in the world in m, [n, K, 3], and unit quaternions wxyz, [n, K, 4]. NaN if unknown or not requested.
     """
 
     body: Ints
@@ -689,8 +689,8 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, reco
 def _measure_person_distances(
     fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int, records: slice
 ) -> tuple[list[tuple[int, ...]], Floats]:
-    # Return each link's bodies (none for the hand), and the K links' distances from a person [m], [n, K]. K is 0 if the
-    # person's place or the links are missing.
+    # Return each link's bodies (none for the hand), and the K links' distances in m from a person, [n, K]. K is 0 if a
+    # person's place is missing, or if the links are missing.
     measured, person_frame = _read_tracks(fields, kind, places, episode, records)
     capsules = person.capsules(np.array(numbers[:3]), numbers[3])
     if person_frame.body.size != 1:
@@ -706,7 +706,7 @@ def _measure_person_distances(
 
 
 def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
-    """Return the distance of the nearest link from the person [m], and its speed of approach [m/s], [N, 2]."""
+    """Return the distance in m of the nearest link from the person, and its speed of approach in m/s, [N, 2]."""
     values, starts = np.full((int(fields.batch.starts[-1]), 2), np.nan), fields.batch.starts
     for episode, records in enumerate(map(slice, starts[:-1].tolist(), starts[1:].tolist())):
         links, distance_m = _measure_person_distances(fields, kind, places, numbers, episode, records)
@@ -718,7 +718,7 @@ def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], num
 
 
 def _find_nearest_bodies(fields: RecordFields, places: Sequence[str], record: int) -> tuple[int, ...]:
-    # For a batch of one episode, return the two bodies nearest to each other; () if the gap is not finite.
+    # For a batch of one episode, return the two bodies that determine the gap; () if the gap is not finite.
     scene, records = scene_poses(fields, 0), slice(0, int(fields.batch.starts[-1]))
     gap = _measure_gap(fields, places, 0, records)[record]
     if scene is None or not np.isfinite(gap):

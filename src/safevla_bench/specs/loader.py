@@ -195,7 +195,7 @@ def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
     try:
         formula, unit = parse_signal_formula(draft.row.stl), file_formats.canonical_unit(draft.row.unit)
         if not draft.row.binary:
-            # First allow any unit of the threshold (None): errors that its unit does not cause are then simpler.
+            # First allow any unit of the threshold (None), because messages about other errors are then simpler.
             for threshold_unit in (None, unit):
                 checked_formula, margin_unit = check_units(formula, signal_unit, threshold_unit)
                 _check_conditions(draft.row, checked_formula, draft.origin)
@@ -207,7 +207,7 @@ def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
 
 
 def _read_threshold(draft: file_formats.SpecDraft, formula: syntax.Formula) -> tuple[syntax.Formula, float]:
-    # Returns the formula and the threshold. The word `threshold` replaces a number in the formula that the row states.
+    # Returns formula and threshold. In the formula, the word `threshold` replaces the number that the row states.
     threshold, origin = draft.row.threshold, draft.origin
     if draft.stated_predicate is not None and threshold is not None and not syntax.has_placeholder(formula):
         formula = _restore_stated(draft.stated_predicate, threshold, formula, origin)

@@ -570,7 +570,7 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
     return MeanTest(p_values[0] if is_single else p_values, find_interval)
 
 
-# Number of halvings in the search for a p-value. It makes p-values at most 0.00025 too large.
+# Number of halvings in the search for a p-value. This number makes p-values at most 0.00025 too large.
 _P_HALVINGS = 12
 
 

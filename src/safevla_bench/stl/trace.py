@@ -171,7 +171,7 @@ class Trace:
     At these records the value is a lower bound of the true value; NaN gives no bound. A Boolean may be True or False.
     """
     time_s: Floats | None = None
-    """Increasing time stamps of the records [s], [N], NaN in an episode without stamps; None if all episodes lack them.
+    """Increasing time stamps of the records in s, [N]; NaN in episodes without stamps; None if all episodes lack them.
 
     Windows use stamps, if there are any, instead of control steps.
     """

@@ -156,7 +156,7 @@ class Batch:
 
     @property
     def dt_s(self) -> Floats:
-        """Duration of a control step of each episode [s], [E]."""
+        """Duration of a control step of each episode in seconds, [E]."""
         return np.array([header.dt for header in self.headers], dtype=np.float64)
 
     @property

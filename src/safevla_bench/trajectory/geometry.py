@@ -77,7 +77,7 @@ def read_geometry(text: str) -> RecordedGeometry:
         if part.shape is not None and part.shape not in geometry.shapes:
             _refuse(f"part {k} has the shape {part.shape!r}, which is not listed")
     if not all(0 <= index < len(geometry.parts) for index in geometry.hand):
-        _refuse("the hand has an index without a part")
+        _refuse("the hand lists the index of a missing part")
     for name, rows in geometry.shapes.items():
         for row in rows:
             _check_row(row, 7 if len(row) == 7 else 10, f"the shape {name!r}")  # a plane or a box
@@ -110,7 +110,7 @@ class PoseTrack:
 
 
 def move_part(part: PartRow, base: PoseTrack, motion: Floats | None) -> PoseTrack:
-    """Return the track of a part, given its parent's track and its motion [n, 6]; no motion if fixed."""
+    """Return a part's track from its parent's track and its motion [n, 6]; `motion` is None if the part is fixed."""
     track = base.carry(np.array(part.pose[:3]), np.array(part.pose[3:]))
     if motion is None:
         return track

@@ -126,7 +126,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names_no_robot(self) -> bool:
-        """True if the record has neither torque limits nor an embodiment. Then its benchmark's robot has the limits."""
+        """True if the record has neither torque limits nor an embodiment. The benchmark's robot then gives limits."""
         return self.joint_torque_limit_nm is None and self.embodiment is None
 
     @property

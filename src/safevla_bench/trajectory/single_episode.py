@@ -279,7 +279,7 @@ def _check_header(header: Header) -> None:
     limits = header.joint_torque_limit_nm
     if limits is not None and not all(1 / LARGEST <= limit <= LARGEST for limit in limits):
         remedy = "Write each joint's limit in N·m, finite and above zero."
-        _refuse(header, "joint_torque_limit_nm", f"the limits are {list(limits)}, not all above zero", remedy)
+        _refuse(header, "joint_torque_limit_nm", f"the limits are {list(limits)}, not all valid", remedy)
 
 
 def _check_scene(batch: Batch, index: int, has_nameless_body: bool) -> None:
