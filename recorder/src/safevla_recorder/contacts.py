@@ -231,8 +231,8 @@ def _strongest_body(contacts: SubstepContacts, which: Ints, finger_group: Ints, 
 
 
 def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> Bools:
-    """For each of the R substeps `instants` and W bodies in `weights`, return whether contacts with bodies other than
-    the robot carry at least half of the body's weight, [R, W].
+    """For each of the R substeps `instants` and W bodies in `weights`, return whether contacts carry at least half of
+    the body's weight, [R, W]. Contacts with the robot do not count.
     """
     row_of_substep = np.full(contacts.substeps, NOTHING)
     row_of_substep[instants] = np.arange(len(instants))

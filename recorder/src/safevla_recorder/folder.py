@@ -362,7 +362,7 @@ def _make_folder(path: Path, subfolder: str = "") -> None:
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    # Write another file first, and then rename it, so that `path` is never incomplete.
+    # Write a temporary file, and then rename it to `path`, so that `path` is never incomplete.
     partial_file = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
         with suppress(OSError):
@@ -487,7 +487,7 @@ class RunWriter:
             header: header fields with the same value in all episodes; see `write`.
 
         Raises:
-            RunError: the folder has other contents or is damaged, another process writes to it, or `policy` is not a
+            RunError: the folder has unknown contents or is damaged, another process writes to it, or `policy` is not a
                 valid name.
             FileError: the folder cannot be written.
         """
@@ -621,7 +621,7 @@ class RunWriter:
 
 
 def _convert_field(name: str, value: object) -> Any:
-    # Return the value as a plain Python value. Raise an error if the field needs another type or another value.
+    # Return the value as a plain Python value. Raise an error if the field cannot have this type or value.
     if name not in _ALLOWED_FIELDS:
         raise _field_error(name, "an episode has no field of this name", f"Fields: {', '.join(_ALLOWED_FIELDS)}.")
     plain: Any = value.tolist() if hasattr(value, "tolist") else value

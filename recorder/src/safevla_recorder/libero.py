@@ -72,7 +72,7 @@ class RecordableLibero(attachment.RecordableEnv):
     def __init__(self, control: ControlEnv) -> None:
         """Read the task, the versions and the initial states of an environment.
 
-        Raises `HostError` if the environment is closed or has another robot, if robosuite is not 1.4, or if the initial
+        Raises `HostError` if the environment is closed or has a wrong robot, if robosuite is not 1.4, or if the initial
         states cannot be read.
         """
         domain = getattr(control, "env", None)

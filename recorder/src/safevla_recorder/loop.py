@@ -289,9 +289,9 @@ def record_until_closed(
     `SubprocVectorEnv([lambda: record_until_closed(make(), policy="mine", out="runs/mine") for _ in range(8)])`.
 
     Environments of one process share the run folder `out`. A process that `multiprocessing` started, as in a vector of
-    environments, takes the first of `out/worker_0`, `out/worker_1`, ... that no other process of this run uses, or
-    `out/worker_NAME` if `worker` is given. This name is part of the episodes' ids: `safevla score runs/mine/worker_*`
-    judges all folders together. `options` are the other arguments of `record`. Raises the same errors as `record`.
+    environments, uses a folder `out/worker_NAME`. NAME is `worker` if it is given, else the first number 0, 1, ... that
+    no other process of this run uses. NAME is part of the episodes' ids: `safevla score runs/mine/worker_*` judges all
+    folders together. `options` are the other arguments of `record`. Raises the same errors as `record`.
     """
     folder, name = claim_folder(Path(out).absolute(), _check_worker_name(worker))
     recording = record(env, policy, folder, worker=name, **options)  # type: ignore[arg-type]

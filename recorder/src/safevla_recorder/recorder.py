@@ -105,7 +105,7 @@ class EpisodeLog(ABC):
 
     @abstractmethod
     def _build_channels(self, rows: Sequence[Row]) -> Mapping[str, object]:
-        """Return the fields of an `EpisodeArrays` for these rows."""
+        """Return the fields of an `EpisodeArrays` for the records `rows`."""
 
     def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
         """Begin an episode with record 0, whose row is `first`. Decode its contacts from `source`, and empty `source`.
@@ -355,8 +355,8 @@ class EpisodeRecorder(EpisodeLog):
     def __init__(self, scene: SceneMap, arms: Mapping[str, Arm] | None = None) -> None:
         """Store the scene and the robot's arms by name, in the order of the record; None = the robot has one arm.
 
-        Raises `HostError` if `arms` has fewer than two arms or a value other than `Arm`, if an arm has a body that is
-        not a robot body or is in two arms, if fingers are wrong, or if a scene with several arms has `fingers`.
+        Raises `HostError` if `arms` has fewer than two arms or a value other than `Arm`, or if `scene` has `fingers` as
+        well. Also raises it if an arm has a body that is not a robot body or is in two arms, or if fingers are wrong.
         """
         super().__init__()
         given: object = {} if arms is None else arms
@@ -500,8 +500,8 @@ class EpisodeRecorder(EpisodeLog):
         """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended; with several arms, the
         torques of each arm by name.
 
-        Raises `HostError` if no episode has begun, a shape is not in the scene, contacts or torques are passed only in
-        record 0 or only in this substep, or the number of torques differs. An error ends the episode.
+        Raises `HostError` if no episode has begun, a shape is not in the scene, or the number of torques differs. Also
+        raises it if contacts or torques are passed only in record 0 or only in this substep. An error ends the episode.
         """
         self.require_episode()
         rows, self._rows = self._rows, []  # an error in this substep ends the episode
@@ -528,9 +528,9 @@ class EpisodeRecorder(EpisodeLog):
         """Add the record of the control step driven by `action` [A]. Call this right after the step's last physics
         substep, since the record has the torques of this substep.
 
-        Raises `HostError` if no episode has begun, if no substep was recorded since the last record, if bodies,
-        readings or sizes differ from record 0, if a pose is not a pair or a quaternion is zero, if the action is not a
-        flat list as long as the first, or if records were read in the middle of this control step.
+        Raises `HostError` if no episode has begun, if no substep was recorded since the last record, or if records were
+        read in the middle of this control step. Also raises it if bodies, readings or sizes differ from record 0, if a
+        pose is not a pair or a quaternion is zero, or if the action is not a flat list as long as the first.
         """
         self.require_episode()
         if not self._substeps:

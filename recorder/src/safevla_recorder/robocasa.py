@@ -58,7 +58,7 @@ def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableK
     """Return the RoboCasa kitchen in `env`, which may be a wrapper; None if there is none.
 
     `goal` is the task's success condition, in the format of `robocasa_goals.json`; it replaces the known goal. Raises
-    `HostError` if the kitchen has another robot, or if the task's goal is not known.
+    `HostError` if the kitchen has a wrong robot, or if the task's goal is not known.
     """
     module = sys.modules.get("robocasa.environments.kitchen.kitchen")
     kitchen = None if module is None else attachment.find_layer(env, module.Kitchen)

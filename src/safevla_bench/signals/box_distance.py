@@ -170,8 +170,8 @@ def _least_corner_distances(corners: Floats, half: Floats) -> Floats:
 def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
     # Return the least distance between two edges, one of each box, [K]. Skip edges if the nearest points of their lines
     # are not on both edges; the result is infinity if all edges are skipped. Arrays are [K, 12 edges, 12 edges, 3]. The
-    # parameters s and t of the nearest points on the lines of two edges are from 0 to 1 if the points lie on the edges.
-    # Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
+    # parameters s and t give the nearest points on the lines of two edges; points with s and t from 0 to 1 lie on the
+    # edges. Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
     start, other_start = corners[:, _EDGE_CORNERS[:, 0], None], other_corners[:, None, _EDGE_CORNERS[:, 0]]
     d1, d2 = corners[:, _EDGE_CORNERS[:, 1], None] - start, other_corners[:, None, _EDGE_CORNERS[:, 1]] - other_start
     r = start - other_start

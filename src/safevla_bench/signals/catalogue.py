@@ -115,9 +115,9 @@ def arm_furniture_strike(fields: RecordFields) -> Floats:
 def largest_strike(fields: RecordFields) -> Floats:
     """Largest impulse of two bodies' net force over the last 0.1 s, minus the impulse at rest; 0 if nothing touches.
 
-    The impulse at rest is the number of steps in 0.1 s times the rest impulse per step. Two spans of 0.5 s, before and
-    after the 0.1 s, each have a smallest impulse per step (0 if the span extends beyond the episode). The larger of
-    these two is the rest impulse per step. The durations 0.1 s and 0.5 s are rounded up to whole steps.
+    The impulse at rest is the number of steps in 0.1 s times the rest impulse per step. Find the smallest impulse per
+    step in the 0.5 s before the 0.1 s, and in the 0.5 s after. It is 0 if the 0.5 s extend beyond the episode. The rest
+    impulse per step is the larger of these two. The durations 0.1 s and 0.5 s are rounded up to whole steps.
     """
     return _find_largest_strikes(fields, contacts_between(fields))
 
@@ -588,7 +588,7 @@ def _find_largest_since_shared_grip(
     largest = np.zeros(len(fields.own_grip))
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
         rows = np.flatnonzero(is_shared)
-        # The later of the two grips began in these rows.
+        # The rows in which the later of the two grips began
         onset_rows = np.maximum(grip_onset(fields), grip_onset(other))[rows]
         largest[rows] = np.maximum(largest[rows], measure(other, rows, onset_rows))
     return largest

@@ -57,8 +57,8 @@ def pair_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], re
 
 
 def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the rows of the U records with distinct poses, [U], and for each record its index into these rows, [n], so
-    that equal records are measured only once. Both are [1] if all parts are fixed. Poses are rounded to 1e-11.
+    """Return the rows of the U records with distinct poses, [U], and for each record its index into these rows, [n].
+    So equal records are measured only once. Both are [1] if all parts are fixed. Poses are rounded to 1e-11.
     """
     part_tracks = map(scene.place, parts)
     tracks = [values for track in part_tracks for values in (track.position, track.quaternion) if len(values) > 1]

@@ -536,9 +536,9 @@ def loaded_joint(channel: str) -> Bodies:
 class Signal:
     """A derived signal (paper Table 19).
 
-    `compute` returns the values, [N]. They are NaN throughout an episode in which the signal is missing (a field of
-    `reads` is not recorded) or undefined (no tracked body, or too few records for a derivative). Otherwise, a value
-    that depends on an unknown pose is NaN or false, and `unknown` is true for it.
+    `compute` returns the values, [N]. They are NaN throughout an episode that does not record a field of `reads`, that
+    has no tracked body, or that has too few records for a derivative. Otherwise, a value that depends on an unknown
+    pose is NaN or false, and `unknown` is true for it.
     """
 
     name: str

@@ -69,7 +69,7 @@ class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class SpecDraft:
     """An unchecked specification or alternate, with its origin. An alternate is the specification `alternate_of` with
-    another threshold. `stated_predicate` is the signal and operator that a JSON row states in addition to its formula;
+    a new threshold. `stated_predicate` is the signal and operator that a JSON row states in addition to its formula;
     the formula may then contain the threshold as a number.
     """
 
@@ -107,7 +107,7 @@ class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class LibrarySource:
     """The content of library files: specifications in order, declared tags, and the library on which the files are
-    based, if any. `limits` are new thresholds, for these specifications or for the library that a file extends.
+    based, if any. `limits` are new thresholds, for specifications of the files or of a library that they extend.
     """
 
     drafts: tuple[SpecDraft, ...]

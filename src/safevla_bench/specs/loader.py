@@ -316,11 +316,11 @@ def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | 
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
-    """Return the library with other thresholds; each change is a text `SPEC=VALUE`, in which VALUE may have a unit.
+    """Return the library with new thresholds; each change is a text `SPEC=VALUE`, in which VALUE may have a unit.
     `severe_magnitude` gives the new severe magnitude. The new id ends in the threshold, such as
     `max_contact_force_under_200N@100N`, and the library's name gets the suffix `+ID` with this id. Raises `SpecError`
-    for a text that is not `SPEC=VALUE`, a specification that does not exist or has no threshold, a value that is not
-    positive or has an unsuitable unit, and two different values for one specification.
+    for a text that is not `SPEC=VALUE`, and for a specification that does not exist or has no threshold. Also raises it
+    for a value that is not positive or has an unsuitable unit, and for two different values of one specification.
     """
     change_by_index: dict[int, tuple[str, float]] = {}
     for change in changes:
@@ -351,7 +351,7 @@ def set_limit(
     source: str | None = None,
     rationale: str | None = None,
 ) -> Library:
-    """Return the library with another threshold for a specification. The specification's new id ends in the threshold,
+    """Return the library with a new threshold for a specification. The specification's new id ends in the threshold,
     as in `ID@100N`. The order is unchanged. If `severe` is None, the result of `severe_magnitude` is used. Raises the
     same errors as `set_thresholds`.
     """

@@ -16,7 +16,7 @@ from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.stl import formula as syntax
 
 Tier = Literal["safe", "alternate", "diagnostic"]
-"""Only `safe` is scored. `alternate` is another threshold of a scored specification; `diagnostic` is informative."""
+"""Only `safe` is scored. `alternate` is a new threshold of a scored specification; `diagnostic` is informative."""
 Axis = Literal["scene_interaction", "object_handling", "execution"]
 TagClass = Literal["capability", "mechanism", "object", "special_case"]
 
@@ -56,7 +56,7 @@ class Spec:
     suites: tuple[str, ...] = ()
     """The suites in which the specification applies; () means all suites."""
     except_suites: tuple[str, ...] = ()
-    """The suites in which another limit replaces this specification."""
+    """The suites in which a different limit replaces this specification."""
     original: Spec | None = field(default=None, compare=False)
     """The specification before its limit was changed; None if the limit was not changed."""
 
@@ -113,7 +113,7 @@ class Library:
 
     def canonical_id(self, spec_id: str) -> str:
         """Return the current id for a current or older id. If the library lacks `ID` but has exactly one `ID@…` (with
-        another threshold), return `ID@…`. If it has no `ID@…` or several, raise `SpecError`, which lists similar
+        a new threshold), return `ID@…`. If it has no `ID@…` or several, raise `SpecError`, which lists similar
         ids.
         """
         current_id = self.legacy.get(spec_id, spec_id)

@@ -383,8 +383,8 @@ def _list_subsets(count: int) -> Floats:
 
 def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
     """Return the share of the subsets of `terms` [K] that have a sum below zero, and the share with a sum of zero."""
-    # A subset's sum is below zero exactly if the sum of its positive terms and of the magnitudes of the negative terms
-    # that it lacks is below `observed`, the sum of the magnitudes of all negative terms.
+    # `observed` is the sum of the magnitudes of all negative terms. Add up a subset's positive terms and the magnitudes
+    # of the negative terms that it lacks. The subset's sum is below zero exactly if this total is below `observed`.
     magnitudes = np.abs(terms)
     total = float(magnitudes.sum())
     is_exact = total <= _GRID and float(np.abs(terms - np.rint(terms)).max()) < 1e-9
@@ -465,8 +465,8 @@ def score_difference(
     the hypothetical difference (O. S. Miettinen and M. Nurminen, Statistics in Medicine 4 (1985) 213-226), and it is
     corrected for skewness (P. J. Laud, Pharmaceutical Statistics 16 (2017) 334-348): without this correction, one
     episode of one policy against fifty of the other gives an error of 10 % near a rate of 95 %. The test holds its
-    level with at least three episodes of each policy and task, or with the same number in all tasks for both policies,
-    if the ratio of the two policies' numbers of episodes varies by a factor of at most 16 among tasks.
+    level if each task has at least three episodes of each policy, or if all tasks have the same number for both
+    policies. The ratio of the policies' numbers of episodes may then vary by a factor of at most 16 among tasks.
 
     >>> test = score_difference(np.array([9.0]), np.array([10]), np.array([3.0]), np.array([10]))
     >>> round(float(test.p_value), 4), round(float(test.interval.low), 3), round(float(test.interval.high), 3)

@@ -147,7 +147,7 @@ class Eventually(_Temporal):
 @dataclass(frozen=True, slots=True)
 class Until:
     """`right` is true at a record in the window, and `left` holds from now until just before that record. With `weak`,
-    it is enough that `left` holds from now to the end of the window. With `crisp`, the sides have different units, so
+    it is enough that `left` holds from now to the end of the window. With `crisp`, the sides have different units. Then
     the margin of `right` becomes +inf if it is >= 0 (> 0 under an odd number of negations), else -inf.
     """
 
@@ -266,7 +266,7 @@ def rename_signals(formula: Formula, names: Mapping[str, str]) -> Formula:
 
 
 def _replace_nodes(formula: Formula, change: Callable[[Node], Node | None]) -> Formula:
-    """Replace each node for which `change` returns another node. Nodes below a replaced node are not visited."""
+    """Replace each node for which `change` returns a replacement. Nodes below a replaced node are not visited."""
 
     def visit(node: Node) -> Node:
         return change(node) or map_children(node, visit)
@@ -332,8 +332,8 @@ def _read_cut_off(formula: Formula, is_kept: bool, is_due: bool) -> Formula:
 
 @cache
 def always_form(formula: Formula) -> Formula:
-    """Return a formula with the same margins, with G in place of other operators where that is possible: `!F(a)` and
-    `a W false` become G, negations move inward to reach F, constants that change nothing are left out, and a G to the
+    """Return a formula with the same margins, with G in place of other operators where that is possible. `!F(a)` and
+    `a W false` become G, and negations move inward to reach F. Constants that change nothing are left out. A G to the
     episode's end merges with an enclosing G.
     """
     return _move_negation(formula, negated=False)

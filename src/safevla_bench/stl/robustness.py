@@ -175,9 +175,9 @@ def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
 
 @np.errstate(all="ignore")
 def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] | None:
-    """Return, for G(a -> b) or a -> b, the number of records of each episode in which the condition a holds, and the
-    number of examined records, both [E]. In a -> b -> c, the condition is that a and b hold. Without G, only record 0
-    is examined. Return None for any other formula.
+    """For G(a -> b) or a -> b, return two counts for each episode, [E]: the records in which the condition a holds, and
+    the examined records. In a -> b -> c, the condition is that a and b hold. Without G, only record 0 is examined.
+    Return None for any other formula.
     """
     child = formula.child if isinstance(formula, syntax.Always) else formula
     conditions: list[syntax.Formula] = []

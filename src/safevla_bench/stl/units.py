@@ -37,7 +37,7 @@ class Unit:
 
     def __str__(self) -> str:
         pairs = list(zip(_BASES, self.powers, strict=True))
-        # By sign: the factors with positive powers, and those with negative powers, which follow a slash.
+        # Maps 1 to the factors with positive powers, and -1 to the factors with negative powers, which follow a slash.
         factors = {
             sign: [f"{base}^{sign * power}".removesuffix("^1") for base, power in pairs if power * sign > 0]
             for sign in (1, -1)

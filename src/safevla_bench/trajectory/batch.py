@@ -60,7 +60,7 @@ class Poses:
 
     @property
     def present(self) -> Bools:
-        """True for each episode that has these poses, [E]."""
+        """True for each episode that recorded the poses, [E]."""
         return self.channel.present
 
     def episode_poses(self, index: int) -> tuple[Ints, Floats]:

@@ -121,7 +121,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         for name, joints in zip(self.arms or (), self.arm_joints or (), strict=False):
             if joint < joints:
                 return f"joint {joint + 1} of {name}"
-            joint -= joints  # the joint's index among those of the remaining arms
+            joint -= joints  # the joint's index among the joints of the remaining arms
         return f"joint {joint + 1}"
 
     @property

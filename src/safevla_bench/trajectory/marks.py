@@ -116,7 +116,7 @@ def host_header(extra: Mapping[str, object]) -> Mapping[str, object]:
 
 def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
     """Return for each action dimension the number of clipped values and the largest magnitude, [A, 2]. Return None
-    if the record lacks the field, or if the field has another shape or a number that is not finite.
+    if the record lacks the field, or if the field has a wrong shape or a number that is not finite.
     """
     try:
         numbers = np.asarray(host_header(batch.extra[index]).get(CLIPPED_NUMBERS), dtype=np.float64)

@@ -80,8 +80,8 @@ class Scene:
         return tuple(dof for arm in self.all_arms for dof in arm.arm_dofs)
 
     def map_geoms(self, model: mujoco.MjModel) -> GeomMap:
-        """Return the recorded body, finger group and fixture of each geom. Raises `HostError` if a body that is tracked
-        or has a geom lacks a role, or if a part of a fixture is not a recorded body.
+        """Return the recorded body, finger group and fixture of each geom. Raises `HostError` if a part of a fixture is
+        not a recorded body, or if a body that has a geom or is tracked lacks a role.
         """
         owners = {self.body_name[body] for body in model.geom_bodyid}
         without_role = sorted({*owners, *self.objects, *self.links} - set(self.roles))
@@ -322,9 +322,9 @@ class Recorder(EpisodeLog):
     ) -> None:
         """Take record 0. `unstable` is the value of `unstable_steps` when the initial state was set; 0 after a reset.
 
-        Raises `HostError` if the simulation has become unstable since then, if poses of free bodies do not match
-        `data.qpos`, if the model has flexible bodies, whose contacts do not belong to geoms, if `scene` lacks a
-        body's role or has an unknown fixture part, or if MuJoCo's contact list has an unexpected layout.
+        Raises `HostError` if the simulation has become unstable since then, or if poses of free bodies do not match
+        `data.qpos`. Also raises it if the model has flexible bodies (their contacts do not belong to geoms), if `scene`
+        lacks a body's role or has an unknown fixture part, or if MuJoCo's contact list has an unexpected layout.
         """
         super().__init__()
         if getattr(model, "nflex", 0):
@@ -376,9 +376,9 @@ class Recorder(EpisodeLog):
     def record_step(self, action: Action) -> None:
         """Add the record of the control step driven by `action` [A].
 
-        Raises `HostError` if the action is refused (repeat the call with a valid action), if MuJoCo has reset the state
-        because the simulation became unstable, if the number of recorded substeps is zero or wrong, or if records were
-        read in the middle of this control step.
+        Raises `HostError` if the action is refused; repeat the call with a valid action. Also raises it if MuJoCo has
+        reset an unstable state, if the number of recorded substeps is zero or wrong, or if records were read in the
+        middle of this control step.
         """
         action = self._read_action(action)  # raises before anything changes, so the call can be repeated
         if self._failure is not None:
