@@ -115,7 +115,7 @@ def test_a_loop_that_moves_while_it_should_settle_loses_these_episodes_with_one_
             cutter.after_step(False)
     assert (cutter.lost, episodes) == (2, [])
     (warning,) = caplog.messages
-    assert "moves in step 2" in warning
+    assert "step 2 moves it" in warning
     assert "wait_steps=1" in warning
 
 

@@ -140,7 +140,7 @@ def test_only_a_lock_that_another_process_holds_is_an_error(tmp_path, monkeypatc
             folders.lock_folder(tmp_path)
         return
     os.close(folders.lock_folder(tmp_path))
-    assert "no locks" in caplog.text
+    assert "not support locks" in caplog.text
 
 
 def test_of_blocks_that_are_open_together_only_the_last_to_close_says_where_the_records_are(tmp_path, capsys):

@@ -217,7 +217,7 @@ def test_a_loop_that_moves_while_it_should_settle_goes_on_and_loses_its_episode_
         env.reset()
         for action in [*[STILL] * 3, *actions(1)]:
             env.step(action)
-    assert "moves in step 4" in caplog.text
+    assert "step 4 moves it" in caplog.text
     assert "wait_steps=3" in caplog.text
     assert not (tmp_path / "run").exists()
 

@@ -141,7 +141,7 @@ def test_without_a_place_the_clauses_are_inactive_and_say_so():
         ('at = "world"', 'at = "plate*"', "cannot be placed"),
         ('of = "eef"', 'of = "held"', "`of` must be robot"),
         ("of =", "off =", "off"),
-        ('based_on = "person"', 'based_on = "default"', "specification here uses"),
+        ('based_on = "person"', 'based_on = "default"', "specification of this library uses"),
     ],
 )
 def test_a_person_who_cannot_be_placed_is_an_error_that_names_what_is_wrong(tmp_path, old, new, said):
