@@ -37,7 +37,7 @@ Replays = Mapping[EpisodeKey, Document]  # episode -> the JSON object in its rep
 @dataclass(frozen=True)
 class Album:
     """The pictures of each episode with their data URIs. `left_out` is the number of pictures that are not in the page.
-    `films` maps episodes to the addresses of their films, relative to the page.
+    `films` maps an episode to the address of its film, relative to the page.
     """
 
     images: Mapping[EpisodeKey, tuple[tuple[Frame, str], ...]] = field(default_factory=dict)
@@ -71,8 +71,8 @@ def collect_images(
 ) -> Album:
     """Return the pictures of the run folders in `paths` as data URIs, and the addresses of films.
 
-    The pictures of an episode are in this order: initial state, violations, final state, others. Pictures that do not
-    fit, are missing, or have an unsupported type are counted in `left_out`.
+    The pictures of an episode are in this order: initial state, violations, final state, other states. `left_out`
+    counts the pictures that do not fit, are missing, or have an unsupported type.
 
     Args:
         paths: the sources; those that are not run folders are skipped.
@@ -106,7 +106,7 @@ def collect_images(
 
 
 def read_replay(content: bytes) -> Document | None:
-    """Return the JSON object of a replay; None if it is invalid, lacks an object `meshes`, or `version` is not 1."""
+    """Return a replay's JSON object; None if it is invalid, has no object `meshes`, or its `version` is not 1."""
     try:
         document = msgspec.json.decode(content, type=Document)
     except (msgspec.DecodeError, RecursionError):
@@ -134,8 +134,8 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
 
 
 def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = MOST_REPLAYS) -> ReplaySection:
-    """Return the replays for a page, from the worst episode on, up to `most_bytes` of data. Each replay includes the
-    verdicts on its episode. Replays that do not fit are counted in `left_out`; a later, smaller replay may still fit.
+    """Return the replays for a page, worst episodes first, up to `most_bytes` of data. Each replay includes the
+    verdicts on its episode. `left_out` counts the replays that do not fit; a later, smaller replay may still fit.
     Episodes without a record are skipped. The player's scripts are included only if there is a replay.
     """
     scores = records.scores
@@ -175,7 +175,7 @@ def _inert_json(document: object) -> Markup:
 
 
 def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
-    # Yield the verdicts of an episode for the 3-D player; nothing if the episode has no evidence.
+    # Yield the verdicts on an episode for the 3-D player; yield nothing if the episode has no traces.
     reading = records.ruleset.read_fields(records.record(episode))
     evidence = records.evidence(episode)
     for spec_trace in evidence.traces if evidence else ():
@@ -195,7 +195,7 @@ def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Documen
 
 
 def _find_signal_boxes(reading: RecordFields, signal_names: Sequence[str]) -> list[Document]:
-    # The boxes to which these signals measure distances, in meters in the frame of `body` (None = the world).
+    # Return the boxes to which these signals measure distances [m], in the frame of `body` (None = the world frame).
     return [
         {"body": body, "center": box[:3], "size": box[3:]}
         for name in sorted({*signal_names})

@@ -1,4 +1,4 @@
-"""The analyses that a report adds to its metrics: comparison, sensitivity, times of violations, and their bodies."""
+"""The analyses that a report adds to its metrics: comparison, sensitivity, and the times and bodies of violations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_COMPARED = 5  # maximum number of policies that a report compares; `safevla
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """The analyses, each None or empty if there is nothing to show."""
+    """The analyses of a report. Each field is None or empty if there is nothing to show."""
 
     comparison: Comparison | None = None
     uncompared: str = ""  # why there is no comparison
@@ -56,7 +56,7 @@ def analyze_scores(
         privileged: the policies that saw simulator state which no real robot has.
         protocols: the evaluation protocols of the sources, if known; if they differ, episodes are not paired.
         bodies: the bodies of all violations; None = find them in the records.
-        uncounted: phrases on planned episodes that the scores lack; with any, no comparison or trend has a verdict.
+        uncounted: phrases about planned episodes without scores; if not empty, comparisons get no verdict.
     """
     if not scores.is_counted.any():
         return Analysis()
@@ -71,7 +71,8 @@ def analyze_scores(
 
 
 def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -> dict[str, Any]:
-    # Return the fields `comparison`, `uncompared` and `unpaired` of `Analysis`, as far as they apply.
+    # Return fields of `Analysis`: `comparison` and `unpaired`, or `uncompared`; {} if fewer than two policies have
+    # episodes.
     with_episodes = [policy for policy in policies if len(policy)]
     if len(with_episodes) < 2:
         return {}

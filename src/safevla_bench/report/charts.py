@@ -24,7 +24,7 @@ ACROSS = 1000.0
 HEIGHT, TOP, BOTTOM = 194, 36, 158  # height of a chart, and top and bottom of its plot, in pixels
 SPARK_HEIGHT, SPARK_TOP, SPARK_BOTTOM = 56, 5, 51
 SPARK_POINTS = 120
-# Free space above the greatest and below the least value, as a share of the range of values.
+# Free space above the largest value and below the smallest value, as a fraction of the range of values.
 _ROOM_SHARE = 0.04
 
 
@@ -41,9 +41,9 @@ class PointLabel:
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """A chart of a signal and its limit over an episode, without text; `caption` is the text next to the chart. `line`,
-    `beyond` and `open_gate` are SVG path data: the signal, the areas beyond the limit during violations, and the times
-    at which the specification's condition (gate) holds. `open_gate` is "" if the specification has no condition.
+    """A chart of a signal and its limit over an episode, without text; `caption` is the text next to the chart. Three
+    fields are SVG path data: `line` is the signal, `beyond` marks the area beyond the limit during violations, and
+    `open_gate` marks the times when the specification's condition (gate) holds. `open_gate` is "" without a condition.
     """
 
     caption: str
@@ -70,8 +70,8 @@ class Chart(Sparkline):
 
 @dataclass(frozen=True, slots=True)
 class PlotArea:
-    """The map from records and values to positions. `last` is the index of the record at the right edge. `times_s`
-    [last + 1] has the records' times; None = equal intervals. The value `low` is at `bottom`, `high` at `top` [pixels].
+    """Converts records and values to positions. `last` is the index of the record at the right edge. `times_s` are the
+    times of the last + 1 records; None = equal intervals. The value `low` is at `bottom`, `high` at `top` [pixels].
     """
 
     last: int
@@ -86,24 +86,25 @@ class PlotArea:
         return ACROSS * min(max(float(self.share(record)), 0.0), 1.0)
 
     def share(self, record: NDArray[Any] | float) -> NDArray[Any] | float:
-        """Return the horizontal position of a record, or of each record of an array, as a share of the area's width."""
+        """Return the horizontal position of a record (or of each record in an array), as a fraction of the width."""
         if self.times_s is None or not self.last:
             return record / max(self.last, 1)
         return np.asarray(np.interp(record, np.arange(self.last + 1), self.times_s / self.times_s[-1]))
 
     def y(self, value: V) -> V:
-        """Return the vertical position of a value, or of each value of an array, in pixels, even outside the area."""
+        """Return the vertical position of a value (or of each value in an array) [pixels]; may be outside the area."""
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
 
 def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
-    """Return at most `max_points` (4 or more) indices of values. If there are more values than this, keep the first,
-    the last, and the least and the greatest finite value of each of several equal intervals.
+    """Return the indices of at most `max_points` (4 or more) values. If there are more values, keep the first and the
+    last value, and the smallest and the largest finite value of each of several equal intervals.
     """
     count = len(values)
     if count <= max_points:
         return np.arange(count)
-    # `inner_values` lacks the first and the last value; `edges` are its indices at which the intervals begin and end.
+    # `inner_values` are all values except the first and the last. `edges` are indices in `inner_values`, at which the
+    # intervals begin and end.
     edges = np.linspace(1, count - 1, (max_points - 2) // 2 + 1).astype(np.int64) - 1
     inner_values = values[1:-1]
     index_sets = [np.array([0, count - 1])]
@@ -138,7 +139,8 @@ def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, digits: int)
     worst_value, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
     # The forbidden area is above an upper limit, and below a lower limit.
     beyond_ys = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
-    # A violation's rectangle extends to the neighboring records, but only halfway if the specification has a gate.
+    # A violation's rectangle extends to the neighboring records, or only halfway to them if the specification has a
+    # gate.
     return {
         "line": _polyline_path(chart.values, area, max_points, digits),
         "beyond": _rectangle_path(chart.failing, area, *beyond_ys, 1.0 if chart.gate is None else 0.5),
@@ -186,7 +188,8 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
 
 
 def _rectangle_path(flags: Bools, area: PlotArea, top: float, bottom: float, margin_records: float) -> str:
-    # A rectangle for each sequence of True flags, wider than its records by `margin_records` on each side.
+    # Return the path of a rectangle for each run of True flags; each rectangle is wider by `margin_records` on each
+    # side.
     top_px, bottom_px = _format_px(top), _format_px(bottom)
     spans = [
         (_format_px(area.x(first - margin_records)), _format_px(area.x(last + margin_records)))
@@ -196,7 +199,7 @@ def _rectangle_path(flags: Bools, area: PlotArea, top: float, bottom: float, mar
 
 
 def true_runs(flags: Bools) -> list[tuple[int, int]]:
-    """Return the first and the last index of each sequence of consecutive True values."""
+    """Return the first and the last index of each run of consecutive True values."""
     changes = np.diff(np.concatenate([[0], flags.astype(np.int8), [0]]))
     firsts, lasts = np.flatnonzero(changes == 1), np.flatnonzero(changes == -1) - 1
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
@@ -215,8 +218,8 @@ def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
 
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Return ascending round numbers from `low` to `high`, spaced by 1, 2 or 5 times a power of ten. Their number is
-    roughly `about`. Raises `ValueError` unless `low` is less than `high`.
+    """Return about `about` ascending round numbers from `low` to `high`, spaced by 1, 2 or 5 times a power of ten.
+    Raises `ValueError` unless `low` is less than `high`.
     """
     least_step = Fraction(high - low) / about
     power_of_ten = Fraction(10) ** math.floor(math.log10(least_step))

@@ -21,13 +21,13 @@ from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch, Stamps, select_episodes
 from safevla_bench.trajectory.header import Header
 
-# Number of episodes whose signals are computed together: large enough for speed, small enough for memory.
+# Number of episodes whose signals are computed together. A larger number is faster, but needs more memory.
 _TRACED_AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence from one episode's record: traces of judged specifications, and why other specifications are vacuous."""
+    """Evidence from one episode's record: traces of judged specifications, and the reasons why others are vacuous."""
 
     traces: tuple[SpecTrace, ...]
     vacuous: Mapping[str, str]
@@ -58,7 +58,7 @@ class EpisodeRecords:
 
     @property
     def stamps_s(self) -> Stamps:
-        # The time stamps, as in `Batch`, by the episode's index in the scores.
+        # Return index of an episode in the scores -> its time stamps, for the episodes with time stamps (see `Batch`).
         stamps = self.batch.stamps_s if self.batch else {}
         return {
             episode: stamps[index]
@@ -67,7 +67,7 @@ class EpisodeRecords:
         }
 
     def format_facts(self, episode: int) -> str:
-        # Return the initial state, the seed, the number of records and the duration; "" if the episode has no record.
+        # Return the initial state, the seed, the number of records and the duration as text; "" without a record.
         index = self._batch_indices[episode]
         if self.batch is None or index is None:
             return ""
@@ -96,7 +96,7 @@ class EpisodeRecords:
         fields = self.ruleset.read_fields(self._select(episodes))
         judged = {scores.specs[column].spec_id for episode in episodes for column in judged_columns(scores, episode)}
         signal_names = {signal for spec_id in judged if spec_id in library for signal in library[spec_id].signals}
-        # Derive the signals of all episodes at once; `fields` and the fields of single episodes then have them cached.
+        # Derive the signals of all episodes at once. `fields` and the fields of single episodes then cache the signals.
         # For a robot with several arms, signals that concern one arm are derived later, separately for each arm.
         is_single_arm = fields.arm_counts.max(initial=1) == 1
         shared_signals = [name for name in signal_names if is_single_arm or not SIGNALS[name].of_arm]
@@ -130,13 +130,13 @@ class EpisodeDetails:
     """Details below an episode's line in the page; empty if the episode left no record."""
 
     clauses: tuple[ClauseVerdict, ...] = ()
-    unjudged: tuple[tuple[str, str, str], ...] = ()  # specifications without a verdict, each with state and reason
+    unjudged: tuple[tuple[str, str, str], ...] = ()  # (specification, state, reason) without a verdict
     instruction: str = ""
     facts: str = ""
 
 
 def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool) -> EpisodeDetails:
-    """Return the details of an episode; if `drawn`, with sparklines and specific reasons for vacuous specifications."""
+    """Return the details of an episode. If `drawn`, add sparklines, and specific reasons for vacuous specifications."""
     if row.episode.success is None:  # the episode left no record
         return EpisodeDetails()
     scores, episode = records.scores, row.number - 1
@@ -183,6 +183,6 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
 
 
 def format_contributors(contributors: Contributors, caption: str) -> str:
-    """Return as text the bodies that determine a signal's value, and the value unless `caption` contains it."""
+    """Return as text the bodies that determine a signal's value. Add the value if `caption` does not contain it."""
     amount = f", {contributors.amount}" if contributors.amount not in caption else ""
     return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"

@@ -1,4 +1,4 @@
-"""The list of episodes, with a row per episode, filters, orders, and search by number, id or last part of an id."""
+"""The list of episodes: a row per episode, filters, sorting, and search by number, by id or by the end of an id."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Order = Literal["vsi", "rho", "step", "id", "kind"]
 
 
 class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
-    """The margin to a limit in one episode; `rho` and `share` (rho/threshold) are None if a Boolean signal decides."""
+    """The margin to a limit in one episode. `rho` and `share` (rho/threshold) are None if a Boolean signal decided."""
 
     spec: str
     rho: float | None
@@ -38,17 +38,17 @@ class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the list: an episode's score, or the known facts on an episode without a record, and more columns."""
+    """One row of the list: an episode's score (or what is known about an episode without a record) and more columns."""
 
     number: int  # position of the episode in the sources, from 1; episodes without a record come last
     episode: EpisodeScore | AbsentEpisode
     margin: SpecMargin | None = None
-    """Margin to the limit of the worst specification, or of the list's only specification; None without a verdict."""
-    # The first violation of any scored specification, or of the list's only specification.
+    """Margin to the limit of the worst specification (or of the list's only specification); None without a verdict."""
+    # The first violation of any scored specification (or of the list's only specification); None = no known violation.
     first_violation_step: int | None = None
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
-    broken_axes: tuple[str, ...] = ()  # axes (kinds) of the scored specifications that the episode violates
+    broken_axes: tuple[str, ...] = ()  # axes (kinds) of the violated scored specifications
     violating_bodies: tuple[BodyViolation, ...] | None = None
     """The bodies that violate limits on contact or displacement, the worst first; None = not computed."""
     why: str | None = None  # how the first violation happened; None = not computed, or not clear from the record
@@ -74,7 +74,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fragile_under(self) -> str | None:
-        """The variations of physics that change verdicts, with the specifications; None = no change or no replay."""
+        """The physics variations that change verdicts, with the specifications; None = no change or no replay."""
         return self.firmness.reason if self.firmness and self.firmness.mark == "fragile" else None
 
     def to_document(self) -> dict[str, object]:
@@ -107,8 +107,8 @@ def list_episodes(
     only: Collection[int] | None = None,
 ) -> list[ListedEpisode]:
     """Return a row for each episode, or only for the episodes with indices in `only`, in the order of the sources.
-    `dt_s` [E] has the episodes' control steps; `stamps_s` is as in `Batch`. With `spec_id`, rows are about this
-    specification (of any tier), without episodes that lack a verdict on it. Raises `ValueError` for an unknown id.
+    `dt_s` [E] are the control steps [s]; `stamps_s` is as in `Batch`. With `spec_id`, rows are about this specification
+    (of any tier); episodes without a verdict on it are left out. Raises `ValueError` for an unknown id.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
@@ -137,8 +137,8 @@ def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
 
 def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:
     """Return the names of the columns, and each row's values by column. The columns are `number`, the columns of
-    `Scores.to_pandas`, `reason`, and, if any row has them, `why` and `firmness`. A row without a record has only
-    number, names, outcome, reason and `counted` (False). `scores` must be the scores of the rows.
+    `Scores.to_pandas`, `reason`, and, if any row has them, `why` and `firmness`. The row of an episode without a record
+    has only number, names, outcome, reason and `counted` (False). `scores` must be the scores of the rows.
     """
     columns = {
         name: values.tolist() if isinstance(values, np.ndarray) else values
@@ -163,7 +163,7 @@ def _list_episode(
 ) -> ListedEpisode:
     episode, column = scores.episode(index), int(scores.worst_column[index])
     # Without `spec_column`, the row shows the worst specification, and the first violation of any specification.
-    # With `spec_column`, the row shows only the specification in this column, and the first violation of it.
+    # With `spec_column`, the row shows only the specification in this column, and its first violation.
     step, first_spec = episode.first_violation_step, episode.first_violation_spec
     if spec_column is not None:
         column, first = spec_column, int(scores.first[spec_column, index])
@@ -199,7 +199,7 @@ def _spec_margin(scores: Scores, column: int, index: int) -> SpecMargin:
 def add_violating_bodies(
     rows: Iterable[ListedEpisode], violations: Iterable[BodyViolation], spec_id: str | None = None
 ) -> list[ListedEpisode]:
-    """Return the rows with the bodies that violate the specification `spec_id`, or any specification (None)."""
+    """Return the rows, with the bodies that violate the specification `spec_id` (None = any specification)."""
     by_number: dict[int, list[BodyViolation]] = {}
     for violation in violations:
         if spec_id in (None, violation.spec_id):
@@ -208,7 +208,7 @@ def add_violating_bodies(
 
 
 def add_firmness(rows: Iterable[ListedEpisode], firmness: Firmness) -> list[ListedEpisode]:
-    """Return the rows. For an episode that was replayed under varied physics, add the results of the replays."""
+    """Return the rows. If an episode was replayed under varied physics, its row gets the results of the replays."""
     return [msgspec.structs.replace(row, firmness=firmness.get((row.policy, row.episode_id))) for row in rows]
 
 
@@ -230,8 +230,8 @@ def filter_episodes(
     Args:
         rows: rows to choose from.
         violated: only unsafe episodes; if the list is about one specification, only episodes that violate it.
-        safe: only episodes with the verdict safe, even if the list is about one specification.
-        success: True = only successful episodes; False = only recorded episodes without success.
+        safe: only safe episodes, even if the list is about one specification.
+        success: True = only successful episodes; False = only recorded episodes that did not succeed.
         axis: only episodes that violate a scored specification of this axis.
         policy: the policy's name; `UNNAMED` for records that name no policy.
         suite: the benchmark's name.
@@ -258,7 +258,8 @@ def filter_episodes(
     ]
 
 
-# Name of a filter -> function from a row to the filter's values that select this row. Error messages show the last one.
+# Name of a filter -> function that returns the values of the filter that match a row. Error messages show the last
+# value.
 _NAMES_BY_FILTER: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
     "policy": lambda row: (row.policy or UNNAMED,),
     "suite": lambda row: (row.episode.benchmark,),
@@ -282,8 +283,8 @@ def _filter_by_name(filter_name: str, wanted: str, rows: list[ListedEpisode]) ->
 
 def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[ListedEpisode]:
     """Return the rows in a new list, in the order `by`; None = the order of the sources. vsi: deepest violation first;
-    rho: smallest rho/threshold first; step: earliest violation [s] first; id: natural order; kind: by the kind of the
-    first violating body. Rows with equal VSIs or times are ordered by rho/threshold; rows without a value come last.
+    rho: smallest rho/threshold first; step: earliest violation [s] first; id: natural order; kind: kind of the first
+    violating body. Rows with equal VSI or time are ordered by rho/threshold; rows without a value come last.
     """
     if by is None:
         return list(rows)
@@ -321,15 +322,15 @@ _ORDERS: Mapping[Order, Callable[[ListedEpisode], Any]] = {
 
 def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     """Return a sort key that puts ep_9 before ep_10; leading zeros of numbers are ignored."""
-    texts_and_numbers = re.split(r"(\d+)", name)  # parts with odd indices are numbers
+    texts_and_numbers = re.split(r"(\d+)", name)  # the parts at odd indices are numbers
     texts_and_numbers[1::2] = [number.lstrip("0") for number in texts_and_numbers[1::2]]
     # Without leading zeros, the number with more digits is greater.
     return [(len(part) if k % 2 else 0, part) for k, part in enumerate(texts_and_numbers)], name
 
 
 def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
-    """Return the row that `wanted` names: by a position `:N`, a whole id, or the last part of only one id. A number
-    without a colon must be a whole id; `::1` is the id `:1`. Raises `RunError` unless exactly one row matches.
+    """Return the row that `wanted` names: a position `:N`, a whole id, or the end of exactly one id. A number without a
+    colon must be a whole id; `::1` is the id `:1`. Raises `RunError` unless exactly one row matches.
     """
     if wanted.startswith(":") and not wanted.startswith("::"):
         matches = [row for row in rows if row.position == wanted]

@@ -1,4 +1,4 @@
-"""The page's table of episodes: a line for each episode, with values for the page's filters, and with details."""
+"""The page's table of episodes: a line per episode, with its details, and with values for the page's filters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_fixed
 
 MOST_DRAWN, MOST_LISTED = 400, 1000
-"""Maximum numbers of episodes with drawn signals, and of listed episodes, to limit the size of the page."""
+"""Maximum numbers of episodes whose signals are drawn and of listed episodes. They limit the size of the page."""
 ENDINGS: Mapping[str, str] = {
     "ss": "Succeeded, safe",
     "su": "Succeeded, unsafe",
@@ -29,12 +29,12 @@ ENDINGS: Mapping[str, str] = {
     "st": "Stopped, unsafe",
     "cr": "Crashed",
 }
-"""Kind of ending -> the ending as text; every recorded episode of unknown safety has the kind `nv`."""
+"""Kind of ending -> text. Every recorded episode with unknown safety has the kind `nv`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEntry:
-    """One line of the table: an episode, its values for filters, and its details."""
+    """One line of the table: an episode, the filter values that match it, and its details."""
 
     row: episode_list.ListedEpisode
     kind: str  # a key of `ENDINGS`
@@ -77,14 +77,14 @@ class EpisodeEntry:
 
     @property
     def lost(self) -> list[str]:
-        # The lines of the reason why the episode left no record; [] if it has a record.
+        # Return the reason why the episode left no record, as lines of text; [] if the episode has a record.
         episode = self.row.episode
         return [] if episode.success is not None else (episode.reason or "no reason recorded").strip().splitlines()
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTable:
-    """The listed episodes, the number of them with drawn signals, and the number of episodes that are not listed."""
+    """The listed episodes, how many of them have drawn signals, and the number of episodes that are not listed."""
 
     entries: tuple[EpisodeEntry, ...]
     drawn_count: int

@@ -1,4 +1,4 @@
-"""The report as one self-contained page. It sends no requests, runs no code from its inputs, and is reproducible."""
+"""The report as one HTML page, which sends no requests, runs no code from its inputs, and is reproducible."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _provenance_sections(
 
 
 def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
-    """Return the rates of success and safety that are known for a cell, each as name, metric key and rate."""
+    """Return a cell's known rates of success and safety, each as (name, metric key, rate)."""
     rates = [("Success", SR.key, True), ("Safety", SAFETY.key, has_verdict(cell))]
     return [(name, key, cell.rates[key]) for name, key, is_known in rates if is_known and cell.rates[key].ci]
 
@@ -180,7 +180,7 @@ def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
 
 
 def summarize_violations(cell: Summary) -> dict[str, str | Table]:
-    """Return a cell's `name`, text on its unsafe episodes (`words`), and its violation tables (`scored`, `others`)."""
+    """Return a cell's `name`, text about its unsafe episodes (`words`), and violation tables (`scored`, `others`)."""
     safety = cell.rates[SAFETY.key]
     scored = [spec for spec in cell.specs if spec.tier == "safe"]
     most_violated = max(scored, key=lambda spec: spec.violations.count, default=None)
@@ -198,7 +198,7 @@ def summarize_violations(cell: Summary) -> dict[str, str | Table]:
 
 
 def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
-    """Return a specification's name, its limit, and the excess over the limit at which the depth is 1, as texts."""
+    """Return as texts: a specification's name, its limit, and the excess over the limit at which the depth is 1."""
     if spec.binary:
         return spec.spec_id, "must never occur", "any"
     texts = [
@@ -211,7 +211,7 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
 
 
 def drawn_episodes(scores: Scores) -> list[int]:
-    """Return the indices of the episodes whose records the page draws, unordered and possibly with duplicates."""
+    """Return the indices of the episodes whose records the page draws. They are unordered and may have duplicates."""
     return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN]]
 
 
@@ -232,8 +232,8 @@ def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iter
 def find_shared_states(
     records: EpisodeRecords, entries: Sequence[EpisodeEntry]
 ) -> list[tuple[str, list[EpisodeEntry]]]:
-    """Return the initial states from which several policies started, each with its episodes; the states with the most
-    different outcomes are first. A state is left out if the page does not list all its episodes.
+    """Return the initial states from which several policies started, each with its episodes. The states whose outcomes
+    differ most come first. A state is left out if the page does not list all its episodes.
     """
     scores, episodes_by_state = records.scores, dict[str, list[int]]()
     for episode in range(len(scores)):
@@ -253,7 +253,7 @@ def _outcome_diversity(scores: Scores, episodes: Sequence[int]) -> float:
     verdict_count = len({scores.verdict(k) for k in episodes})
     success_count = len(set(scores.success[episodes].tolist()))  # 1 if all or none succeeded, else 2
     vsi = np.nan_to_num(scores.vsi[episodes])
-    # Different verdicts count most, then different successes, then the range of VSI (0 to 1).
+    # The number of different verdicts counts most, then whether success differs, then the range of VSI (0 to 1).
     return 4.0 * verdict_count + 2.0 * success_count + float(vsi.max() - vsi.min())
 
 

@@ -1,4 +1,4 @@
-"""The explanation of an episode as text for a terminal, with plots of signals, without color or control sequences."""
+"""The explanation of an episode as text for a terminal: plots of signals, no colors, no control sequences."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _LABEL = 14
 
 
 def format_explanation(explanation: Explanation, *, plot_all: bool = False, width: int | None = None) -> str:
-    """Return the explanation as text: a heading; a plot of each violated clause, or of the clause nearest to its limit
-    if none is violated; tables of the other satisfied clauses and of clauses without a verdict; lines on records with
+    """Return the explanation as text: a heading; a plot of each violated clause (without violations, of the clause
+    closest to its limit); tables of the other satisfied clauses and of clauses without a verdict; lines on records with
     an unknown pose and on violated diagnostics. `width` is the number of columns; None = the terminal's width.
     """
     line_width = shutil.get_terminal_size((100, 24)).columns if width is None else width
@@ -42,7 +42,7 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
 
 
 def describe_verdict(explanation: Explanation) -> str:
-    """Return how an episode ended and what it violated first, as one line."""
+    """Return as one line how an episode ended and which specification it violated first."""
     score = explanation.score
     ending = describe_ending(score.success, score.safe, score.outcome)
     if score.first_violation_spec is None or score.first_violation_step is None:
@@ -103,7 +103,7 @@ def _format_clause(clause: SpecTrace, width: int) -> list[str]:
 
 
 def _label_lines(name: str, fact: str, width: int) -> list[str]:
-    # The label is only on the first line; the other lines are indented by the label's width.
+    # The label is only on the first line; further lines are indented by the label's width.
     lines = _wrap_words(fact, width - _LABEL)
     return [f"{label:<{_LABEL}}{line}" for label, line in zip([name, *[""] * len(lines)], lines, strict=False)]
 
@@ -119,7 +119,7 @@ def _wrap_words(line: str, width: int) -> list[str]:
 
 
 def format_lost_episode(row: ListedEpisode) -> str:
-    """Return the text of an episode that left no record: number, id, policy, task, outcome and reason, not wrapped."""
+    """Return as unwrapped text an episode without a record: number, id, policy, task, outcome and reason."""
     episode = row.episode
     lines = [
         f"{row.position} {episode.episode_id}",
@@ -142,16 +142,16 @@ _LIMIT, _OPEN, _BROKEN = "╌", "━", "▲"
 
 
 def plot_signal(chart: TraceChart, width: int) -> list[str]:
-    """Return the lines of a plot of the signal and its limit. No line is wider than `width` if that is at least 40. Two
-    strips below the plot mark the records in which the specification's condition (gate) holds, if it has one, and the
+    """Return the lines of a plot of the signal and its limit. No line is wider than `width` if `width` is at least 40.
+    Up to two strips below the plot mark the records in which the specification's condition (gate) holds, and the
     records that violate the limit. Every peak is visible, even if many records share a column.
     """
     low, high = chart.bounds()
-    # Index of the character row with the limit, from the top; a character is four dots high.
+    # Index of the character row with the limit, counted from the top; a character is four dots high.
     limit_row = int(_vertical_dots(np.array([chart.limit]), low, high)[0]) // 4
     label_by_row = {0: format_significant(high), ROWS - 1: format_significant(low)}
     label_by_row[limit_row] = f"limit {chart.limit_text}"
-    # The strips below the plot: label, character of a marked column, and whether each record is marked.
+    # The strips below the plot: (label, character of a marked column, mask of the marked records).
     strips = [("open", _OPEN, chart.gate)] if chart.gate is not None else []
     strips += [("broken", _BROKEN, chart.failing)] if chart.failing.any() else []
     label_width = max(cell_len(text) for text in [*label_by_row.values(), *(name for name, _, _ in strips)])
@@ -173,7 +173,7 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
 
 
 def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
-    # Return the index of each value's dot, counted from the top; NaN if the value is not finite.
+    # Return each value's row of dots, counted from the top; NaN if the value is not finite.
     dots = (high - values) / (high - low) * (4 * ROWS - 1)
     return np.where(np.isfinite(dots), np.rint(dots), np.nan)
 
@@ -181,12 +181,12 @@ def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
 def _polyline_dots(down: Floats, across: Floats, columns: int) -> Bools:
     # Return a mask [4·ROWS, 2·columns] of the dots that a line through all records covers. `down` and `across` are the
     # records' positions, in dots from the top left; NaN leaves a gap.
-    # In each column of dots, fill the dots between the line's heights at the left and the right edge of the column.
+    # In each column of dots, fill the dots from the line's height at the left edge to its height at the right edge.
     dot_columns = np.arange(2 * columns)
     left_end, right_end = np.interp(dot_columns - 0.5, across, down), np.interp(dot_columns + 0.5, across, down)
     top, bottom = np.fmin(left_end, right_end), np.fmax(left_end, right_end)
     record_columns = np.rint(across).astype(np.int64)
-    # Also fill each column up to the highest and down to the lowest of the records in it.
+    # Also fill each column up to the highest and down to the lowest record in the column.
     np.fmin.at(top, record_columns, down)
     np.fmax.at(bottom, record_columns, down)
     dot_rows = np.arange(4 * ROWS)[:, None]

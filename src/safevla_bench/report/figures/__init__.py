@@ -32,8 +32,8 @@ _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class FigureInput:
-    """The input of all figures: the verdicts on E episodes, their control steps `dt_s` [s] and numbers of records
-    `lengths` ([E] each), their `stamps_s` as in `Batch`, and the layout of the trade-off figure.
+    """The input of all figures: the verdicts on E episodes, the episodes' control steps `dt_s` [s], [E], numbers of
+    records `lengths`, [E], and time stamps `stamps_s` (see `Batch`), and the layout of the trade-off figure.
     """
 
     scores: Scores
@@ -64,7 +64,7 @@ FIGURES: Mapping[str, FigureKind] = {
         "violation rates by kind: scene, handling, execution", lambda inputs: violations.draw_families(inputs.cells)
     ),
     "margins": FigureKind(
-        "how near each policy comes to each limit",
+        "how close each policy comes to each limit",
         lambda inputs: violations.draw_margins(violations.compute_margins(inputs.scores)),
     ),
     "onset": FigureKind(
@@ -79,7 +79,7 @@ FIGURES: Mapping[str, FigureKind] = {
 
 
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
-    """Call `draw` with the layout of `page`, and return the figure; raise `RunError` if the page is too narrow."""
+    """Return the figure that `draw` returns with the layout of `page`. Raises `RunError` if the page is too narrow."""
     if page.width_in < NARROWEST_IN:
         raise RunError(
             f"the width is too small ({page.width_in:g} inches)",
@@ -91,7 +91,7 @@ def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
 
 
 def render_figure(figure: Figure, form: FigureFormat) -> bytes:
-    """Return a figure as the bytes of a file, which contain no date, program name or random identifier. The same figure
+    """Return a figure as the bytes of a file, without a date, a program name or random identifiers. The same figure
     gives the same bytes with the same version of matplotlib.
     """
     stream = io.BytesIO()

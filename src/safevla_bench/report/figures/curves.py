@@ -25,7 +25,7 @@ from safevla_recorder.episode import Floats
 @sheet.figure_style()
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     """Draw Safety and SBU over the threshold. Each suite has a row of panels. Each policy with episodes has a line with
-    a 95 % Wilson band. Dotted lines mark the library's thresholds. If no episode is counted, the figure says so. Raises
+    a 95 % Wilson band. Dotted lines mark the library's thresholds. Without counted episodes, the figure says so. Raises
     `SpecError` if the library lacks a specification of the sweep.
     """
     library_thresholds = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
@@ -69,7 +69,8 @@ def _draw_sweep_panel(
     curves: Sequence[tuple[int, Sequence[Rate]]],
     marked_thresholds: Sequence[float],
 ) -> None:
-    # Only some points have a marker. These points differ by curve, so that the markers of equal curves stay visible.
+    # Only every few points have a marker. Each curve starts at a different point, so that identical curves show all
+    # markers.
     marker_step = max(1, len(thresholds) // 5)
     for series_index, rates in curves:
         value, low, high = sheet.percent_band(rates)
@@ -79,7 +80,7 @@ def _draw_sweep_panel(
         axes.plot(thresholds, value, markevery=(series_index % marker_step, marker_step), zorder=3, **style)
     for threshold in marked_thresholds:
         axes.axvline(threshold, color=sheet.INK, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2)
-    # If all thresholds are equal, the room depends on the threshold; if it is 0, any room will do.
+    # Free space at both ends of the axis: 2 % of the range, else 10 % of the only threshold, else (threshold 0) 1.
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
@@ -90,9 +91,9 @@ def _draw_sweep_panel(
 
 # Metrics over a series of runs
 
-# Share of the axis that is left free on each side.
+# Free space at each end of the axis, as a fraction of the range of labels.
 _ROOM_SHARE = 0.07
-# Horizontal distance, in points, between the markers of two series at the same label.
+# Horizontal distance between the markers of adjacent series at the same label [points].
 _SHIFT_PT = 2.2
 
 
@@ -176,17 +177,17 @@ def _series_note(compared: SeriesComparison) -> str:
     return f"{note} Lines only guide the eye: nothing was measured between two runs."
 
 
-# Onset: the share of episodes that have violated a limit, over the time in the episode
+# Onset: the cumulative share of episodes with a violation, over the time in the episode
 
 _ANY_LIMIT_COLOR = "#a9afb6"
 
 
 def onset_steps(onset: SpecOnset) -> Floats:
     """Return the k points at which the share of episodes with a violation rises, [4, k]. The rows are the time [s], the
-    share, and the low and the high end of the share's interval [%]. `ANY_LIMIT` also has a point at time 0.
+    share [%], and the lower and upper end of the share's interval [%]. `ANY_LIMIT` also has a point at time 0.
     """
     incidence, share = onset.incidence, onset.incidence.shares[VIOLATED]
-    # A share is at least 0, so a share of -1 before the first one makes a rise of time 0.
+    # A share of -1 before the first share makes the first point (time 0) count as a rise, since shares are at least 0.
     rises = np.diff(share, prepend=-1.0 if onset.spec_id == ANY_LIMIT else 0.0) > 0
     return np.array([incidence.times, 100 * share, 100 * incidence.low, 100 * incidence.high])[:, rises]
 
@@ -198,7 +199,7 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
         onset for cell in cells for onset in cell.specs if onset.spec_id != ANY_LIMIT and onset_steps(onset).size
     ]
     names = list(dict.fromkeys(onset.spec_id for onset in violated))
-    # The last item of `specs` is `ANY_LIMIT`. Row 3 of `onset_steps` has the high end of the interval [%].
+    # The last item of `specs` is `ANY_LIMIT`. Row 3 of `onset_steps` is the upper end of the interval [%].
     highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))  # the next multiple of 10
     key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]

@@ -66,17 +66,17 @@ def figure_style() -> Iterator[None]:
 
 
 def series_color(index: int) -> str:
-    """Return the color of the series at an index; the 8 colors repeat."""
+    """Return the color of the series with this index; the 8 colors repeat."""
     return COLORS[index % len(COLORS)]
 
 
 def series_marker(index: int) -> str:
-    """Return the marker of the series at an index; pairs of color and marker repeat only after 40 series."""
+    """Return the marker of the series with this index; pairs of color and marker repeat only after 40 series."""
     return MARKERS[index % len(MARKERS)]
 
 
 def series_dash(index: int) -> Dash:
-    """Return the line style of the series at an index; the 8 styles repeat."""
+    """Return the line style of the series with this index; the 8 styles repeat."""
     return DASHES[index % len(DASHES)]
 
 
@@ -96,7 +96,7 @@ def marker_look(color: int, shape: int, size: float, edge: float) -> dict[str, A
 
 def drawable_text(text: str) -> str:
     """Return at most 300 characters of the text, with control characters escaped. Add system fonts to the current style
-    if the text needs them. A character that no font has becomes U+FFFD; one warning is logged for the text.
+    if the text needs them. Characters that no font has become U+FFFD, and one warning is logged for the text.
     """
     shown = shorten_name(escape_controls(text), _MAX_CHARACTERS)
     family_of = {character: _find_family(character) for character in shown}
@@ -133,7 +133,7 @@ def _font_code_points(path: str) -> frozenset[int]:
         return frozenset()
 
 
-# The font family of text, and the first words in the names of fallback fonts that draw a box for every character.
+# The font family of text, and the beginning of the names of fallback fonts that draw a box for every character.
 _FAMILY, _BOXES = "DejaVu Sans", "Last Resort"
 
 
@@ -143,7 +143,7 @@ def wrap_text(text: str, room_in: float, size: float = BODY) -> str:
 
 
 def count_characters(room_in: float, size: float = BODY) -> int:
-    """Return how many characters of average text fit into a width; in DejaVu Sans their mean width is 0.57 em."""
+    """Return how many characters of average text fit into a width. Their mean width in DejaVu Sans is 0.57 em."""
     return max(1, int(72 * room_in / (0.57 * size)))
 
 
@@ -179,7 +179,7 @@ def make_sheet(title: str, body_in: float) -> Figure:
 
 def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEntry] = ()) -> Figure:
     """Add the notes and the legend below the panels, fix the layout, and return the figure. Positions are rounded to
-    1e-5 of the figure's size, because the process's other drawings may shift panels slightly.
+    1e-5 of the figure's size, because other figures drawn by the same process may shift panels slightly.
     """
     width_in, height_in = figure.get_size_inches().tolist()
     # The notes and the entries are one matplotlib legend: the notes are its title.
@@ -272,20 +272,20 @@ def draw_panels(
 
 
 def percent_band(rates: Sequence[Rate]) -> Floats:
-    """Return an array [3, n] of the values, low ends and high ends of n rates, in percent; NaN if unknown."""
+    """Return the values, lower ends and upper ends of n rates in percent, [3, n]; NaN if unknown."""
     # A rate with a value but no interval has the widest interval, 0 to 1.
     rows = [(nan, nan, nan) if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
     return 100 * np.array(rows).T
 
 
 def judged_by_policy(scores: Scores) -> dict[str, Bools]:
-    """Return a mask [E] of the judged episodes for each policy; policies are in order of first appearance."""
+    """Return policy -> mask of its judged episodes, [E]; policies are in order of first appearance."""
     names = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
     return {name: scores.is_judged & (names == name) for name in dict.fromkeys(names.tolist())}
 
 
 def series_signs(names: Sequence[str], room_in: float) -> tuple[tuple[str, ...], bool]:
-    """Return labels for names (the names if all fit, else numbers), and whether a legend must explain the labels."""
+    """Return the labels (the names if all names fit, else numbers), and whether a legend must explain the labels."""
     shown = tuple(map(drawable_text, names))
     if all(len(name) <= count_characters(room_in) for name in shown):
         return shown, False

@@ -20,13 +20,13 @@ from safevla_bench.report.tables.columns import policy_name
 
 @dataclass(frozen=True, slots=True)
 class TradeoffPoint:
-    """A marker, for a policy on one suite or on pooled suites; `series` is the policy's index in the figure."""
+    """A marker for a policy on one suite or on pooled suites. `series` is the policy's index in the figure."""
 
     series: int
     n: int
     success: Rate
     safety: Rate
-    marker: int  # index of the marker's shape: a shape per policy, or per suite if suites share a panel
+    marker: int  # index of the marker's shape; shapes differ by suite if suites share a panel, else by policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Tradeoff:
     policies: tuple[str, ...]
     panels: tuple[TradeoffPanel, ...]
     pooled: tuple[str, ...] = ()  # suites whose episodes are pooled; empty = no pooling
-    suites: tuple[str, ...] = ()  # suites in the order of their marker shapes if they share a panel; else empty
+    suites: tuple[str, ...] = ()  # suites in the order of their marker shapes; empty unless suites share a panel
     left_out: tuple[str, ...] = ()  # auxiliary suites, which may not share a panel with other suites
     remarks: tuple[str, ...] = ()
 
@@ -107,8 +107,8 @@ def _pool_rates(cells: Sequence[Summary], metric: Metric) -> Rate:
 
 
 def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Return the points that no other point dominates, by increasing first coordinate. A point dominates another if it
-    is at least as good in both coordinates and better in one.
+    """Return the points that no other point dominates, by increasing first coordinate. A point dominates another point
+    if it is at least as good in both coordinates and better in one.
     """
     corners: list[tuple[float, float]] = []
     for point in sorted(set(points), reverse=True):
@@ -122,7 +122,7 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 
 @sheet.figure_style()
 def draw_tradeoff(value: Tradeoff) -> Figure:
-    """Draw the panels; if there is no panel, the figure says that there are no episodes."""
+    """Draw the panels. Without panels, the figure says that there are no episodes."""
     points = [point for panel in value.panels for point in panel.points]
     xlim, ylim = _axis_range([point.success for point in points]), _axis_range([point.safety for point in points])
     high_in = 1.4 if len(value.panels) > 1 else 2.5
@@ -175,7 +175,7 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
         (x, y), lows, highs = sheet.percent_band([point.success, point.safety])
         axes.plot([lows[0], highs[0]], [y, y], color=color, linewidth=0.9, zorder=2)
         axes.plot([x, x], [lows[1], highs[1]], color=color, linewidth=0.9, zorder=2)
-        # A marker is larger if later markers cover it, so that the edge of each marker remains visible.
+        # A marker is larger if later markers are at the same position, so that the edge of each marker remains visible.
         later_copies = sum(
             (other.success, other.safety) == (point.success, point.safety) for other in panel.points[k + 1 :]
         )

@@ -25,7 +25,7 @@ from safevla_recorder.episode import Bools
 
 @sheet.figure_style()
 def draw_families(cells: Sequence[Summary]) -> Figure:
-    """Draw the heat map of violation rates, a row per policy and suite; if there are no rows, the figure says so."""
+    """Draw the heat map of violation rates, with a row per policy and suite. Without episodes, the figure says so."""
     policies = list(dict.fromkeys(policy_name(cell) for cell in cells))
     kinds = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
     cells_by_suite: dict[str, list[Summary]] = {}
@@ -96,7 +96,7 @@ _QUANTILES = (0, 25, 50, 75, 100)
 
 @dataclass(frozen=True, slots=True)
 class MarginRow:
-    """One policy's margins to one limit; `quantiles` are the minimum, the quartiles and the maximum, None if n is 0."""
+    """One policy's margins to one limit. `quantiles` are the minimum, the quartiles and the maximum; None if n is 0."""
 
     series: int
     n: int  # number of episodes with a margin
@@ -108,7 +108,7 @@ class MarginRow:
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """The content of the figure. `blocks` has the rows of each specification, one row per policy."""
+    """The content of the figure of margins. `blocks` has the rows of each specification, one row per policy."""
 
     policies: tuple[str, ...]
     blocks: tuple[tuple[str, tuple[MarginRow, ...]], ...]
@@ -150,7 +150,7 @@ def _margin_row(scores: Scores, column: int, series: int, is_selected: Bools) ->
 
 @sheet.figure_style()
 def draw_margins(value: Margins) -> Figure:
-    """Draw for each row a box between the quartiles, and a line from the least to the greatest margin."""
+    """For each row, draw a box between the quartiles and a line from the smallest to the largest margin."""
     labels, is_numbered = sheet.series_signs(value.policies, 0.9)
     row_counts = [len(rows) for _, rows in value.blocks]
     figure = sheet.make_sheet("Margins to each limit", 0.9 + 0.16 * sum(row_counts) + 0.2 * len(row_counts))

@@ -1,4 +1,4 @@
-"""Published results, in % as printed (None = not printed), with sources and reasons why they are not comparable."""
+"""Published results, in % as printed (None = not printed), with sources, and why the results are not comparable."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PublishedMean(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PublishedVariant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of the paper's Table 9 for one host; `name` is the name of the threshold variant."""
+    """One row of the paper's Table 9: one host under one variant of the thresholds. `name` is the variant's name."""
 
     name: str
     host: str
@@ -102,8 +102,8 @@ def matching_counts(printed: float, n: int) -> list[int]:
 
 
 def printed_rate(printed: float | None, n: int) -> Rate:
-    """Return the rate over n episodes for a printed percentage; without a value if no count rounds to it. If several
-    counts do, the rate has the nearest count, and its interval covers the 95 % Wilson intervals of all these counts.
+    """Return the rate over n episodes for a printed percentage. If no count rounds to it, the rate has no value. If
+    several counts do, the rate has the nearest count, and its interval covers the 95 % Wilson intervals of all of them.
     """
     counts = [] if printed is None else matching_counts(printed, n)
     intervals = list(filter(None, (wilson_interval(count, n) for count in counts)))

@@ -1,4 +1,4 @@
-"""The templates of all HTML pages, and tables as text, Markdown, CSV, LaTeX, JSON and HTML."""
+"""The templates of all HTML pages, and the conversion of tables to text, Markdown, CSV, LaTeX, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def template_environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # `Markup` is a subclass of `str`, whose texts are already safe.
+        # Texts of the class `Markup`, a subclass of `str`, are already escaped.
         finalize=lambda value: escape_controls(value) if type(value) is str else value,
     )
     environment.filters["breakable"] = _breakable_name
@@ -87,8 +87,8 @@ _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "te
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one format as one text. If tables share a note, only the first of them shows it. If all
-    tables share a remark on simulators or rules, only the last shows it (except in LaTeX). JSON keeps all notes.
+    """Return the tables in one format as one text. A note that several tables share is only below the first of them. A
+    remark on simulators or rules that all tables share is only below the last (except in LaTeX). JSON keeps all notes.
     """
     if form == "json":
         return render_json(tables)

@@ -17,14 +17,14 @@ from safevla_bench.text import escape_controls, wrap_line
 
 # Maximum length of a line in the heading of a column of numbers, in characters.
 _HEADING_WIDTH = 14
-_NAME_PARTS = re.compile(r".*?(?:[:/_-]|\s+|$)").findall  # a heading may also be broken within a name
+_NAME_PARTS = re.compile(r".*?(?:[:/_-]|\s+|$)").findall  # a heading may also break inside a name, after : / _ or -
 # Maximum width of a table that fits into one column of a page without much shrinking, in characters.
 _COLUMN_WIDTH = 50
 # Maximum length of a text cell on one line, in characters; a column with a longer cell is wrapped.
 _TEXT_WIDTH = 40
 # Number of lines of rows and notes that fit on a page below the caption and the heading.
 _PAGE_LINES = 36
-# Maximum number of parts of a table (LaTeX floats) that wait for a place at once; older versions of LaTeX allow 18.
+# Maximum number of parts of a table (LaTeX floats) that LaTeX defers at the same time; older versions allow 18.
 _WAITING_PARTS = 8
 
 
@@ -72,7 +72,8 @@ def _count_lines(text: str, width: float) -> int:
 
 
 def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
-    # Divide rows with these heights [lines] into parts that fit on a page; the last part has room for `note_lines`.
+    # Divide rows with these heights [lines] into parts that fit on a page. The last part has room for `note_lines`
+    # lines.
     starts, used_lines = [0], 0
     for k, height in enumerate(heights):
         needed_lines = height + (note_lines if k == len(heights) - 1 else 0)

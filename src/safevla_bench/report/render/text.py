@@ -1,6 +1,6 @@
-"""Tables as plain text without colors or control sequences, as GitHub's Markdown, and as CSV.
+"""Conversion of tables to plain text without colors or control sequences, to GitHub's Markdown, and to CSV.
 
-CSV is for programs: its numbers are exact, and the ends of intervals have separate columns.
+CSV is for programs: numbers are exact, and the ends of intervals are in separate columns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEADING_WIDTH = 13  # maximum width of a heading above numbers, in characters; 
 
 
 def render_text(table: Table, width: int | None = None) -> str:
-    """Return the table in aligned columns, with details below their values.
+    """Return the table as text with aligned columns, and with details below the values.
 
     `width` is the maximum width in characters, by default the terminal's; output to a pipe or file is not wrapped. In a
     table that is too wide, texts are wrapped between words. A table that is still too wide is split into several, which
@@ -41,7 +41,7 @@ def render_text(table: Table, width: int | None = None) -> str:
 
 
 def render_summary(tables: Sequence[Table]) -> str:
-    """Return the tables in compact form, without notes; the list at the end explains marks and contains the remarks."""
+    """Return the tables in compact form, without notes. A list at the end explains the marks and has the remarks."""
     mark_by_detail = _assign_marks(tables)
     bodies: list[str] = []
     for table in tables:
@@ -75,7 +75,7 @@ _NAME_MARKS = "°§¶"
 
 
 def _assign_marks(tables: Sequence[Table]) -> dict[str, str]:
-    # Detail of a row's name -> the mark that replaces the detail; {} if there are more details than marks.
+    # Return detail in a row's first cell -> mark that replaces the detail; {} if there are more details than marks.
     named_tables = [table for table in tables if not table.columns[0].numeric]
     first_cells = [row[0] for table in named_tables for row in table.rows]
     details = list(dict.fromkeys(cell.detail for cell in first_cells if cell.detail and not cell.interval))
@@ -119,7 +119,7 @@ def _cell_lines(cell: Cell) -> list[str]:
 def _column_widths(
     columns: Sequence[Column], headings: Sequence[Sequence[str]], rows: Sequence[Sequence[Sequence[str]]]
 ) -> tuple[list[int], list[int]]:
-    """Return each column's width without wrapping, and its least width without splitting a word or a number."""
+    """Return each column's width without wrapping, and the minimum width at which no word or number is split."""
     natural, least = [], []
     for k, column in enumerate(columns):
         value_lines = [line for row in rows for line in row[k]]
@@ -156,8 +156,8 @@ def _divide_columns(
 
 def _fit_widths(natural_widths: Sequence[int], least_widths: Sequence[int], max_width: int) -> tuple[list[int], str]:
     # Return the widths of the columns and the gap between them, as spaces.
-    # Choose the widest gap with which the columns fit: without wrapping if possible, else at their least widths.
-    # Then narrow the widest columns until the row fits, or until all columns have their least widths.
+    # Choose the widest gap with which the columns fit: without wrapping if possible, else at their minimum widths.
+    # Then narrow the widest columns until the row fits, or until all columns have their minimum widths.
     widths, gap_count = [*natural_widths], len(natural_widths) - 1
     options = [(total, gap) for total in (sum(natural_widths), sum(least_widths)) for gap in _GAP_WIDTHS]
     fitting_gaps = [gap for total, gap in options if total + gap * gap_count <= max_width]
@@ -206,10 +206,10 @@ _WORD = re.compile(r"([\s`|\\]+)")
 
 
 def _escape_markdown(text: str) -> str:
-    """Return the text with Markdown syntax and links escaped. A piece that looks like an e-mail address becomes a code
-    span, because renderers turn even an escaped address into a link.
+    """Return the text with Markdown syntax and links escaped. A word that looks like an e-mail address becomes a code
+    span, because renderers make links even of escaped addresses.
     """
-    # A piece with a dot after an @ may be an e-mail address.
+    # A word with a dot after an @ may be an e-mail address.
     pieces = _WORD.split(escape_controls(text))
     return "".join(f"`{piece}`" if "." in piece[1:].partition("@")[2] else _escape_word(piece) for piece in pieces)
 
@@ -227,10 +227,10 @@ _FORMULA = re.compile(r"""(?:^|(?<=[;|]))(?=[\s"]*[=+\-@＝＋－＠])""")
 
 
 def render_csv(table: Table) -> str:
-    """Return CSV text: a line of headings and a line for each row, with exact numbers.
+    """Return the table as CSV text: a line of headings, then a line for each row, with exact numbers.
 
-    After a column NAME come `NAME low` and `NAME high` if it has intervals; `NAME n` if the n of some value differs
-    from the n of its row; and `NAME note` if cells have other details, such as reasons for missing values. A missing
+    Further columns may follow a column NAME: `NAME low` and `NAME high` (ends of intervals), `NAME n` (if the n of some
+    value differs from the n of its row) and `NAME note` (other details, such as reasons for missing values). A missing
     value is an empty field. Remarks are on every row, in the last column. Text that a spreadsheet could read as a
     formula gets an apostrophe at its beginning; a number never gets one.
     """
@@ -250,8 +250,8 @@ def _write_csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
-    """Return CSV text: a line of headings, then a line for each row, with exact numbers and flags `true` and `false`.
-    A field is empty if the row lacks the heading or has None or NaN. Values without a heading are left out.
+    """Return CSV text: a line of headings, then a line for each row. Numbers are exact; flags are `true` or `false`. A
+    field is empty if the row has no value for the heading, or None or NaN. Values without a heading are left out.
     """
     fields = ([_csv_value(row.get(head)) for head in heads] for row in rows)
     return _write_csv([[spreadsheet_text(head) for head in heads], *fields])
@@ -266,7 +266,7 @@ def _csv_value(value: object) -> str:
 
 
 def _csv_suffixes(column: Sequence[Cell]) -> list[str]:
-    # The first suffix is empty, for the column of values. The other suffixes are for the columns after this column.
+    # Return the suffixes of the CSV columns: "" for the column of values, then one for each further column.
     suffixes = [""]
     if any(cell.interval for cell in column):
         suffixes += ["low", "high"]

@@ -1,4 +1,4 @@
-"""The catalog of tables: it builds tables from runs, by the name of a table or by its number in the paper."""
+"""The catalog of tables. It builds tables from runs, by a table's name or by its number in the paper."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PHASED = "Composite tasks are judged phase by phase, unlike in the paper: compar
 
 
 def describe_reading(ruleset: Ruleset) -> list[str]:
-    """Return a list with a sentence on the applicability setting if it differs from the paper's setting, else []."""
+    """Return a list with a sentence on the applicability setting; [] if the setting is the paper's."""
     return {"off": [ABLATED], "phased": [PHASED]}.get(ruleset.applicability, [])
 
 
@@ -53,9 +53,9 @@ class TableInputs:
     ruleset: Ruleset
     roster: Roster = field(default_factory=Roster)
     records: EpisodeIndex | None = None
-    """Records of the episodes, which some tables read again; None = not available."""
+    """Records of the episodes, for the tables that need more than the scores; None = not available."""
     remarks: Sequence[str] = ()  # sentences below every table, for example that a run was interrupted
-    facts: Collection[str] = ()  # the remarks that are not warnings, such as versions and latency
+    facts: Collection[str] = ()  # those of the `remarks` that are not warnings, such as versions and latency
 
     @property
     def registry(self) -> Registry:
@@ -67,7 +67,7 @@ class TableInputs:
 
     @property
     def auxiliary_cells(self) -> list[metrics.Summary]:
-        """Return the summaries of auxiliary runs, which are excluded from means and marks of the best value."""
+        """Return the summaries of auxiliary runs. Means leave them out, and they are never marked as the best."""
         return [cell for cell in self.cells if self.roster.is_auxiliary(cell)]
 
     @property
@@ -76,8 +76,8 @@ class TableInputs:
         return self.scores is not None and self.ruleset.is_ablation
 
     def with_published(self, cells: Sequence[metrics.Summary]) -> list[metrics.Summary]:
-        """Return the cells, followed by the paper's results for the roster's published policies on the same suites.
-        Raises `RunError` if a policy of the runs has the name of a published policy.
+        """Return the cells, then the paper's results for the published policies in `roster` on the same suites. Raises
+        `RunError` if a policy of the runs has the name of a published policy.
         """
         if taken_names := {cell.policy for cell in cells} & set(self.roster.published):
             raise RunError(
@@ -88,8 +88,8 @@ class TableInputs:
 
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[metrics.Summary]]]:
         """Yield the title and the cells of each group of suites. A group has the paper's suites of one host, or one
-        other suite. `host` selects a host's groups; None = all groups and, if `auxiliary` is set, a last group of the
-        auxiliary cells. Raises `RunError` if a policy has results of the same tasks under two suite names.
+        other suite. `host` selects the groups of one host; None = all hosts, and, if `auxiliary` is set, a last group
+        of auxiliary cells. Raises `RunError` if a policy has results of the same tasks under two suite names.
         """
         cells_by_title: dict[str, list[metrics.Summary]] = {}
         for cell in self.cells:
@@ -118,7 +118,7 @@ def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
 
 
 Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the cells that its numbers come from
-Builder = Callable[[TableInputs, str | None], Built]  # the second argument is the host of the suites, None = any
+Builder = Callable[[TableInputs, str | None], Built]  # the second argument is the host of the suites; None = any host
 
 
 def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -130,7 +130,7 @@ def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
 def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
     for title, cells in inputs.suite_groups(host, auxiliary=True):
         shown = inputs.with_published(cells)
-        # Published cells without printed violations have no row in the table, but their warnings are kept.
+        # Published cells without printed violations have no row in the table, but the table keeps their warnings.
         row_cells = [cell for cell in shown if cell.specs or cell.policy not in inputs.roster.published]
         yield constraint_table(row_cells, inputs.roster, title), shown
 
@@ -211,7 +211,7 @@ class TableKind:
     build: Builder
     numbers: Mapping[str, str | None] = field(default_factory=dict)  # table's number in the paper -> host of its suites
     remedy: str = "Name sources that have episodes for this table; episodes of auxiliary policies do not count."
-    """What the user can do if the table cannot be built from the runs."""
+    """Remedy in the error message if the table cannot be built from the runs."""
 
 
 _LIBERO, _ROBOCASA = HOST_TITLES
@@ -255,7 +255,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     built: list[tuple[Table, Sequence[metrics.Summary]]] = []
     for name in dict.fromkeys(which):
         built += _build_requested(inputs, name)
-    if not built:  # no table was requested, since a requested table is built or raises
+    if not built:  # no table was requested; a requested table is built, or an error is raised
         built = [table_and_cells for kind in KINDS for table_and_cells in kind.build(inputs, None)]
     if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
@@ -273,7 +273,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tuple[str, ...]:
     """Return the warnings for numbers from these cells, which may include published cells."""
-    # Without published cells, no one can mistake a part of a suite's tasks for the whole suite.
+    # A warning about missing tasks is needed only if published cells, which are over the whole suite, are in the table.
     published_warnings = warn_of_published(cells)
     task_warnings = warn_of_tasks(cells, inputs.scores, inputs.registry) if published_warnings and inputs.scores else ()
     return (*published_warnings, *task_warnings, *provenance_marks.warn_of_cells(cells))

@@ -47,9 +47,9 @@ from safevla_bench.text import NO_VALUE, format_fixed
 from safevla_bench.trajectory.marks import is_chosen
 
 AUXILIARY_SUITES = ("robocasa-pnp",)
-"""Suites that are always auxiliary: the paper's check on five tasks, sampled by another protocol (paper Table 6)."""
+"""Suites that are always auxiliary: the paper's check on five tasks with a different protocol (paper Table 6)."""
 HOST_TITLES: Mapping[str, str] = {"libero": "LIBERO", "robocasa": "RoboCasa-365"}
-"""Host -> the paper's collective name for the suites of the host."""
+"""Host -> the paper's name for all suites of the host."""
 
 
 LIBERO_TORQUE_NOTE = (
@@ -59,13 +59,13 @@ LIBERO_TORQUE_NOTE = (
 
 
 def torque_note(cells: Iterable[Summary]) -> str:
-    """Return the note on which joints can exceed their limit on LIBERO; "" if no cell of LIBERO judges torques."""
+    """Return the note on the joints that can exceed their limit on LIBERO; "" if no cell of LIBERO judges torques."""
     specs = (spec for cell in cells if (cell.suite or "").startswith("libero-") for spec in cell.specs)
     return LIBERO_TORQUE_NOTE if any(spec.spec_id == "joint_torque" and spec.active for spec in specs) else ""
 
 
 def suite_group(registry: Registry, suite: str | None) -> str:
-    """Return the title of the group of `suite`: its host's title if the paper has the suite, else the suite's name."""
+    """Return the title of the suite's group: its host's title if the paper has the suite, else the suite's name."""
     benchmark = registry.benchmarks.get(suite or "")
     if benchmark is None or not benchmark.published:
         return suite or ""
@@ -73,8 +73,8 @@ def suite_group(registry: Registry, suite: str | None) -> str:
 
 
 def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
-    """Return the paper's main (not auxiliary) suites in the group with this title; {} if there are none. The mapping
-    has, for each such suite, the names of all suites with the same tasks.
+    """Return the paper's main (not auxiliary) suites in the group with this title; {} if there are none. The mapping is
+    suite -> names of all suites with the same tasks.
     """
     names_by_suite: dict[str, set[str]] = {}
     for benchmark in registry.benchmarks.values():
@@ -86,20 +86,20 @@ def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
 
 @dataclass(frozen=True)
 class Roster:
-    """Facts on policies: each policy's kind of training, and which policies are privileged, auxiliary or published."""
+    """Facts about policies: kinds of training, and which policies are privileged, auxiliary or published."""
 
     training: Mapping[str, str] = field(default_factory=dict)
     privileged: Collection[str | None] = ()
     auxiliary: Collection[str] = ()
     published: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """`paper:NAME` -> suite -> kind of training, for the published policies that tables show next to the runs."""
+    """`paper:NAME` -> suite -> kind of training, for the published policies in tables."""
 
     def is_auxiliary(self, cell: Summary | TaskRates | SensitivityCurve) -> bool:
-        """Return whether a cell is auxiliary (by its policy or suite), and so excluded from means and marks."""
+        """Return whether a cell is auxiliary (by its policy or suite), and is therefore left out of means and marks."""
         return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES or is_chosen(cell.suite or "")
 
     def check_names(self, scores: Scores) -> None:
-        """Raise `RunError` if `training` or `auxiliary` names a policy that has no episode, recorded or absent."""
+        """Raise `RunError` if `training` or `auxiliary` names a policy without recorded or absent episodes."""
         policies = {policy or UNNAMED for policy in (*scores.policy, *(episode.policy for episode in scores.absent))}
         for name in (*self.training, *self.auxiliary):
             if name not in policies:
@@ -110,8 +110,8 @@ class Roster:
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
-        """Return the policies whose values may be marked as the best. Published policies are never marked. Among
-        the others, `noop` is marked only if it is alone, and privileged policies only if no other but `noop` remains.
+        """Return the policies whose values may be marked as the best; published policies never. `noop` is included only
+        if it is the only measured policy; privileged policies only if all measured policies but `noop` are privileged.
         """
         all_policies = {policy for policy in policies if policy not in self.published}
         acting = all_policies - {NOOP} or all_policies
@@ -176,7 +176,7 @@ def headline_table(
 
 
 def _clean_note(cells: Iterable[Summary]) -> str:
-    # The note is about the smallest cell in which all episodes are safe.
+    # The note is about the smallest cell (policy × suite) in which all episodes are safe.
     rates = [cell.rates[SAFETY.key] for cell in cells if has_verdict(cell)]
     clean_counts = [rate.starts or rate.n for rate in rates if rate.count == rate.n]
     if not clean_counts:
@@ -205,8 +205,8 @@ def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
 
 def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
     """Return the table of violation rates (shares of judged episodes), a row per cell and a column per scored
-    specification. A specification that is inactive in every episode has a dash, never a zero. Raises `KeyError` unless
-    all cells have the same specifications. `title` is the title of the group of suites.
+    specification. A specification that is inactive in every episode has a dash, never a zero. Raises `KeyError` if a
+    cell lacks a specification of another cell. `title` is the title of the group of suites.
     """
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
     return tabulate(
@@ -254,10 +254,10 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
     """
 
     def dash_unjudged(make_cell: Callable[[SpecSummary], Cell | int]) -> Callable[[SpecSummary], Cell | int]:
-        # Return a function that returns a dash for a specification without a verdict, and otherwise calls `make_cell`.
+        # Return a function of a specification that returns a dash without a verdict, and otherwise calls `make_cell`.
         return lambda spec: Cell.dash() if _why_unjudged(cell, spec) else make_cell(spec)
 
-    stopped = "A violation stopped some episodes, whose later violations are therefore not known."
+    stopped = "A violation stopped some episodes, so their later violations are unknown."
     return tabulate(
         "Violations by specification" if scored else "Diagnostics and alternate limits, which are not scored",
         [spec for spec in cell.specs if (spec.tier == "safe") == scored],
@@ -308,8 +308,8 @@ def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
 
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Return the table of the specifications that unsafe successes violate. The shares in a cell add up to 100 %.
-    A cell without an unsafe success or without a verdict has one row of dashes. `title` is as in `constraint_table`.
+    """Return the table of the specifications that unsafe successes violate. The shares in a cell add up to 100 %. A
+    policy × suite without unsafe successes or verdicts has one row with dashes. `title` is as in `constraint_table`.
     """
     heads = (
         *map(text_column, ("Policy", "Suite")),
@@ -353,7 +353,7 @@ Cells = Mapping[str, Summary]  # suite -> the cell of one policy on this suite
 
 @dataclass(frozen=True, slots=True)
 class ExactCell:
-    """A cell with its exact value; if `competes` is set, it may be marked as the best or largest of its column."""
+    """A cell with its exact value. If `competes`, the cell may be marked as the best or largest of its column."""
 
     cell: Cell
     exact: Fraction | None = None
@@ -369,8 +369,8 @@ def exact_value(number: Rate | Mean) -> Fraction | None:
 
 def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell:
     """Return the unweighted mean of a metric over suites, with its interval. The cell is a dash if a suite was not run
-    or judged, or has an unknown value. Suites in which the metric is undefined (such as P[U|S] without a success) are
-    left out of the mean; the cell then shows the number of averaged suites, and is never marked as the best.
+    or judged, or has an unknown value. The mean leaves out suites in which the metric is undefined (such as P[U|S]
+    without a success); the cell then shows the number of averaged suites, and is never marked as the best.
     """
     run_cells = [cells[suite] for suite in suites if suite in cells]  # cells of the suites that were run
     if unknown_reasons := list(filter(None, (cell.number(metric).unknown for cell in run_cells))):
@@ -396,9 +396,9 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
 
 
 def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
-    """Return the interval of the unweighted mean of several suites' numbers; None if a number has no interval. If all
+    """Return the interval of the unweighted mean of one number per suite; None if a number has no interval. If all
     numbers are rates of independent episodes, the interval follows from their counts. Otherwise (means, or printed
-    rates with several possible counts), the numbers' intervals are combined (MOVER).
+    rates with several possible counts), the intervals of the numbers are combined (MOVER).
     """
     rates = [number for number in numbers if isinstance(number, Rate) and number == Rate.of(number.count, number.n)]
     if len(rates) == len(numbers):
@@ -411,7 +411,7 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
 
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
     """Return the table with a row per policy: SR, Safety and SBU for each suite, and means over suites, also of P[U|S]
-    and VSI (paper Tables 4, 5). Auxiliary cells are left out. Suites are sorted as in `order`; others come last.
+    and VSI (paper Tables 4, 5). Auxiliary cells are left out. Suites that are not in `order` come last.
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)
@@ -422,7 +422,7 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
         column for metric in (SR, SAFETY, SBU) for column in _metric_block(metric, policies, suite_names, competing)
     ]
     for metric in (UNSAFE_SUCCESS, VSI):
-        # The last column has the mean over suites, or the value of the only suite.
+        # The last column is the mean over suites, or the value of the only suite.
         mean = _metric_block(metric, policies, suite_names, competing)[-1]
         value_columns.append(replace(mean, meaning=metric.meaning))
     table = tabulate(
@@ -489,8 +489,8 @@ def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
 def _mark_column(
     metric: Metric, heading: Column, exact_cells: Mapping[str | None, ExactCell], competing: set[str | None]
 ) -> Column:
-    """Return the column with marks that depend on exact values: bold for the best value, a dagger for the largest SBU.
-    Cells are marked only if at least two competing values differ.
+    """Return the column with marks: bold for the best value, a dagger for the largest SBU. Exact (unrounded) values
+    decide. Cells are marked only if at least two competing values differ.
     """
     rivals = {policy: cell.exact for policy, cell in exact_cells.items() if policy in competing and cell.competes}
     exact_values = {policy: exact for policy, exact in rivals.items() if exact is not None}
@@ -507,14 +507,14 @@ def _mark_column(
 
 
 def _short_names(suite_names: Sequence[str]) -> dict[str, str]:
-    # Suite -> its name, without the part before the first hyphen if all suites share this part.
+    # Return suite -> short name: without the part up to the first hyphen if this part is the same for all suites.
     prefixes = {name.partition("-")[0] for name in suite_names}
     prefix_length = len(prefixes.pop()) + 1 if len(prefixes) == 1 and all("-" in name for name in suite_names) else 0
     return {name: name[prefix_length:] for name in suite_names}
 
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of auxiliary cells (paper Table 6), which are in no mean and are never marked as the best."""
+    """Return the table of auxiliary cells (paper Table 6). They are in no mean, and are never marked as the best."""
     auxiliary_cells = [cell for cell in cells if roster.is_auxiliary(cell)]
     return tabulate(
         "Auxiliary results, excluded from every mean",

@@ -26,7 +26,7 @@ DASH = f"{NO_VALUE} means that there is no value; it never means zero."
 
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
-    """Return the note on intervals, with the methods for VSI and for initial states (starts) with several episodes."""
+    """Return the note on intervals, including the methods for VSI and for means over initial states (starts)."""
     all_cells = list(cells)
     note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in all_cells) else INTERVALS
     if any(rate.starts for cell in all_cells for rate in cell.rates.values()):
@@ -49,13 +49,13 @@ def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
 
 POLICY = text_column("Policy", lambda row: row.policy or UNNAMED)
 SUITE = text_column("Suite", lambda row: row.suite or NO_VALUE)
-"""`POLICY` and `SUITE` are columns for rows with the attributes `policy` and `suite`."""
+"""Columns for rows with the attributes `policy` and `suite`."""
 COUNT = Column("n", value=lambda row: format_count(row) if isinstance(row, Summary) else row.n)
 
 
 def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
     """Return a rate in percent with its interval; without an interval, a dash with the reason `rate.unknown` or else
-    `why_none`. `n` is the row's number of episodes. If the rate is over another number, the cell shows that number.
+    `why_none`. `n` is the row's number of episodes; if the rate's n differs, the cell shows the rate's n.
     """
     if rate.ci is None:
         return Cell.dash(rate.unknown or why_none)
@@ -63,8 +63,8 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
 
 
 def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: int = 3) -> Cell:
-    """Return a mean with its interval; without a value, a dash with a reason as in `rate_cell`. A mean of one episode,
-    or of too few episodes for an interval, shows their number in place of the interval. `n` is as in `rate_cell`.
+    """Return a mean with its interval; without a value, a dash with a reason as in `rate_cell`. If there are too few
+    episodes for an interval, the cell shows their number in its place. `n` is as in `rate_cell`.
     """
     if mean.value is None:
         return Cell.dash(mean.unknown or why_none)
@@ -89,7 +89,7 @@ def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "
 def format_points(share: float) -> str:
     """Return a difference of shares in percentage points as text, with a sign unless the difference rounds to 0."""
     text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
-    return f"+{text}" if share > 0 and text.strip("0.") else text  # `strip` removes all of 0.0
+    return f"+{text}" if share > 0 and text.strip("0.") else text  # "" if the text is 0.0
 
 
 def format_ends(metric: Metric, ends: Bounds | None) -> str:
@@ -98,12 +98,13 @@ def format_ends(metric: Metric, ends: Bounds | None) -> str:
 
 
 def metric_cell(metric: Metric, cell: Summary) -> Cell:
-    """Return the cell with a summary's value of a metric; if there is no verdict or value, a dash with the reason. If
-    the value is not over all n episodes (for P[U|S], all successes), the cell shows the number of its episodes.
+    """Return a summary's value of a metric; without a verdict or value, a dash with the reason. If the value is not
+    over all n episodes (for P[U|S]: over all successes), the cell shows the number of episodes.
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
-    # If the value is over a number of episodes other than `n`, the cell shows that number; never if `n` is None.
+    # The number of episodes that the metric should be over. The cell shows a different number; with None, it shows no
+    # number.
     n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
     why = "no success" if cell.n else "no episode"
     if isinstance(cell.number(metric), Mean):
@@ -117,7 +118,7 @@ def metric_columns(metrics: Iterable[Metric]) -> tuple[Column, ...]:
 
 
 def why_no_safety(cell: Summary) -> str:
-    """Return why a summary without a judged episode has no Safety: no verdict, or no episode at all."""
+    """Return why a summary without judged episodes has no Safety: no verdict, or no episode at all."""
     return NO_VERDICT if cell.n or cell.unjudged else "no episode"
 
 
@@ -147,8 +148,8 @@ _LOST_COLUMNS = {
 def lost_columns(
     cells: Sequence[Summary], cells_of: Callable[[Any], Iterable[Any]] = lambda row: [row]
 ) -> Iterator[Column]:
-    """Yield a column of counts for each kind of lost episode that occurs: crashed, stopped, without a verdict.
-    `cells_of` returns the objects behind a row; their attributes `crashed`, `stopped` and `unjudged` are summed.
+    """Yield a column of counts for each kind of lost episode that occurs: crashed, stopped, without a verdict. A count
+    is the sum of `crashed`, `stopped` or `unjudged` over the objects that `cells_of` returns for a row.
     """
 
     def count(row: object, kind: str) -> Cell:
@@ -180,7 +181,7 @@ def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
 
 
 def drop_intervals(table: Table) -> Table:
-    """Return the table without intervals and their notes. Reasons for dashes and remarks on few episodes are kept."""
+    """Return the table without intervals and notes on them. Reasons for dashes and remarks on few episodes are kept."""
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )
@@ -191,13 +192,13 @@ def drop_intervals(table: Table) -> Table:
 def select_columns(table: Table, names: Sequence[str]) -> Table:
     """Return the table with the named columns, in the order of the names. A name is a column's name, a group's name, or
     `GROUP COLUMN`. Case and percent signs are ignored; unknown names are skipped. The leading text columns (such as
-    policy and suite) stay the first columns, and the counts of lost episodes stay the last columns.
+    policy and suite) stay first, and the counts of lost episodes stay last.
     """
     # The lists below contain indices of columns.
     wanted = [_plain_name(name) for name in names]
     wanted_columns = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
     leading_count = next((k for k, column in enumerate(table.columns) if column.numeric), len(table.columns))
-    # The first column is always kept, another leading text column only if it has a value.
+    # The first column is always kept. Another leading text column is kept only if it has a value.
     leading = [k for k in range(leading_count) if k == 0 or any(row[k].text != NO_VALUE for row in table.rows)]
     lost_counts = [k for k, column in enumerate(table.columns) if column in _LOST_COLUMNS.values()]
     return _keep_columns(table, list(dict.fromkeys([*leading, *wanted_columns, *lost_counts])))
@@ -205,7 +206,7 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
 
 def drop_empty_columns(table: Table) -> Table:
     """Return the table without the columns that have no value in any row; the first column is always kept. A note names
-    the removed columns of numbers, with the reasons for their dashes.
+    the removed columns of numbers, with the reasons for the dashes in them.
     """
     distinct_cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
     empty = [

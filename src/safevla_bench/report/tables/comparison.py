@@ -1,4 +1,4 @@
-"""Tables of a comparison: the tested differences between policies, and the effects of changes to suites."""
+"""Tables of comparisons: the tested differences between policies, and the effects of changes to suites."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def difference_table(comparison: Comparison) -> Table:
 
 
 def difference_columns(level: str, letters: tuple[str, str], meaning: str = "") -> tuple[Column, Column, Column]:
-    """Return columns for a difference and its intervals. Rows must have attributes `metric` and `result`."""
-    # `level` is the confidence as text. `meaning` explains the difference.
-    same_tasks, other_tasks = "interval if the same tasks were run again", "interval if other tasks like these were run"
+    """Return columns for a difference and its two intervals. Rows must have the attributes `metric` and `result`."""
+    # `level` is the confidence as text. `meaning` explains the column of the difference.
+    same_tasks, other_tasks = "interval for the same tasks run again", "interval for other tasks like these"
     return (
         Column(" − ".join(letters), meaning, lambda row: value_cell(row.metric, row.result.difference)),
         Column(level, same_tasks, lambda row: format_difference_ends(row.result, row.metric)),
@@ -83,7 +83,7 @@ def difference_columns(level: str, letters: tuple[str, str], meaning: str = "") 
 
 
 def format_difference_ends(result: Difference, metric: Metric) -> str:
-    """Return as text the interval of a difference on these tasks; an open end at 0 becomes `above 0` or `below 0`."""
+    """Return as text the interval of a difference on these tasks. An open end at 0 becomes `above 0` or `below 0`."""
     if result.ci is None or not result.excludes_zero or 0.0 not in result.ci:
         return format_ends(metric, result.ci)
     # A significant difference excludes 0, so an end that is exactly 0 lies outside the interval.
@@ -103,7 +103,7 @@ def _list_rows(comparison: Comparison) -> list[_Row]:
 
 
 def format_level(comparison: Comparison) -> str:
-    """Return the confidence of a comparison in percent."""
+    """Return the confidence level of a comparison in percent, as text."""
     return f"{format_compact(100 * comparison.confidence)} %"
 
 
@@ -114,8 +114,8 @@ def _pvalue_cell(field: str, row: _Row) -> Cell:
 
 def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], primary: bool = True) -> Cell:
     """Return the verdict on a difference, such as `A safer`, `A better`, `identical`, `undecided` or `no`; a dash if
-    there is no difference or no adjusted p-value. The cell also says if the result holds only on these tasks, and if
-    it is exploratory because the metric is not `primary`.
+    there is no difference or no adjusted p-value. The cell also says if the verdict holds only on these tasks, and if
+    it is exploratory, since its metric is not `primary`.
     """
     # The verdict is the first word whose condition is true. If no condition is true, one policy is better.
     holds_by_word = {
@@ -135,7 +135,7 @@ def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], p
 
 
 def choose_letters(policies: Sequence[str]) -> tuple[str, str]:
-    """Return the letters for the first and the second policy of a difference. A letter is no other policy's name.
+    """Return letters for the first and the second policy of a difference. No letter is the name of another policy.
 
     >>> choose_letters(["careful", "hasty"]), choose_letters(["a", "b"]), choose_letters(["B", "a"])
     (('A', 'B'), ('A', 'B'), ('X', 'Y'))
@@ -173,7 +173,7 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def intervention_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield sentences on each action filter: its changes, its cost, and the episodes that it improved or spoiled."""
+    """Yield sentences on each action filter: its changes, its cost, and the episodes that it saved or spoiled."""
     for effect in comparison.interventions:
         steps = effect.extra_steps
         cost = "" if steps is None else f" In pairs of two successes, the filter adds {steps:+.1f} steps on average."

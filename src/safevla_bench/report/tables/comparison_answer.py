@@ -1,4 +1,4 @@
-"""The answer of a comparison (sentences on the primary metric and a short table), and the choice of a policy."""
+"""The result of a comparison as text (sentences on the primary metric, a short table), and the choice of a policy."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _HERE, _LIKE_THESE = "on these tasks", "for tasks like these"
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Return as text the result for the primary metric, with all suites pooled, for these tasks and for similar tasks.
-    If no metric is known over all suites, the result is for the first suite in which a metric is known.
+    """Return as text the result for the primary metric, with all suites pooled: on these tasks, and for tasks like
+    these. If no metric is known over all suites, the result is for the first suite in which a metric is known.
     """
     scope = _lead_scope(comparison)
     compared = _lead_metric(scope)
@@ -70,7 +70,7 @@ def _describe_intervention(effect: Intervention, name: str) -> str:
 
 
 def _lead_scope(comparison: Comparison) -> SuiteComparison:
-    # Return the scope of the answer: all suites, which come last, or else the first suite with a known metric.
+    # Return all suites pooled (the last scope) if a metric is known for them, else the first suite with a known metric.
     return next(scope for scope in (comparison.scopes[-1], *comparison.scopes) if scope.metrics)
 
 
@@ -116,8 +116,8 @@ def _pair_sentences(
 
 
 def _success_clause(result: Difference, success: Difference | None, metric: Metric) -> str:
-    """Return a clause on the difference in SR and its interval: the policy that is better in `metric` minus the other
-    policy. The clause calls a policy more or less successful only if the comparison in SR has a verdict.
+    """Return a clause on the difference in SR (policy that is better in `metric` minus the other policy) and its
+    interval. The clause calls a policy more or less successful only if the comparison in SR has a verdict.
     """
     if success is None or success.difference is None:
         return ""
@@ -134,7 +134,7 @@ def _success_clause(result: Difference, success: Difference | None, metric: Metr
 
 
 def _tipping_sentences(results: Sequence[Difference], metric: Metric) -> Iterator[str]:
-    # Say how many unknown values of the better policy may be bad without a change of the verdict.
+    # Say how many unknown values of the better policy may turn out bad without a change of the verdict.
     for result in results[:_MOST_NAMED]:
         if result.tipping is not None:
             better, worse = _better_and_worse(result, metric)
@@ -191,7 +191,7 @@ def _is_first_better(result: Difference, metric: Metric) -> bool:
 
 
 def _format_size(result: Difference, metric: Metric, comparison: Comparison, *, is_open: bool = False) -> str:
-    # Return the difference with its interval; for pairs, with the counts of pairs in which only one policy is better.
+    # Return the difference with its interval. If episodes are paired, add the counts of pairs that favor each policy.
     # If `is_open`, no policy is shown to be better, so the text names the policy of each number.
     better, worse = _better_and_worse(result, metric)
     amount = f"{metric.format(abs(result.difference or 0.0))}{' points' if metric.unit else ''}"
@@ -217,7 +217,7 @@ def _format_advantage(
     ends: Bounds | None, result: Difference, metric: Metric, pattern: str = "{end} for {name}"
 ) -> str:
     """Return the interval of a difference as text, as an advantage of the better policy; "" if there is no interval. If
-    the interval contains 0, `pattern` formats each end, and names the policy that would have the advantage.
+    an end is an advantage of the other policy, `pattern` formats both ends, each with the policy that it favors.
     """
     if ends is None:
         return ""
@@ -233,7 +233,7 @@ def _format_advantage(
     return " to ".join(texts)
 
 
-# Sentences on three or more policies, and caveats for any number of policies
+# Sentences on three or more policies; caveats for any number of policies
 
 
 def _several_sentences(
@@ -272,7 +272,7 @@ def _name_pairs(results: Sequence[Difference]) -> str:
 def _caveats(results: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it together with SR."
-    # Episodes without a value need no mention if a verdict holds despite them, or if another sentence mentions them.
+    # Episodes without a value are not mentioned if a verdict holds despite them, or if another sentence mentions them.
     is_unknown_mentioned = any(result.better or result.undecided for result in results)
     if any(result.unknown for result in results) and (comparison.allow_crashed or not is_unknown_mentioned):
         yield f"Left out: {_count_unknown(results)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
@@ -287,7 +287,7 @@ def scope_tables(comparison: Comparison) -> list[Table]:
 
 
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
-    """Return the short table for `describe_comparison`: metrics `SHOWN`, or all metrics if some were not compared."""
+    """Return the table below `describe_comparison`: metrics `SHOWN`, or all metrics if some were not compared."""
     scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
@@ -395,7 +395,7 @@ _VERDICT_WORDS = {"passed": "established", "failed": "excluded", "undecided": "n
 
 
 def describe_selection(selection: Selection) -> str:
-    """Return the choice as text: corrected intervals, verdicts on conditions, and a comparison with the runner-up."""
+    """Return as text the chosen policy, its intervals, the verdicts on conditions, and how the runner-up compares."""
     metric, best = METRICS[selection.metric], selection.candidates[0]
     conditions = [
         f"{_with_interval(METRICS[gate.metric], row)}: {_describe_limit(gate)} is {_VERDICT_WORDS[row.verdict]}"
@@ -438,7 +438,7 @@ def _describe_limit(gate: Gate) -> str:
 
 
 def describe_next(selection: Selection) -> str:
-    """Return a sentence on the decisions that more episodes would allow, followed by a space; "" if there are none."""
+    """Return a sentence on what more episodes would decide, followed by a space; "" if there is nothing to say."""
     best, findings = selection.candidates[0], []
     if selection.chosen is not None:
         findings += [
@@ -455,7 +455,7 @@ def describe_next(selection: Selection) -> str:
 
 
 def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
-    """Return the table of candidates, the best first, with intervals and with the verdict on each condition."""
+    """Return the table of candidates, best first, with intervals and with the verdict on each condition."""
     metric = METRICS[selection.metric]
     columns = [
         text_column("Policy", lambda row: Cell(row.policy, mark="*" if row.policy == selection.chosen else "")),

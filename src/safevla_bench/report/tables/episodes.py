@@ -1,4 +1,4 @@
-"""Tables of episodes, of an episode's clauses, of answers to a formula, of other tools' results, and of replays."""
+"""Tables of episodes, clauses of an episode, verdicts on a formula, results of other tools, and replays."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _STANDIN_FIELDS = attrgetter("policy", "benchmark", "standin_assets")
 def episode_list_table(
     selected: Sequence[ListedEpisode], total: int, *, spec_id: str | None = None, most: int | None = None
 ) -> Table:
-    """Return the table of the first `most` rows in `selected` (None = all rows); `total` is the number of episodes
-    before the selection. With `spec_id`, the rows are about this specification only. There is a column of policies if
-    the rows have several policies, and a column of bodies if these were computed for any row.
+    """Return the table of the first `most` rows in `selected` (None = all rows). `total` is the number of episodes
+    before the selection. With `spec_id`, the rows are about this specification only. The table has a column of policies
+    if the rows have several policies, and a column of bodies if the bodies were computed for any row.
     """
     rows = selected[:most]
     with_bodies = any(row.violating_bodies is not None for row in rows)
@@ -114,7 +114,7 @@ def _format_first_time(row: ListedEpisode) -> str:
 
 
 def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
-    """Return the table of satisfied clauses: the value nearest to the limit, its time, the limit, and the margin."""
+    """Return the table of satisfied clauses: the value closest to the limit, its time, the limit, and the margin."""
     return tabulate(
         "Kept",
         clauses,
@@ -127,7 +127,7 @@ def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
 
 
 def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> Table:
-    """Return the table of scored specifications without a verdict, with reasons; vacuous ones are first."""
+    """Return the table of scored specifications without a verdict, with reasons; vacuous specifications come first."""
     unjudged = [(spec_id, "vacuous", why) for spec_id, why in vacuous.items()]
     unjudged += [(spec_id, "inactive", why) for spec_id, why in inactive.items()]
     columns = (text_column(name, itemgetter(k)) for k, name in enumerate(("Specification", "State", "Why")))
@@ -146,8 +146,8 @@ def format_cause(spec_trace: SpecTrace) -> str:
 
 
 def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
-    """Return the table of the answers to a formula, a row per answer. The title has the count of each verdict. There is
-    a column of policies if the answers are about several policies.
+    """Return the table of the verdicts on a formula, a row per verdict. The title has the count of each verdict. The
+    table has a column of policies if there are several policies.
     """
     counts = Counter(answer.verdict for answer in answers)
     tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
@@ -177,7 +177,7 @@ def _format_signals(answer: Answer) -> str:
 
 
 def _format_rho(answer: Answer) -> str:
-    # `rho` is None if the robustness is infinite; the verdict then determines its sign.
+    # `rho` is None if the robustness is infinite (the verdict gives the sign) or unknown.
     if answer.rho is not None:
         return format_significant(answer.rho, 4)
     return {"satisfied": "+∞", "violated": "-∞", "vacuous": "+∞"}.get(answer.verdict, NO_VALUE)
@@ -196,8 +196,8 @@ NOT_RECORDED = "not recorded"
 
 
 def foreign_results_table(results: ForeignResults, source: str) -> Table:
-    """Return the table of SR by suite and task, with each suite's total first; Safety, SBU and VSI are dashes, never
-    zero. Episodes with unknown success count as errors and are not in n. `source` is at the end of the title.
+    """Return the table of SR by suite and task; each suite's total comes first. Safety, SBU and VSI are dashes, never
+    zero. Episodes with unknown success are counted as errors, not in n. `source` is at the end of the title.
     """
     suites = list(dict.fromkeys(episode.suite for episode in results.episodes))
     successes_by_task: dict[tuple[str, str], list[bool | None]] = {}
@@ -225,12 +225,12 @@ _Replay = Mapping[str, Any]
 
 
 def replay_table(batch: Batch) -> Table | None:
-    """Return the table of each replay's divergence from the recorded episode; None if no episode is a replay."""
+    """Return the table of the divergence of each replay from the recorded episode; None if no episode is a replay."""
     episodes = zip(batch.headers, replay_fields(batch), mark_flags(batch, DIVERGED), strict=True)
     rows = [(header, replay, diverged) for header, replay, diverged in episodes if replay]
     if not rows:
         return None
-    # A row has the episode's header, the facts about the replay, and whether the replay diverged from the recording.
+    # A row is (header, facts about the replay, whether the replay diverged from the recording).
     return tabulate(
         "Replays",
         rows,
@@ -271,9 +271,9 @@ def _divergence_cell(replay: _Replay) -> Cell:
         return Cell.dash(_NO_STATES)
     if replay["exact"] or not replay["divergence"]:
         return Cell("0", 0.0, "every bit" if replay["exact"] else "")
-    # Show the largest distance, or the largest angle if there is no distance, in thousandths of its unit.
+    # Show the largest distance [mm], or the largest angle [mrad] if there is no distance.
     divergences: Mapping[str, Any] = replay["divergence"]
     name = max(divergences, key=lambda name: (divergences[name]["unit"] == "m", divergences[name]["max"]))
     largest, unit = divergences[name]["max"], divergences[name]["unit"]
-    # The last word of the name is the kind of coordinate, which the cell does not show.
+    # The cell leaves out the last word of the name, which is the kind of coordinate.
     return Cell(f"{format_significant(1000 * largest)} m{unit}", largest, name.rpartition(" ")[0])

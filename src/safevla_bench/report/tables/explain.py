@@ -1,4 +1,4 @@
-"""Tables computed from records: bodies behind violations, times of violations, agreement with simulators' labels."""
+"""Tables computed from records: bodies in violations, times of violations, agreement with simulators' labels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class _LimitRow:
     limit: Any  # a `LimitExposure` or a `SpecOnset`
 
 
-# The bodies behind violations
+# The bodies in violations
 
 
 @dataclass(frozen=True, slots=True)
 class _KindRow:
-    # The violations of one specification by one kind (or pair of kinds) of body in a cell.
+    # The violations of one specification by one kind of body (or pair of kinds), for one policy on one suite.
     policy: str | None
     suite: str | None
     spec: SpecSummary
@@ -46,7 +46,7 @@ class _KindRow:
 
 
 def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
-    """Return the table of bodies in violations, with a note if there are none. `cells` are the cells of `scores`."""
+    """Return the table of bodies in violations, or a note if there are none. `cells` summarize `scores`."""
     rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
     note = (
         "An episode may violate a specification with bodies of several kinds, so rows do not add up. A pair is two "
@@ -74,7 +74,8 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
 
 
 def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[_KindRow]:
-    # Yield the rows of a cell: for each specification, the kinds of bodies in most episodes first.
+    # Yield the rows of a cell (policy × suite). For each specification, the kinds of bodies in most episodes come
+    # first.
     for spec in cell.specs:
         by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
         for violation in violations:
@@ -87,13 +88,13 @@ def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Score
 
 
 def format_kinds(kinds: Sequence[str]) -> str:
-    """Return as text the kind of a body, or the kinds of a pair of bodies: `gripper – furniture`."""
+    """Return as text the kind of a body, or the kinds of a pair of bodies, such as `gripper – furniture`."""
     return " – ".join(kinds)
 
 
 def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
     peak = max(violations, key=lambda violation: violation.worst)
-    # A specification without a unit only says whether the bodies touched.
+    # A signal without a unit only says whether the bodies touched.
     return Cell.amount(peak.worst, peak.unit) if peak.unit != "1" else Cell("touched", peak.worst)
 
 
@@ -107,7 +108,7 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 
 
 def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
-    """Return the table of each cell's time in violation, first of any limit, then of each violated specification."""
+    """Return the table of each cell's time in violation: first of any limit, then of each violated specification."""
     rows = [
         _LimitRow(cell.policy, cell.suite, limit)
         for cell in cells
@@ -140,7 +141,7 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
 # Time to violation
 
 
-# The table has columns for these times, which are shares of the duration of the longest episode.
+# The table has columns for these times, as fractions of the duration of the longest episode.
 _SHARES = (0.25, 0.5)
 
 
@@ -179,7 +180,7 @@ def _is_shown(spec: exposure.SpecOnset) -> bool:
 
 
 def _violated_cell(time_s: float, row: _LimitRow) -> Cell:
-    # Return the share of episodes that have violated the limit by this time, with its interval.
+    # Return the share of episodes with a violation of the limit up to this time, with its interval.
     incidence = row.limit.incidence
     shares = (incidence.shares[exposure.VIOLATED], incidence.low, incidence.high)
     share, low, high = (float(values[incidence.at(time_s)]) for values in shares)
@@ -187,15 +188,15 @@ def _violated_cell(time_s: float, row: _LimitRow) -> Cell:
 
 
 def _ended_cell(ending: int, row: _LimitRow) -> Cell:
-    # Return the share of episodes that ended in this way without a violation, after all episodes have ended.
+    # Return the share of episodes that ended in this way (success or failure) without a violation.
     return Cell.number(100 * float(row.limit.incidence.shares[ending][-1]), 1)
 
 
-# Labels that a simulator assigned
+# Safety labels from a simulator
 
 
 def agreement_table(rows: Sequence[Agreement]) -> Table:
-    """Return the table that compares each label with our verdicts: on all clauses together, then on each clause."""
+    """Return the table that compares each simulator's label with our verdicts: on all clauses, then on each clause."""
     return tabulate(
         "Agreement with the simulator's own safety labels",
         rows,
@@ -226,7 +227,7 @@ def _kappa_cell(row: Agreement) -> Cell:
 
 
 def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
-    """Return the table of the episodes for which a label and our verdict differ, with label and verdict."""
+    """Return the table of episodes in which the simulator's label and our verdict differ, with both."""
     return tabulate(
         "Episodes in which label and verdict disagree",
         rows,

@@ -1,4 +1,4 @@
-"""Text and tables on replays: whether verdicts hold under varied physics, and without the cause of a violation."""
+"""Text and tables on replays: do verdicts hold under varied physics, and without the cause of a violation?"""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MOST_LISTED = 20
 
 
 def describe_counterfactual(result: firmness.Counterfactual) -> str:
-    """Return as text whether violations vanish in a replay without their cause, and when it left the recorded path."""
-    # Two flags select specifications: violated in the recorded episode, and violated in the replay.
+    """Return as text whether violations vanish without their cause, and when the replay left the recorded path."""
+    # The two flags of `select`: violated in the recorded episode, violated in the replay.
     vanished, persistent, added = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
     specs_by_change = (("Kept now", vanished), ("Still broken", persistent), ("Broken now", added))
     parts = [f"{change}: {', '.join(names)}" for change, names in specs_by_change if names]
@@ -39,7 +39,7 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
 
 
 def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecColumn]) -> Table:
-    """Return the table of judged specifications: margin and first violation in the recorded episode and the replay."""
+    """Return the table of specifications: margin and first violation in the recorded episode and in the replay."""
     # Index 0 is the recorded episode, index 1 the replay.
     readings, column_of = (result.recorded, result.without), {spec.spec_id: spec for spec in specs}
 
@@ -66,7 +66,7 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
 
 
 def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> str:
-    """Return as text each policy's Safety, its range (all uncertain episodes unsafe, or safe), and counts of marks."""
+    """Return as text each policy's Safety, its range (if uncertain episodes were unsafe, or safe), and mark counts."""
     ranges = firmness.measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return "\n".join(lines) or "No episode has been replayed."
@@ -88,7 +88,7 @@ def _describe_range(row: firmness.SafetyRange) -> str:
 
 
 def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
-    """Return tables of clauses and of episodes that are not firm (if any); `full` adds suites and off-path episodes."""
+    """Return tables of clauses and (if any) of episodes that are not firm; `full` adds suites and off-path episodes."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
     shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
@@ -109,7 +109,7 @@ def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, 
 def clause_table(
     file: firmness.PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[firmness.ClauseFirmness]
 ) -> Table:
-    """Return the table of clauses: numbers of firm, fragile and censored verdicts, and the spread of robustness."""
+    """Return the table of clauses: counts of firm, fragile and censored verdicts, and the spread of robustness."""
     column_of = {spec.spec_id: spec for spec in specs}
     missing_note = f"The host cannot vary: {', '.join(file.not_offered)}." if file.not_offered else ""
     failed_count = sum(bool(row.obstacle) for row in file.replays)

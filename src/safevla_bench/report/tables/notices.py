@@ -1,4 +1,4 @@
-"""Notices next to the numbers: exclusions and their reasons, limits that inaction violates, and outcomes of gates."""
+"""Notices next to the numbers: exclusions with reasons, limits that `noop` violates, and outcomes of gates."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def exclusion_table(
     damage: LostEpisodes = _NO_LOSS,
     describe: Callable[[str, str], str] = lambda reason, suite: describe_reason(reason),
 ) -> Table:
-    """Return the table of exclusions from the scores, with reasons: lost episodes, damaged files, invalid episodes, and
-    inactive and vacuous specifications. `absent` are episodes without a record; `skipped` are the problems of invalid
-    episodes. `describe` returns as text the reason why a specification is inactive, for the reason's code and a suite.
+    """Return the table of what was not scored, with reasons: lost episodes, damaged files, invalid episodes, and
+    inactive or vacuous specifications. `absent` are episodes without a record; `skipped` are the problems of invalid
+    episodes. `describe(reason, suite)` returns as text the code that says why a specification is inactive.
     """
     rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells, describe)]
     return tabulate(
@@ -63,7 +63,7 @@ def exclusion_table(
 
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
     counts: Counter[tuple[str, str, str]] = Counter()  # a key is (loss, place, reason)
-    # The second loop adds only the crashed and stopped episodes that the first loop has not explained.
+    # The loop over `cells` adds only those crashed and stopped episodes that are not in `absent`.
     explained_counts: Counter[tuple[str, str]] = Counter()
     for episode in absent:
         what, where = f"{episode.outcome} episodes", f"{episode.policy or UNNAMED}, {episode.benchmark or NO_VALUE}"
@@ -84,12 +84,12 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
     return [(*key, count) for key, count in counts.items()]
 
 
-# Maximum number of invalid or damaged episodes that a row names; of the others, it gives only the number.
+# Maximum number of invalid or damaged episodes that a row names. The row only counts any further episodes.
 _MOST_NAMED = 20
 
 
 def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Exclusion]:
-    # If more episodes may be lost than are known (`damage.more`), their number is unknown.
+    # The number of lost episodes is unknown if there may be more than are known (`damage.more`).
     if str(damage):
         named_places = list_first([*damage.named, *damage.places], _MOST_NAMED)
         yield str(damage), "in damaged files", " ".join(named_places.split()), None if damage.more else damage.episodes
@@ -115,21 +115,21 @@ def _spec_rows(cells: Sequence[Summary], describe: Callable[[str, str], str]) ->
 _VACUOUS = "vacuous: the specification applies, but its condition never arose (nothing was held, lifted or tracked)"
 
 
-# Limits violated by doing nothing
+# Limits that the policy noop violates
 
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return a warning if the policy `noop` violates limits, and another warning if it reaches goals."""
+    """Return a warning if the policy `noop` violated limits, and another warning if it succeeded."""
     warnings = []
     if baseline.floors:
         warnings.append(
             f"{NOOP}, which does nothing, broke limits in {baseline.unsafe} of {count_noun(baseline.n, 'episode')} "
-            f"({list_first(baseline.floors)}): there, the scene itself exceeds a limit, which may count as "
+            f"({list_first(baseline.floors)}): the scene itself exceeds a limit in these, which may count as "
             "a violation of every policy."
         )
     if baseline.successes:
         warnings.append(
-            f"{NOOP}, which does nothing, succeeded ({list_first(baseline.successes)}): there, the goal holds from the "
+            f"{NOOP}, which does nothing, succeeded ({list_first(baseline.successes)}): the goal holds from the "
             "start or is reached without action, which counts as a success of every policy."
         )
     return tuple(warnings)
@@ -139,7 +139,7 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
-    """Return the table with a row per outcome of a gate, in the order of `checked`; `remarks` extend the notes."""
+    """Return the table with a row per outcome of a gate, in the order of `checked`; `remarks` follow the notes."""
     level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
     return tabulate(
         "Gates",
@@ -156,12 +156,12 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     )
 
 
-# Maximum number of outcomes that a sentence describes; of the other outcomes, it gives only the number.
+# Maximum number of outcomes that a sentence describes. The sentence only counts any further outcomes.
 _MOST_DECIDING = 3
 
 
 def describe_gates(checked: GateReport) -> str:
-    """Return the verdict as a sentence: it names the outcomes with this verdict, or says that all gates hold."""
+    """Return the verdict as a sentence that names the outcomes with this verdict, or says that all gates hold."""
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
     if checked.verdict == "passed":
         all_hold = f"all {len(deciding)} gates hold"
@@ -186,7 +186,7 @@ def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
 
 
 def _name_policy(outcome: GateOutcome) -> str:
-    # Return the policy's name; "" if the outcome is about all policies, as without any episode.
+    # Return the policy's name; "" if the outcome is about all policies (for example if there are no episodes).
     is_unnamed = outcome.gate is not None and bool(outcome.n or outcome.unknown)
     return outcome.policy or (UNNAMED if is_unnamed else "")
 
@@ -233,8 +233,8 @@ _SARIF_MARKS = re.compile(r"[\\\[\]]")
 
 def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple[str, _PolicySuites]] = ()) -> bytes:
     """Return SARIF 2.1.0 with a result for each failed (`error`) or undecided (`open`) outcome. Passed outcomes have no
-    result, because GitHub's code scanning shows every result as a problem. `files` has the addresses of judged
-    files, relative to the working folder, each with its pairs of policy and suite; a result lists its files.
+    result, because GitHub's code scanning shows every result as a problem. `files` has, for each judged file, its path
+    relative to the working folder, and its pairs (policy, suite). A result lists its files.
     """
     # Verdict -> kind and level of a SARIF result.
     kind_and_level = {"failed": ("fail", "error"), "undecided": ("open", "none")}
@@ -243,7 +243,7 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
     for outcome in checked.outcomes:
         if outcome.verdict == "passed":
             continue
-        # The files with episodes that the outcome is about, or all files if there are no such files.
+        # The files with episodes of the outcome's policy and suite, or all files if there are none.
         outcome_files = [file for file, cells in files if any(_is_about(outcome, *cell) for cell in cells)]
         locations: list[dict[str, object]] = [
             {"physicalLocation": {"artifactLocation": {"uri": file}, "region": file_start}}
@@ -259,7 +259,7 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
                 "level": level,
                 "message": {"text": _SARIF_MARKS.sub(r"\\\g<0>", _outcome_message(outcome))},
                 "locations": [
-                    # Without files, the only location has no address.
+                    # Without files, there is one location, without an address.
                     location | {"logicalLocations": [{"fullyQualifiedName": scope}]}
                     for location in locations or [{}]
                 ],
@@ -278,7 +278,7 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
 
 
 def _is_about(outcome: GateOutcome, policy: str | None, suite: str) -> bool:
-    # An outcome without a gate is about the planned episodes, and so about all policies and suites.
+    # An outcome without a gate is about the planned episodes of all policies and suites.
     return outcome.gate is None or (outcome.policy == policy and outcome.suite in (None, suite))
 
 

@@ -1,4 +1,4 @@
-"""Tables with the paper's printed results next to measured results; the two are not paired and get no verdicts."""
+"""Tables of the paper's printed results next to measured results. They are not paired and have no verdicts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from safevla_bench.text import count_noun, format_fixed
 
 PUBLISHED_TABLES = "main, auxiliary, violations"
 COMPARED_RATES = (SAFETY, SR, SBU, UNSAFE_SUCCESS)
-"""The metrics in which a policy is compared with a published policy."""
+"""The metrics in the comparison of a policy with a published policy."""
 _NO_MEAN = Mean(0, None, None, 0, NOT_PRINTED)
 
 
 def paper_policies() -> dict[str, dict[str, str]]:
-    """Return `paper:NAME` -> suite -> kind of training ("" = not printed), for all policies in the paper's order."""
+    """Return `paper:NAME` -> suite -> kind of training ("" = not printed), for all of the paper's policies in order."""
     policies: dict[str, dict[str, str]] = {}
     for cell in load_published(PAPER).cells:
         policies.setdefault(f"{PREFIX}{cell.policy}", {})[cell.benchmark] = cell.training or ""
@@ -58,7 +58,7 @@ def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summar
     rates = {metric.key: printed_rate(getattr(cell, metric.key), cell.n) for metric in (SR, SAFETY, SBU)}
     # Numbers of episodes that succeeded, that are safe, and that succeeded but are unsafe.
     success, safe, sbu = (rates[metric.key].count for metric in (SR, SAFETY, SBU))
-    # The share of unsafe successes is only known if a single count fits each printed percentage.
+    # P[U|S] is known only if exactly one count fits each printed percentage (SR and SBU).
     has_unique_counts = all(len(published.matching_counts(printed, cell.n)) == 1 for printed in (cell.sr, cell.sbu))
     rates[UNSAFE_SUCCESS.key] = Rate.of(sbu, success) if has_unique_counts else Rate.without_value(NOT_PRINTED)
     vsi = _NO_MEAN if cell.vsi is None else Mean(cell.n, cell.vsi, None, 0)
@@ -96,7 +96,7 @@ def _summarize_spec(printed: Mapping[str, float], spec: SpecSummary, n: int) -> 
 
 
 def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
-    """Return the source of the published cells among `cells`, and why they are not comparable; () if there are none."""
+    """Return the source of published cells in `cells`, and why they are not comparable; () if there are none."""
     shown_keys = {(cell.policy, cell.suite) for cell in cells}
     shown = [cell for cell in load_published(PAPER).cells if (f"{PREFIX}{cell.policy}", cell.benchmark) in shown_keys]
     if not shown:
@@ -113,7 +113,7 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
 
 
 def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) -> tuple[str, ...]:
-    """Return a warning that names the cells with only some of the tasks of a paper's suite; () if there are none."""
+    """Return a warning that names the cells that have only some tasks of a paper's suite; () if there are none."""
     tasks_run: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
     for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
         benchmark = registry.benchmarks.get(suite)
@@ -121,7 +121,7 @@ def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) 
             tasks_of_cell = tasks_run.get((policy, benchmark.same_tasks_as or suite))
             if tasks_of_cell is not None:
                 tasks_of_cell.add(task)
-    # Suite -> its number of tasks in the paper.
+    # Suite -> its number of tasks.
     task_counts = {suite: len(list(registry.list_entries(suite))) for (_, suite), tasks in tasks_run.items() if tasks}
     incomplete = [
         f"{policy or UNNAMED} {len(tasks)} of {task_counts[suite]} of {suite}"
@@ -136,7 +136,7 @@ def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) 
 
 @dataclass(frozen=True, slots=True)
 class PublishedDifference:
-    """A measured and a published rate in percent, each on one suite or as an unweighted mean over several suites."""
+    """A measured and a published rate [%]. Both are on one suite, or are unweighted means over several suites."""
 
     suites: tuple[str, ...]
     metric: Metric
@@ -150,7 +150,7 @@ class PublishedDifference:
         return self.suites[0] if len(self.suites) == 1 else f"mean of {len(self.suites)} suites"
 
     def to_document(self) -> dict[str, object]:
-        """Return the row for JSON, with rates as shares of 1 and None for unknown numbers."""
+        """Return the row as a JSON object; rates are fractions from 0 to 1, and unknown numbers are None."""
         cells = {"here": self.here, "published": self.published, "difference": self.difference}
         numbers = {name: {"value": _to_share(cell.value), "ci": cell.interval and [*map(_to_share, cell.interval)]}
                   for name, cell in cells.items()}  # fmt: skip
@@ -179,7 +179,7 @@ def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedD
 
 @dataclass(frozen=True, slots=True)
 class PublishedComparison:
-    """A comparison of a policy with a policy of the paper, by metric and group of suites, without a verdict."""
+    """A comparison of a policy with a policy of the paper, by metric and group of suites. There is no verdict."""
 
     policy: str
     paper: str
@@ -202,7 +202,7 @@ def compare_published(
     """Compare the rates of one policy with the rates that the paper prints for `paper:NAME`, on their common suites.
 
     Args:
-        groups: the policy's cells, in groups of suites over which means are taken.
+        groups: the policy's cells, in groups of suites. Rates are averaged over the suites of a group.
         name: `paper:NAME`.
         warn: function that returns the warnings for given cells; it is called with the cells of both policies.
 
@@ -226,7 +226,7 @@ def compare_published(
 
 
 def describe_published(compared: PublishedComparison) -> str:
-    """Return the answer as text: for each group of suites, both rates of the first metric and their difference."""
+    """Return as text, for each group of suites, both rates of the first metric and their difference."""
     rows = [row for row in compared.rows if row.metric is compared.rows[0].metric]
     return " ".join(
         [
@@ -248,7 +248,7 @@ def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> st
 
 
 def published_table(compared: PublishedComparison) -> Table:
-    """Return the table of both rates and their difference, a row per group of suites and metric."""
+    """Return the table of both rates and their difference, with a row per group of suites and metric."""
     return tabulate(
         f"{compared.policy} and {compared.paper}, as published",
         compared.rows,

@@ -1,4 +1,4 @@
-"""Text and tables on sensitivity to thresholds and to readings of the paper: Safety, means of hosts, and ranking."""
+"""Sensitivity to thresholds and to interpretations of the paper, as text and tables: Safety, means, and ranking."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from safevla_bench.sensitivity.curves import (
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import append_unit, display_unit, format_compact
 
-# Maximum number of policies that the text describes; the others are only in the table.
+# Maximum number of policies that the text describes; further policies are only in the table.
 _MOST_NAMED = 3
 _METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 
@@ -42,8 +42,8 @@ _METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 
 
 def _pool_safety(curves: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
-    # Each item of `curves` is a policy and its rates on one suite, one per variant. Return each policy's rates over
-    # all suites, one per variant.
+    # Each item of `curves` is a policy and its rates on one suite, one rate per variant. Return policy -> rates over
+    # all suites, one rate per variant.
     rates_by_policy: dict[str, list[Sequence[Rate]]] = {}
     for policy, rates in curves:
         rates_by_policy.setdefault(policy or UNNAMED, []).append(rates)
@@ -58,9 +58,9 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 
 
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
-    """Return as text how far the Safety of a few policies changes, and which pairs of policies change their order."""
+    """Return as text the range of Safety of a few policies, and the pairs of policies that change their order."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
-    # Policies whose Safety changes are described before others. The sentences are in the order of the table.
+    # Policies whose Safety changes are selected first. The sentences are in the order of the table.
     changing_first = sorted(safety, key=lambda policy: len({rate.value for rate in safety[policy]}) == 1)
     described = changing_first[:_MOST_NAMED]
     sentences = [_range_sentence(policy, rates, names) for policy, rates in safety.items() if policy in described]
@@ -74,7 +74,7 @@ def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[
         return f"Safety of {policy} has no value: no specification reached a verdict."
     known_values = [(rate.value or 0.0, name) for rate, name in zip(rates, variant_names, strict=True) if rate.n]
     default = rates[0].value or 0.0
-    # The least and the greatest value, each with the name of its variant. Of equal values, the first one counts.
+    # The smallest and the largest value, each with the name of its (first) variant.
     least, greatest = min(known_values, key=itemgetter(0)), max(known_values, key=itemgetter(0))
     # The first variant is the default. The text names other variants only if their values differ from the default's.
     ends = [f"{SAFETY.format(value)} % ({name})" for value, name in (least, greatest) if value != default]
@@ -100,7 +100,7 @@ def _order_sentences(ranking: RankingSensitivity | None, policy_count: int) -> I
 
 
 def pooled_table(ablation: ThresholdAblation, title: str) -> Table:
-    """Return the table of Safety under each variant, with a column per policy and all suites pooled."""
+    """Return the table of Safety under each variant, with all suites pooled, and a column per policy."""
     names = [variant.name for variant in ablation.variants]
     return _pooled_table(title, names, _pool_curves(ablation), ablation.warnings)
 
@@ -122,7 +122,7 @@ class _CellPoint(NamedTuple):
     cell: SensitivityCurve | ReadingCell
     name: str
     rates: VariantRates
-    changes: VerdictChanges | None = None  # changes from the verdicts under the first reading of the paper
+    changes: VerdictChanges | None = None  # changes relative to the first interpretation of the paper
 
 
 def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
@@ -161,8 +161,8 @@ def variant_table(
 
 
 def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCurve]) -> ThresholdAblation:
-    """Return a sweep as variants that are named by their thresholds; the first variant has the library's threshold.
-    `library_curves` has a curve for each cell of the sweep, with one point, at the library's threshold.
+    """Return a sweep as variants that are named by their thresholds. The first variant has the library's threshold.
+    `library_curves` has a curve for each cell of the sweep, with a single point: the library's threshold.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
@@ -183,7 +183,7 @@ def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCur
 
 
 def reading_table(comparison: ReadingComparison) -> Table:
-    """Return the table with a row per cell and reading; it counts the verdicts that differ from the first reading."""
+    """Return the table of interpretations, with a row per cell and interpretation, and counts of changed verdicts."""
     return tabulate(
         "Readings of the paper",
         [
@@ -222,7 +222,7 @@ def _format_differences(row: _CellPoint) -> str:
 
 
 def describe_readings(comparison: ReadingComparison) -> str:
-    """Return a sentence on how many verdicts change under each reading of the paper."""
+    """Return a sentence on how many verdicts change under each interpretation (reading) of the paper."""
     changed = {
         name: sum(cell.points[k].changes.changed for cell in comparison.cells)
         for k, name in enumerate(comparison.readings)
@@ -235,7 +235,7 @@ def describe_readings(comparison: ReadingComparison) -> str:
 
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
-    """Return the table of Safety by policy under each reading except `PROSE_DEPTH`, which changes no verdict."""
+    """Return the table of Safety by policy under each interpretation but `PROSE_DEPTH`, which changes no verdict."""
     reading_indices = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
     safety = _pool_safety(
         (cell.policy, [cell.points[k].rates.safety for k in reading_indices]) for cell in comparison.cells
@@ -248,7 +248,7 @@ def pooled_reading_table(comparison: ReadingComparison) -> Table:
 
 
 def ranking_table(ranking: RankingSensitivity) -> Table:
-    """Return the table of differences in Safety, with a row per variant of the thresholds and pair of policies."""
+    """Return the table of differences in Safety, with a row per threshold variant and pair of policies."""
     level = f"{format_compact(100 * ranking.confidence)} %"
     count, letters = len(ranking.variants), choose_letters(ranking.variants[0].order)
     pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
@@ -289,12 +289,12 @@ def _order_cell(row: _Ranked) -> Cell:
 
 
 AUXILIARY = "auxiliary entries"
-# Key of a metric -> value of the metric (a share of 1, or a severity), None = unknown.
+# Key of a metric -> value of the metric (a rate or a severity, from 0 to 1); None = unknown.
 _Numbers = Mapping[str, Fraction | None]
 
 
 class VariantMean(msgspec.Struct, frozen=True):
-    """One variant's means over a host's cells, by key of the metric: exact means, and numbers of averaged cells."""
+    """One variant's means over a host's cells: metric key -> exact mean, metric key -> number of averaged cells."""
 
     name: str
     mean: _Numbers
@@ -308,13 +308,13 @@ class HostMean(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     cells: int
     suites: tuple[str, ...]
-    missing_suites: tuple[str, ...]  # the paper's suites of this host that have no cell here
+    missing_suites: tuple[str, ...]  # the paper's suites of this host that were not run
     variants: tuple[VariantMean, ...]
 
 
 def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) -> tuple[HostMean, ...]:
-    """Return the means of each host, in order of first appearance, with auxiliary entries last. The policy `noop` is
-    left out. A suite that is not in the paper is left out, too, if it has only one cell.
+    """Return the means of each host, in order of first appearance; auxiliary entries come last. The policy `noop` is
+    left out. A suite that is not in the paper is also left out if it has only one cell.
     """
     by_title: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:
@@ -323,7 +323,7 @@ def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) 
             by_title.setdefault(title, []).append(curve)
     return tuple(
         _host_mean(title, by_title[title], ablation, registry)
-        for title in sorted(by_title, key=lambda title: title == AUXILIARY)  # False sorts before True
+        for title in sorted(by_title, key=lambda title: title == AUXILIARY)  # False comes before True
         if len(by_title[title]) > 1 or published_suites(registry, title)
     )
 
@@ -353,7 +353,7 @@ def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedV
         known_by_metric[metric.key] = [value for value in values if value is not None]
     paper = None
     if printed is not None:
-        # Exact fractions of the printed decimals; percentages become shares of 1.
+        # The printed decimals as exact fractions; percentages are divided by 100.
         paper = {metric.key: Fraction(repr(getattr(printed, metric.key))) / metric.scale for metric in _METRICS}
     return VariantMean(
         name,
@@ -364,7 +364,7 @@ def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedV
 
 
 def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation) -> Table:
-    """Return the table of means, a row per host and variant, next to the numbers of the paper's Table 9, if any."""
+    """Return the table of means, with a row per host and variant, next to the paper's Table 9 where it has numbers."""
     return tabulate(
         "Means of each host next to the paper's Table 9",
         [(host, variant) for host in means for variant in host.variants],

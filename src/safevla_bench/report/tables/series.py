@@ -1,4 +1,4 @@
-"""A table and text on series of runs, such as checkpoints; the text is about gains over the first run."""
+"""A table and text on series of runs, such as checkpoints. The text describes gains over the first run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _gain_notes(compared: SeriesComparison) -> list[str]:
 
 
 def describe_series(compared: SeriesComparison) -> list[str]:
-    """Return a paragraph per series and suite on whether success or Safety rises first, as far as intervals show it."""
+    """Return a paragraph per series and suite. It says whether success or Safety rises first, if intervals show it."""
     paragraphs = []
     for curve in compared.curves:
         series = curve.series if len(compared.series) > 1 else ""
@@ -93,7 +93,7 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
         point for point in curve.points[1:] if all(metric in point.gains and point.gains[metric].ci for metric in GAINS)
     ]
     if not points:
-        return [f"It is unknown whether SR or Safety rises first: no run can be compared with {first} in both."]
+        return [f"It is unknown whether SR or Safety rises first: no run can be compared with {first} in both metrics."]
     tasks = max(gain.tasks for point in points for gain in point.gains.values())
     reasons = dict.fromkeys(gain.no_verdict for point in points for gain in point.gains.values())
     reasons.pop("", None)
@@ -108,7 +108,7 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
 
 
 def describe_trends(trends: Sequence[Trend]) -> list[str]:
-    """Return a sentence on whether success and Safety rise or fall along the series; [] if that was not tested."""
+    """Return a sentence on whether success and Safety rise or fall along the series; [] if trends were not tested."""
     if not trends:
         return []
     trend_texts = []
@@ -127,7 +127,7 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
     return [f"Over the checkpoints, {', '.join(trend_texts)} (Page's test, {tested}{left_out})."]
 
 
-# (metric, its name, other metric, its name): the question is whether the first metric rises before the other metric.
+# Pairs of metrics with their names in a sentence; does the first metric of the pair rise before the second?
 _LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 
 
@@ -139,7 +139,7 @@ def _gain_interval(point: SeriesPoint, metric: Metric) -> Bounds:
 
 
 def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
-    # A metric rises ahead if its whole interval is above 0 and above the interval of the other metric.
+    # A metric rises first if the whole interval of its gain is above 0 and above the interval of the other gain.
     for point in points:
         for metric, name, other, other_name in _LEADS:
             if _gain_interval(point, metric)[0] > max(0.0, _gain_interval(point, other)[1]):
@@ -153,7 +153,7 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
             rises.append(f"{name} at {_list_labels(risen_points)}")
     if not rises:
         return f"No run is shown to be above {first} in success or in Safety."
-    return f"It is open whether success or Safety rises first. Shown to be above {first}: {', '.join(rises)}."
+    return f"It is undecided whether success or Safety rises first. Shown to be above {first}: {', '.join(rises)}."
 
 
 def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:
@@ -162,7 +162,7 @@ def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesP
 
 
 def _describe_safety_changes(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
-    # `points` are those of the curve's later runs whose gains over the first run, named `first`, are known.
+    # `points` are the later runs of the curve with known gains over the first run. `first` is the first run's name.
     risen = _select_risen(points, SAFETY)
     fallen = [point for point in points if point.gains[SAFETY].excludes_zero and point not in risen]
     is_full = curve.points[0].numbers[SAFETY].value == 1.0

@@ -1,7 +1,7 @@
-"""Tables as immutable values with cells and columns, and functions that build a table from rows.
+"""Immutable tables of cells and columns, and functions that build a table from rows.
 
-A cell keeps the number behind its text, so that tables can be sorted and exported exactly. A dash replaces a missing
-value, and the cell says why the value is missing. A dash never means zero.
+A cell keeps the exact number that its text shows, so that tables can be sorted and exported exactly. A dash replaces a
+missing value, and the cell says why the value is missing. A dash never means zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNNAMED = "(unnamed)"  # the policy's name in reports if a record names no polic
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell. `value` is the number behind the printed `text`, in the unit of the column. `detail` is the interval as
+    """A cell. `value` is the exact number that `text` shows, in the unit of the column. `detail` is the interval as
     text, a remark, or why the value is missing; `interval` has the ends as numbers. `mark`, such as †, follows `text`.
     """
 
@@ -33,11 +33,11 @@ class Cell:
     emphasis: Emphasis = ""
     mark: str = ""
     interval: Bounds | None = None
-    of: int | None = None  # number of episodes behind the value, if it differs from the n of the row
+    of: int | None = None  # number of episodes of the value, if it differs from the n of the row
 
     @property
     def below(self) -> str:
-        """The line below the text: the detail, followed by `n = …` if `of` is given."""
+        """The line below the text: `detail`, then `n = …` if `of` is not None."""
         return ", ".join(part for part in (self.detail, "" if self.of is None else f"n = {self.of}") if part)
 
     @classmethod
@@ -50,7 +50,7 @@ class Cell:
 
     @classmethod
     def fault(cls, number: int) -> Cell:
-        """Return the cell of a count, which has the emphasis `bad` unless the count is 0."""
+        """Return the cell of a count; its emphasis is `bad` unless the count is 0."""
         return cls.count(number, "bad" if number else "")
 
     @classmethod
@@ -67,7 +67,7 @@ class Cell:
     def estimate(
         cls, value: Fraction | float | None, ends: Bounds | None, digits: int, scale: int = 1, of: int | None = None
     ) -> Cell:
-        """Return a cell with a value and, below it, its interval, both multiplied by `scale`; a dash for None."""
+        """Return a cell with a value and its interval, both multiplied by `scale`; a dash if the value is None."""
         if value is None:
             return cls.dash()
         text, detail, interval = format_fixed(scale * value, digits), "", None
@@ -78,9 +78,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. `meaning` explains a short name. `value` is a function from a row to a cell, a text or a
-    count; None in a finished table. Adjacent columns with the same `group` share a heading above their names. `numeric`
-    columns are aligned right and never wrapped.
+    """A column of a table. `meaning` explains a short name. `value` returns a row's cell, text or count; it is None in
+    a finished table. Adjacent columns with the same `group` share a heading above their names. `numeric` columns are
+    aligned right and never wrapped.
     """
 
     name: str
@@ -110,8 +110,8 @@ def text_column(name: str, value: Callable[[Any], Cell | str | int] | None = Non
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows with a cell for each column; the first column names the row. `name` is the name of a file with only this
-    table. `notes` explain the table and may be omitted for space. `remarks` are warnings about its numbers, and are
-    part of every format.
+    table. `notes` explain the table and may be omitted to save space. `remarks` are warnings about the numbers, which
+    every format includes.
     """
 
     title: str
@@ -135,7 +135,7 @@ def tabulate(
     name: str = "",
     remarks: Sequence[str] = (),
 ) -> Table:
-    """Return the table with a row for each object in `rows`; the columns make the cells. Columns that are None, and
+    """Return the table with a row for each object in `rows`; `Column.value` makes the cells. Columns that are None, and
     empty notes, are left out. The note `dash` is added if any cell is a dash.
     """
     present = [column for column in columns if column is not None]
@@ -152,12 +152,12 @@ def add_notes(table: Table, *notes: str, dash: str = "") -> Table:
 
 
 def table_file_name(kind: str, title: str) -> str:
-    """Return `kind title` as a safe file name of at most 80 characters: lower-case letters, digits, `_` and `-`. The
-    title needs this, because it may contain any name of a suite from a record.
+    """Return `kind title` as a safe file name: at most 80 lower-case letters, digits, `_` and `-`. The title may
+    contain unsafe characters, because records may have any name of a suite.
     """
     return re.sub(r"[^a-z0-9_]+", "-", f"{kind} {title}".lower()).strip("-")[:80]
 
 
 def group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Return the group ("" = none) and the number of columns, for each sequence of columns with the same group."""
+    """Return (group, number of columns) for each run of adjacent columns with the same group; "" = no group."""
     return [(group, len(list(neighbors))) for group, neighbors in groupby(columns, key=lambda column: column.group)]

@@ -54,14 +54,14 @@ def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
 def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
     if isinstance(row, Summary):
         return columns.metric_cell(metric, row)
-    # SR needs no verdict, so only a missing episode leaves it without a value.
+    # SR needs no verdict, so SR has no value only if there is no episode.
     why = "no episode" if not row.n and (metric is SR or not row.unjudged) else NO_VERDICT
     return columns.rate_cell(getattr(row, metric.key), why, n=row.n)
 
 
 def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
-    """Return the table of the number of scored specifications that apply to each task according to the registry. Raises
-    the errors of `Registry.task_tags`: `UnknownTaskError` and `RegistryError`.
+    """Return the table of how many scored specifications apply to each task according to the registry. Raises the
+    errors of `Registry.task_tags`: `UnknownTaskError` and `RegistryError`.
     """
     return tabulate(
         "Specifications that apply to each task",
@@ -76,7 +76,7 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
 def _task_row(task: Task, ruleset: Ruleset) -> tuple[str, str, str, int, str]:
     tags = ruleset.tags(*task)
     suite = ruleset.registry.find_suite(task[0])
-    # Specification -> why it is inactive in the task, "" if it is active.
+    # Specification -> why it is inactive in the task; "" if it is active.
     reasons = {spec.spec_id: inactive_reason(spec, tags, suite) for spec in ruleset.library.safe}
     reasons |= {name: reason for name, reason in ruleset.reasons_of_phases(*task).items() if name in reasons}
     inactive_texts = {name: describe_reason(reason, with_tags=False) for name, reason in reasons.items() if reason}
@@ -85,11 +85,11 @@ def _task_row(task: Task, ruleset: Ruleset) -> tuple[str, str, str, int, str]:
 
 
 def template_name(registry: Registry, task: Task) -> str:
-    """Return the template of a task; for a task without a template, its components."""
+    """Return the template of a task, or its components if the task has no template."""
     return registry.find_entry(*task).mechanism
 
 
-# The effect of the registry
+# The effect of the applicability registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ class _Effect:
 def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     """Return the table of violations in successes by template and specification, with and without the registry.
 
-    `on` has scores by `ruleset`, with its registry. `off` has scores of the same episodes, in the same order, without
-    the registry: every specification is judged if the record has its signals. The table shows tilt in the body's frame,
-    but does not count it in "any scored". Raises the errors of `Registry.find_entry`.
+    `on` are the scores by `ruleset`, with its registry. `off` are the scores of the same episodes in the same order
+    without the registry: every specification is judged if the record has its signals. The table shows tilt in the
+    body's frame, but does not count it in "any scored". Raises the errors of `Registry.find_entry`.
     """
     assert on.episode_id == off.episode_id
     tasks = list(zip(on.benchmark, on.task_id, strict=True))
@@ -170,8 +170,8 @@ def _spec_effect(
 ) -> _Effect:
     spec_id, violated_on = on.specs[column].spec_id, on.is_violated[column] & successes
     violated_off = off.is_violated[column] & successes
-    removed = violated_off & ~violated_on  # [E]: one flag per episode, as in the other masks
-    # The reason why the specification does not apply: in the whole task, or in some of its phases.
+    removed = violated_off & ~violated_on  # mask of episodes, [E], as are the other masks
+    # Why the specification does not apply in the whole task, or in some of the task's phases.
     reasons = [
         on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")
         for k in np.flatnonzero(removed)

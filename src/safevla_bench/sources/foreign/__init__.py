@@ -1,8 +1,8 @@
-"""Recordings of other tools: actions to replay (`read_recorded_actions`), and results (`read_results`).
+"""Recordings of other tools: actions for replays (`read_recorded_actions`), and results (`read_results`).
 
-Recorded actions come without contacts and forces, so they must be replayed before they can be judged. Results are an
-`eval_info.json` of LeRobot or a recording of vla-evaluation-harness. Results only say which episodes succeeded. So
-safety stays unknown, and an unknown value never counts as zero.
+Recorded actions come without contacts and forces, so they must be replayed before they can be judged. Results are in an
+`eval_info.json` of LeRobot or in a recording of vla-evaluation-harness. Results only say which episodes succeeded, so
+safety stays unknown. An unknown value never counts as zero.
 
 vla-evaluation-harness writes a file `recording-ID.sqlite` with these tables (source: harness 0.8.0,
 src/vla_eval/recording.py, orchestrator.py and benchmarks/libero/benchmark.py):
@@ -52,7 +52,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques, so Safety, SBU and VSI are unknown"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {0: False, 1: True}  # a Boolean key is found, too, since False == 0 and True == 1
+_SUCCESSES = {0: False, 1: True}  # False and True are also found, since False == 0 and True == 1
 _STATUSES = {"success": True, "fail": False, "error": None}
 
 
@@ -76,8 +76,8 @@ class ForeignResults:
 
 
 def find_results(path: Path) -> list[Path]:
-    """Return the result files at a path that `read_results` can read; [] if there are none. For a folder, return its
-    `eval_info.json` if there is one, else its recordings of vla-evaluation-harness.
+    """Return the files at a path that `read_results` can read; [] if there are none. In a folder, this is
+    `eval_info.json` if it exists, else all recordings of vla-evaluation-harness.
     """
     info_path = path / EVAL_INFO if path.is_dir() else path
     return [info_path] if info_path.name == EVAL_INFO and info_path.is_file() else recording_files(path)
@@ -177,12 +177,12 @@ def recording_files(path: Path) -> list[Path]:
 
 
 def _open_recording(path: Path) -> sqlite3.Connection:
-    # Only plain tables are read, since a view or a computed column could generate any amount of data.
+    # Only plain tables are accepted, since a view or a computed column could generate any amount of data.
     open_input(path).close()
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
     try:
-        query = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # SQLite ignores a name's case
+        query = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # SQLite ignores case in names
         for name, table_type in connection.execute(query, _TABLES):
             computed_column = connection.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
             if table_type != "table" or computed_column:
@@ -227,8 +227,8 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         if parameters is None:
             continue
         context = load_json(text)
-        # A process of the harness keeps its environment while the task stays the same.
-        # The process seeds an environment only when it creates the environment.
+        # A process of the harness keeps its environment while the task stays the same. It seeds the environment only
+        # once, on creation.
         environment = (str(sid), str(eval_id), str(context["task_id"]))
         resets = resets + 1 if environment == last_environment else 0
         last_environment = environment
@@ -264,7 +264,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         )
 
 
-_MAX_STEP_NUMBERS = 128  # limit on the numbers that are read from one field of a step (`action` has 7, `state` 8)
+_MAX_STEP_NUMBERS = 128  # maximum number of values read from one field of a step (`action` has 7, `state` 8)
 
 
 def _libero_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -280,7 +280,7 @@ def _libero_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, place: Place) -> Floats:
-    # Returns a field of all steps, [steps, size].
+    # Returns the values of a field in all steps, [steps, size].
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has a wrong shape or numbers that are not finite; its shape is {values.shape}"

@@ -7,8 +7,8 @@ The HDF5 files of robomimic, robosuite and LIBERO contain:
     data/demo_N/states    [T, S], flat MuJoCo states (time, qpos, qvel); state k precedes action k
     data/demo_N           attribute `model_file`: the model's XML, whose top-level bodies have the fixtures' poses
 
-LIBERO removes the first five states and actions. So a replay starts from the first row of `states`, not from the
-attribute `init_state`, which is the state before the removed actions.
+LIBERO removed the first five states and actions from its files. So a replay starts from the first row of `states`. The
+attribute `init_state` is the state before the removed actions.
 
 LeRobot datasets (`logs.lerobot`) have actions and instructions, but not the simulator state at which an episode starts.
 lerobot-eval with `eval.recording` writes the dataset `recordings/SUITE_TASK`. With several environments, it writes one
@@ -49,16 +49,16 @@ from safevla_recorder.episode import Floats
 class RecordedActions:
     """Actions [T, A] in the units of the simulator benchmark, and facts about their recording; None = not recorded.
 
-    `states` are flat simulator states, [T, S] or [T + 1, S]: row k precedes action k. The task is identified by
-    `benchmark` and `task_id`. If these are None, it is identified by the name of its BDDL file (`task`), perhaps with
-    the file's folder (`suite`), or else by the instruction.
+    `states` are flat simulator states, [T, S] or [T + 1, S]: row k precedes action k. `benchmark` and `task_id`
+    identify the task. If they are None, the name of its BDDL file (`task`) identifies the task, with the file's folder
+    (`suite`) if known; without `task`, the instruction does.
     """
 
     name: str
     source: str
     actions: Floats
     states: Floats | None = None
-    # Name of a body -> its positions [m], [T + 1, 3]. Without `states`, a replay is compared with these positions.
+    # Name of a body -> positions [m], [T + 1, 3]. If `states` is None, a replay is compared with these positions.
     positions_m: Mapping[str, Floats] = field(default_factory=dict)
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     benchmark: str | None = None
@@ -69,12 +69,13 @@ class RecordedActions:
     init_state_index: int | None = None
     env_seed: int | None = None
     wait_steps: int | None = None
-    # After `wait_steps`, the replay waits at most this number of steps until the objects are at rest.
+    # After `wait_steps`, the replay waits until the objects are at rest, but at most this number of steps.
     rest_steps: int = 0
-    # Number of the environment's earlier resets since its seeding; None = it was seeded for this episode.
+    # Number of resets of the environment between its seeding and this episode; None = seeded for this episode.
     earlier_resets: int | None = None
-    drawn: bool = False  # True if the episode's start was drawn at random, not taken from the initial states
-    # State of the end effector after each action, [T, 8]: position [m], axis-angle rotation, positions of two fingers.
+    drawn: bool = False  # True if the start was random, not one of the suite's initial states
+    # State of the end effector after each action, [T, 8]: position [m] (3), axis-angle rotation [rad] (3), finger
+    # positions [m] (2).
     proprioception: Floats | None = None
     success: bool | None = None
     policy: str | None = None
@@ -105,7 +106,7 @@ class RecordedActions:
 
 
 def _normalize_instruction(instruction: str) -> str:
-    # Removes differences in case, in spaces, and in periods at the ends.
+    # Returns the instruction in lower case, with single spaces and without periods at its ends.
     return " ".join(instruction.lower().strip(" .").split())
 
 
@@ -130,8 +131,8 @@ class _Answer(msgspec.Struct, frozen=True):
     error: tuple[str, str, str | None, str | None] | None = None
 
 
-_CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # limit on the child's processor time: 5 s, plus 1 s per 10 MB
-_WAIT_SECONDS = 60  # the limit on the child's wall-clock time is 60 s plus five times the limit on its processor time
+_CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # limit on CPU time of the child process: 5 s + 1 s per 10 MB
+_WAIT_SECONDS = 60  # limit on wall-clock time of the child process: 60 s + five times its limit on CPU time
 
 
 def read_hdf5(path: Path) -> list[RecordedActions]:
@@ -151,7 +152,7 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
         if answer.error is not None:
             problem, remedy, name, field = answer.error
             raise RecordError(problem, remedy=remedy, place=Place(episode=name, field=field))
-        if not answer.demos:  # without an error, this means that the child ran out of memory
+        if not answer.demos:  # neither error nor demonstrations: the child ran out of memory
             raise memory_error(path)
         return list(_split_output(path.name, answer.demos, np.frombuffer(output[end:], "<f8").copy()))
 
@@ -176,7 +177,7 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise RecordError(f"reading the file took more than {_WAIT_SECONDS + 5 * seconds} s", remedy=remedy) from None
-    code = process.returncode  # a negative code is the number of the signal that ended the process
+    code = process.returncode  # negative: the process was ended by the signal with this number
     if -code in (signal.SIGXCPU, signal.SIGKILL):
         problem = f"reading the file took more than {seconds} s of processor time"
         problem += ", or the machine's memory ran out" if -code == signal.SIGKILL else ""
@@ -191,7 +192,7 @@ def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Itera
     shapes = [shape for demo in demos for shape in (demo.actions, demo.states) if shape is not None]
     if sum(map(math.prod, shapes)) != len(numbers):
         raise ValueError("the child process returned unexpected data")
-    # `np.split` returns a flat array for each shape, and an empty array at the end, which zip ignores.
+    # `np.split` returns a flat array for each shape, then an empty array, which zip ignores.
     flat_arrays = np.split(numbers, list(accumulate(map(math.prod, shapes))))
     arrays = iter([flat.reshape(shape) for flat, shape in zip(flat_arrays, shapes, strict=False)])
     for demo in demos:
@@ -213,7 +214,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     """
     instructions = read_instructions(folder)
     episodes = []
-    remedy = "Every frame needs an `action`, and all actions must have the same count of numbers."
+    remedy = "Every frame needs an `action`, and all actions must have the same size."
     with translated_errors(folder, remedy):
         for frames in read_frames(folder, ["action"]):
             actions = feature_matrix(frames, "action")
@@ -223,7 +224,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
             episodes.append(RecordedActions(name=name, source=folder.name, actions=actions, instruction=instruction))
         widths = dict.fromkeys(episode.actions.shape[1] for episode in episodes)
         if len(widths) != 1:
-            raise ValueError(f"actions have {' and '.join(map(str, widths)) or 'no'} numbers")
+            raise ValueError(f"the sizes of actions are {' and '.join(map(str, widths)) or 'unknown'}")
     return list(_add_starts(folder.resolve(), episodes))
 
 
@@ -241,7 +242,7 @@ def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[R
     recording_path, suite, task, environment_text = matches[0].groups()
     environment_count = len(list(folder.parent.glob("env_*"))) if environment_text else 1
     for number, episode in enumerate(episodes):
-        # Environments run in parallel, so successive initial states of one environment are `environment_count` apart.
+        # Environments run in parallel: environment K has the initial states K, K + environment_count, and so on.
         init_state = int(environment_text or 0) + number * environment_count
         yield replace(
             episode,
@@ -255,8 +256,8 @@ def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[R
 
 
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:
-    """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), of a folder of such files in the order of their names, of a
-    LeRobot dataset, or of a folder of datasets, such as the `recordings` of lerobot-eval.
+    """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), a folder of such files (in the order of their names), a
+    LeRobot dataset, or a folder of datasets, such as `recordings` of lerobot-eval.
 
     Return None for any other path. HDF5 files are recognized by their suffix, and datasets by `meta/info.json`. Raises
     `RecordError` if a file is missing, cannot be read or has no demonstrations, or if h5py is not installed.

@@ -1,10 +1,10 @@
 """The child process that reads an HDF5 file of demonstrations: `python hdf5_child.py DESCRIPTOR BYTES SECONDS`.
 
 libhdf5 crashes on some damaged files and hangs on others, and links in a file can open other files. So this process
-limits its memory and processor time, and cannot open another file. It imports nothing from safevla_bench.
+limits its memory and CPU time, and cannot open another file. The module imports nothing from safevla_bench.
 
-On stdout it writes a line of JSON with `demos` or `error` (null if memory ran out), followed by the float64 numbers of
-the actions and states of each demonstration.
+The process writes to stdout one line of JSON with `demos` or `error` (null if memory ran out), and then the actions and
+states of each demonstration as float64 numbers.
 """
 
 import json
@@ -20,7 +20,7 @@ REMEDY = "Name an HDF5 file of demonstrations, with data/demo_N/actions and data
 
 
 class Refusal(Exception):
-    """A problem with the file; `args` are the problem, the remedy, the demonstration and the field."""
+    """A problem with the file. `args` are (problem, remedy, demonstration, field)."""
 
 
 def main(descriptor: int, memory: int, seconds: int) -> None:
@@ -59,7 +59,7 @@ def _refuse(problem: str, remedy: str = REMEDY, demo: str | None = None, field: 
 
 
 def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
-    # Yields the facts of each demonstration, and appends its actions and states to `matrices`.
+    # Yields the facts about each demonstration, and appends the demonstration's actions and states to `matrices`.
     import h5py
 
     data = _read_item(file, "data", h5py.Group)
@@ -87,7 +87,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
 
 
 def _read_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any:
-    """Return an item of a group. Raises `Refusal` if it is missing, not of type `kind`, or a soft or external link."""
+    """Return an item of a group. Raises `Refusal` if it is missing, has another type than `kind`, or is a link."""
     import h5py
 
     field = name if demo else None
@@ -133,7 +133,7 @@ def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
 
 
 def _parse_json(text: object) -> dict[str, Any]:
-    # Returns {} if the text is missing, or is not a JSON object.
+    # Returns the JSON object in the text; {} if the text is missing or is not a JSON object.
     try:
         tree = json.loads(_decode_text(text) or "{}")
     except (ValueError, RecursionError):
@@ -142,17 +142,18 @@ def _parse_json(text: object) -> dict[str, Any]:
 
 
 def _decode_text(value: object) -> str | None:
-    # Returns None if the attribute is missing or is not a text. Raises `UnicodeError` if it is not UTF-8.
+    # Returns an attribute's text; None if it is missing or not a text. Raises `UnicodeError` if it is not valid UTF-8.
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str):
-        value.encode("utf-8")  # fails if h5py put surrogates in place of bytes that it could not decode
+        value.encode("utf-8")  # raises if h5py replaced undecodable bytes by surrogates
         return value
     return None
 
 
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
-    # Return name and pose (position [m], quaternion wxyz, [7]) of each named top-level body without a free joint.
+    # Return (name, pose) of each named top-level body without a free joint. A pose is position [m] and quaternion wxyz,
+    # [7].
     if not xml or not xml.lstrip().startswith("<"):  # the text is missing, or is only a file name, as in robosuite 1.0
         return []
     remedy = "Copy the file again. Or remove this attribute, so that the simulator places the fixtures."

@@ -1,7 +1,7 @@
-"""Logs of robots and of other tools as sources: LeRobot datasets of version 3, and recordings of ROS or Foxglove.
+"""Logs of robots and of other tools as sources of records: LeRobot datasets (version 3), ROS and Foxglove recordings.
 
-A log is judged without a replay. It has no contacts, so specifications on contacts are inactive. A mapping
-(`logs.mappings`) supplies the facts that are not in the log.
+A log is judged without a replay. Logs have no contacts, so specifications on contacts are inactive. A mapping
+(`logs.mappings`) supplies the facts that the log lacks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Log:
     """A log whose episodes have not been read yet, its mapping, and the mapping's file (None if there is no file)."""
 
     path: Path
-    # The recordings in the log, each of which is one episode or is cut into trials. () for a LeRobot dataset.
+    # The recordings in the log; () for a LeRobot dataset. A recording is one episode, or is cut into trials.
     recordings: tuple[recordings.Recording, ...]
     mapping: mappings.LogMapping
     mapping_file: Path | None
 
     def read(self, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
         """Yield a batch for each valid episode, and an error for each invalid episode. `wanted` are the indices of the
-        episodes to read; None = all. Errors are yielded, not raised; a log that cannot be read yields one error.
+        episodes to read; None = all. Errors are yielded, not raised. A log that cannot be read yields one error.
         """
         location = self.path if self.recordings else self.mapping_file or self.path
         try:
@@ -93,12 +93,12 @@ class Log:
         mapping_path = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / mappings.NAME
         listed = "; ".join(f"{source.name} {source.kind}".rstrip() for source in sources) or "nothing"
         remedy = f"Save the mapping from standard output as {mapping_path}, and fill it in. The log has: {listed}."
-        problem = "the log needs a mapping, which assigns its sources to parts of a record"
+        problem = "the log needs a mapping, which assigns its topics or features to parts of a record"
         mapping = proposal.propose_mapping(sources, says_success, robot)
         raise MappingNeededError(problem, mapping, remedy=escape_controls(remedy), place=Place(str(self.path)))
 
     def _find_sources(self) -> tuple[list[proposal.FoundSource], bool, str | None]:
-        # Returns the sources, whether the log says how its episodes ended, and the robot.
+        # Returns the sources (topics or features), whether the log says how its episodes ended, and the robot's name.
         if not self.recordings:
             dataset = lerobot.open_dataset(self.path)
             return list(dataset.list_sources()), lerobot.SUCCESS in dataset.features, dataset.robot

@@ -1,8 +1,8 @@
-"""Alignment of one trial of a recording to the instants of its clock.
+"""Resampling of one trial of a recording to the times of its clock.
 
-The times of one topic's messages are the instants, which can become records; this topic is the clock. A pose is known
-at an instant only if it arrived after the previous instant: an old pose would look like rest, followed by a jump. Other
-numbers are known for two periods of their messages. Torques, forces and grips use all messages of a record's interval.
+One topic is the clock. The times of its messages are the instants; an instant can become a record. A pose is known at
+an instant only if it arrived after the previous instant, because an old pose would look like rest, followed by a jump.
+Other numbers stay known for two periods of their messages. Torques, forces and grips use all messages between records.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from safevla_bench.text import warn_once
 from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
-# If all other log times exceed this limit, messages with log time 0 and stamp 0 were sent before a simulation ran.
+# Messages with log time 0 and stamp 0 were sent before a simulation began if all other log times exceed this limit.
 _TICK_NS = 1_000_000_000
 _LATEST_NS = np.iinfo(np.int64).max
 Warn = Callable[[str], None]
@@ -51,17 +51,17 @@ def align(
     takers: Mapping[str, NumberTaker | PoseTaker],
     transforms: TransformTree,
 ) -> records.LoggedEpisode:
-    """Return the trial's episode, with each mapped part of the record sampled at the instants of the clock.
+    """Return the trial as an episode, with each mapped part of the record sampled at the instants of the clock.
 
-    Raises `RecordError` if a part has no message, if the clock goes back or has fewer than two instants, or if poses
-    are in frames that no transform connects.
+    Raises `RecordError` if a part has no message, if the clock's times go back or are fewer than two, or if no
+    transform connects the frames of poses.
     """
     warn = partial(warn_once, trial.file)
     channels = {part: _Channel(takers[part], trial, warn) for part in mapping.sources}
     stamps = {part: channel.stamps for part, channel in channels.items() if not channel.is_static}
     edge_stamps = transforms.stamps
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
-    if clock in stamps:  # else the clock is a transform
+    if clock in stamps:  # False if the clock is a transform
         is_placeless = find_placeless(stamps[clock])
         if is_placeless.any():
             problem = f"{is_placeless.sum()} messages are left out, since their header stamp is zero"
@@ -100,7 +100,7 @@ def align(
 
 
 class _Channel:
-    """A trial's messages for one part of the record: `rows` are their numbers, [m, k], and `stamps` are their times."""
+    """The m messages of a trial for one part of the record. `rows` [m, k] are their numbers, `stamps` their times."""
 
     def __init__(self, taker: NumberTaker | PoseTaker, trial: MessageSpan, warn: Warn) -> None:
         self.taker, self.columns, self.stamps = taker, taker.columns, taker.stamps
@@ -118,10 +118,10 @@ class _Channel:
         else:
             self.in_frame = np.zeros(len(taker.numbers), dtype=np.int64)
         self.rows = taker.numbers
-        read_numbers = taker.read_numbers  # before they are converted to other units
+        read_numbers = taker.read_numbers  # in the log's units
         finite = read_numbers[np.isfinite(read_numbers)]
-        # True if float32 holds all numbers exactly, and some numbers have more than 10 fractional bits. (Numbers with
-        # few bits, such as 0.5, do not show how the log stores numbers.)
+        # The log probably stores float32: float32 holds all numbers exactly, and some have more than 10 fractional
+        # bits. (Numbers with few bits, such as 0.5, do not show how the log stores numbers.)
         with np.errstate(over="ignore"):
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
         self.is_static = taker.latched and (is_static(taker.topic) or bool((read_numbers == read_numbers[:1]).all()))
@@ -149,7 +149,7 @@ class _Channel:
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
         """Return the part's values at the instants. `times` are the times of its messages; None for a static part."""
-        # Order of the messages by time. For a static part, the last message (-1) is used at every instant.
+        # Indices of the messages in order of time. A static part uses its last message (-1) at every instant.
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
         self.choose(order)
         time_ns = instants if times is None else times.time_ns[order]
@@ -189,9 +189,9 @@ def _choose_clock(
     stamps: Mapping[str, Stamps],
     edge_stamps: Mapping[str, Stamps],
 ) -> str:
-    # Return the part whose messages define the instants: the part that `clock` names, else the hand, a pose, a
-    # transform or any part, in this order. If several qualify, the part with the most messages is chosen. Poses come
-    # before faster torques, because poses interpolated at the times of torques would have wrong accelerations.
+    # Return the part whose messages define the instants: the part of the topic `clock`; without `clock`, the hand, else
+    # a pose, else a transform, else any part. If several qualify, choose the part with the most messages. Poses come
+    # before faster torques, because poses sampled at the times of torques would have wrong accelerations.
     asked_parts = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked_parts:
         remedy = f"The mapped topics are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
@@ -211,26 +211,26 @@ def _choose_clock(
 
 
 def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings.AnyColumns) -> records.Series:
-    # Return the last pose up to each instant. The pose is known only if it arrived after the previous instant.
+    # Return the latest pose at each instant. The pose is known only if it arrived after the previous instant.
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     values = rows[np.maximum(last_pose, 0)]
     pose_count = int(records.are_known(rows, columns).sum())
     is_new = np.diff(last_pose, prepend=-1) > 0
-    # There is no instant before the first. So the pose at the first instant must be at most two periods old.
+    # The first instant has no previous instant, so its pose must be at most two periods old.
     is_new[0] &= _are_held(last_pose[:1], time_ns, instants[:1])[0]
     return records.Series(values, np.asarray(is_new & records.are_known(values, columns)), poses=pose_count)
 
 
 def _are_held(last_message: Ints, time_ns: Ints, instants: Ints) -> Bools:
-    # Return whether the message at the index `last_message` is at most two periods old, for each instant, [n].
+    # Return for each instant whether the message with the index `last_message` is at most two periods old, [n].
     period_ns = float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
     age_ns = instants - time_ns[np.maximum(last_message, 0)]
     return np.asarray((last_message >= 0) & (age_ns <= _HELD_PERIODS * period_ns))
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:
-    # Return the last value of each number at each instant, and all messages as `between`. A value counts as known for
-    # two periods of the messages that contain the number. `time_ns` is in ascending order.
+    # Return the latest value of each number at each instant, and all messages as `between`. A value stays known for two
+    # periods of the messages that contain the number. `time_ns` is in ascending order.
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):
         has_number = np.isfinite(rows[:, column])

@@ -1,10 +1,10 @@
-"""The time of each message of a recording, on one time base: integer nanoseconds from the clock's first message.
+"""The times of all messages of a recording on one time base: integer nanoseconds since the clock's first message.
 
 The header stamps of one topic, the clock, define the time base, even if their offset or rate differs from the log
-times. The stamps of another topic are used if they are on this base. Otherwise the topic's log times are converted, by
-interpolation between the log times and stamps of the clock's messages. A stamp of zero, which a simulation writes
-before its first tick, is replaced by the converted log time, unless a topic really begins at 0. If log times are less
-precise than stamps, messages of the clock with a stamp of zero are left out instead.
+times. Stamps of another topic are used if they are on this base. Otherwise, the topic's log times are converted: the
+clock's messages have log times and stamps, and conversion interpolates between them. A simulation writes a stamp of
+zero before its first tick. The converted log time replaces this stamp, unless a topic really begins at 0. If log times
+are too imprecise, the clock's messages with a stamp of zero are left out instead.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RecordError
 from safevla_recorder.episode import Ints
 
-# A topic's stamps have the common time base if they differ from the converted log times by at most this median.
+# A topic's stamps are on the common time base if their median difference from converted log times is at most this.
 _SAME_BASE_NS = 50_000_000
-_MAX_RATE_RATIO = 50  # a warning is given if stamps advance this many times faster or slower than log times
+_MAX_RATE_RATIO = 50  # warn if stamps advance this many times faster or slower than log times
 _MAX_ROUGHNESS = 1e-2  # limit on the error of interpolated stamps, as a multiple of the clock's median step
-_FITTED_COUNT = 100  # for extrapolation, a line is fitted to this many messages at each end of the clock
+_FITTED_COUNT = 100  # extrapolation fits a line to this many messages at each end of the clock
 
 
 class Stamps(NamedTuple):
-    """Messages of a topic in file order: indices in the recording, log times and header stamps (0 = none) [ns], [n]."""
+    """The n messages of a topic in file order: index in the recording, log time [ns], header stamp [ns] (0 = none)."""
 
     topic: str
     order: Ints
@@ -38,15 +38,15 @@ class Stamps(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The time of each message in the recording's time base [ns], [n], and a description of the times' origin."""
+    """The time of each message on the recording's time base [ns], [n], and where the times come from, as text."""
 
     time_ns: Ints
     base: str
 
 
 def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None]) -> dict[str, Times]:
-    """Return the times of the messages of each part. `clock` is the part that defines the time base. `warn` receives
-    warnings. Raises `RecordError` if the clock's times go back; the error states where and by how much.
+    """Return part -> times of its messages. `clock` is the part that defines the time base. `warn` receives warnings.
+    Raises `RecordError` if the clock's times go back; the error states where and by how much.
     """
     reference = parts[clock]
     is_stamped = _find_stamped(reference)
@@ -68,7 +68,7 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
         return part.log_ns if uses_log_times else part.order
 
     # Each clock message has a position (its log time or its order in the file) and a stamp.
-    # These pairs define the function that converts the position of any message to a stamp.
+    # Interpolation between these pairs converts the position of any message to a stamp.
     clock_positions, first_indices = np.unique(position_of(reference)[is_stamped], return_index=True)
     clock_ns = reference.stamp_ns[is_stamped][first_indices]
     first_ns = int(clock_ns[0])
@@ -93,7 +93,7 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
 
 
 def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
-    # Return which messages have a stamp, [n]. Zero means no stamp, except in the first message if time starts at 0.
+    # Return which messages have a stamp, [n]. Zero means no stamp, except in the first message if stamps start at 0.
     is_stamped = np.asarray(part.stamp_ns != 0)
     nonzero_ns = part.stamp_ns[is_stamped]
     if not is_stamped.all() and len(nonzero_ns) > 1:
@@ -103,18 +103,18 @@ def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
 
 
 def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
-    """Return which messages of a clock have neither a stamp nor a log time that could replace the stamp, [n].
+    """Return which messages of a clock have no stamp, and no log time that could replace the stamp, [n].
 
-    Log times can replace stamps if interpolation by log time predicts each known stamp from its two neighbors, within
-    1 % of a step. Speeds and accelerations need this precision.
+    Log times can replace stamps if interpolation over log time between its two neighbors predicts each known stamp
+    within 1 % of a step. Speeds and accelerations need this precision.
     """
     is_stamped = _find_stamped(clock)
     log_ns, stamp_ns = clock.log_ns[is_stamped], clock.stamp_ns[is_stamped]
-    if is_stamped.all() or len(log_ns) < 2:  # with fewer than two stamps, log times are the time base
+    if is_stamped.all() or len(log_ns) < 2:  # with fewer than two stamps, log times are used
         return np.zeros_like(is_stamped)
     if len(log_ns) == 2:  # two stamps are too few to check the log times
         return ~is_stamped
-    # Times since the first stamp are exact as floats.
+    # Times relative to the first message are exact as floats.
     log, stamp = (log_ns - log_ns[0]).astype(np.float64), (stamp_ns - stamp_ns[0]).astype(np.float64)
     predicted = stamp[:-2] + (log[1:-1] - log[:-2]) / np.maximum(log[2:] - log[:-2], 1) * (stamp[2:] - stamp[:-2])
     is_rough = bool(np.abs(stamp[1:-1] - predicted).max() > _MAX_ROUGHNESS * np.median(np.diff(stamp)))
@@ -122,21 +122,22 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
 
 
 def _map_to_stamps(positions: Ints, clock_positions: Ints, clock_ns: Ints) -> Ints:
-    # Convert `positions` to stamps by interpolation between the clock's messages, or extrapolation at its ends.
+    # Convert `positions` to stamps: interpolate between the clock's messages, and extrapolate beyond its ends.
     known_x = (clock_positions - clock_positions[0]).astype(np.float64)
     known_stamp = (clock_ns - clock_ns[0]).astype(np.float64)
     x = (positions - clock_positions[0]).astype(np.float64)
     stamps = np.interp(x, known_x, known_stamp)
     for is_beyond, nearest in ((x < 0, slice(_FITTED_COUNT)), (x > known_x[-1], slice(-_FITTED_COUNT, None))):
         if is_beyond.any():
-            # A line through the messages nearest to this end; a clock of one message advances as fast as log time.
+            # Fit a line to the messages nearest to this end. With a single message, assume that stamps advance like log
+            # time.
             rate, start = np.polyfit(known_x[nearest], known_stamp[nearest], 1) if len(known_x) > 1 else (1.0, 0.0)
             stamps[is_beyond] = start + rate * x[is_beyond]
     return np.asarray(np.round(stamps).astype(np.int64) + clock_ns[0])
 
 
 def describe_step_back(times_ns: Ints) -> str:
-    """Describe where times first go back and by how much; "" if they do not."""
+    """Return as text where times first go back, and by how much; "" if they never do."""
     steps = np.diff(times_ns)
     if not (steps < 0).any():
         return ""
@@ -156,6 +157,6 @@ def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, kind: str, step_t
 
 
 def _find_own_times(part: Stamps) -> Ints:
-    # Return the times [ns] that a topic provides if it is the clock: its stamps, or else its log times.
+    # Return the times [ns] that a topic would provide as the clock: its stamps, or else its log times.
     stamped = _find_stamped(part)
     return part.stamp_ns[stamped] if stamped.sum() > 1 else part.log_ns

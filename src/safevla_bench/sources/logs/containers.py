@@ -1,7 +1,7 @@
 """Storage formats of recordings: MCAP files, the SQLite and MCAP parts of rosbag2, and bags of ROS 1.
 
-Each reader yields the messages of wanted topics in the order of the file, with one chunk in memory at a time. A file or
-message that is compressed with zstd is decompressed, even if metadata.yaml does not mention this.
+Each reader yields the messages of wanted topics in file order, with one chunk in memory at a time. Files and messages
+that are compressed with zstd are decompressed, even if metadata.yaml does not mention compression.
 
 Sources: ros2/rosbag2, commit 25304dd: rosbag2_storage_sqlite3/src/rosbag2_storage_sqlite3/sqlite_storage.cpp (tables),
 rosbag2_compression/src/rosbag2_compression/sequential_compression_reader.cpp; bags: wiki.ros.org/Bags/Format/2.0.
@@ -27,22 +27,22 @@ from safevla_bench.errors import RecordError
 from safevla_bench.files import open_input
 from safevla_bench.plugins import install_command
 
-MAX_MESSAGE_BYTES = 1 << 20  # maximum size of a decoded message, or of the description of its type
-# Maximum size of one decompressed record or chunk, and of all decompressed chunks of a file.
+MAX_MESSAGE_BYTES = 1 << 20  # maximum size of a decompressed message, or of a type definition
+# Maximum sizes [bytes]: of one decompressed record or chunk; of all decompressed chunks of a file.
 _MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 26, 1 << 36
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _COMPRESSED = (".zstd", ".zst")
 
 
 class Topic(NamedTuple):
-    """A topic, the type and encoding of its messages, the definition of that type, and the definition's language."""
+    """A topic, the type (`kind`) and encoding of its messages, and the definition of the type with its language."""
 
     topic: str
     kind: str
     encoding: str
     definition: bytes = b""
     language: str = ""
-    latched: bool = False  # True if a subscriber that connects later also receives the last message, as with /tf_static
+    latched: bool = False  # True if late subscribers also receive the last message, as with /tf_static
 
 
 Message = tuple[Topic, int, bytes]  # topic, log time [ns], encoded message
@@ -50,7 +50,7 @@ Messages = Iterator[Message]
 
 
 class Topics:
-    """The topics found so far in a file, and the names of the topics whose messages are wanted."""
+    """The topics found so far in a file, and the names of the topics to read."""
 
     def __init__(self, wanted: Collection[str]) -> None:
         self.wanted, self.channels = frozenset(wanted), dict[str, Topic]()
@@ -58,7 +58,7 @@ class Topics:
         self.last_ns = 0
 
     def note_time(self, log_ns: int) -> None:
-        """Note the log time of a message, even if the message is not wanted."""
+        """Update the first and last log time with the log time of any message, even of an unwanted one."""
         if self.first_ns is None:
             self.first_ns = log_ns
         self.last_ns = log_ns
@@ -87,7 +87,7 @@ class Topics:
 
 
 def check_size(size: int, name: str) -> None:
-    """Raise `RecordError` if a message or the description of a type is too large."""
+    """Raise `RecordError` if the message or type definition `name` is too large."""
     if size > MAX_MESSAGE_BYTES:
         problem = f"{name!r} has more than {MAX_MESSAGE_BYTES >> 10} KiB"
         raise RecordError(problem, remedy="In the mapping, choose a topic of poses or numbers.")
@@ -100,8 +100,8 @@ def storage_suffix(path: Path) -> str | None:
 
 
 def read_messages(path: Path, topics: Topics) -> Messages:
-    """Yield the wanted messages of a file of a recording, in the file's order. Raises `RecordError` if the file is of
-    another kind, too large, or compressed in an unsupported way, and the errors of `damage_errors` if it is damaged.
+    """Yield the wanted messages of a file of a recording, in file order. Raises `RecordError` if the file is of another
+    kind, too large, or compressed in an unsupported way. Raises one of `damage_errors()` if the file is damaged.
     """
     with ExitStack() as stack:
         stream: IO[bytes] = stack.enter_context(open_input(path))
@@ -120,7 +120,7 @@ def read_messages(path: Path, topics: Topics) -> Messages:
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that readers raise for a damaged file. Raises `RecordError` if the readers are missing."""
+    """Return the types of errors that readers raise for a damaged file. Raises `RecordError` without the readers."""
     try:
         from mcap.exceptions import McapError
         from rosbags.serde import SerdeError
@@ -133,9 +133,9 @@ def damage_errors() -> tuple[type[Exception], ...]:
 
 def _decompress(compression: str, content: bytes, size: int) -> bytes:
     """Return the decompressed content of a chunk. Raises an error if it does not have `size` bytes or is too large."""
-    max_bytes = min(size, _MAX_CHUNK_BYTES) + 1  # one byte above the limit, so that larger content is noticed
+    max_bytes = min(size, _MAX_CHUNK_BYTES) + 1  # one byte above the limit, to detect larger content
     if compression == "zstd":
-        # The frame may state a larger size than the chunk's record.
+        # The zstd frame may state a larger size than the chunk's header.
         stated_size = zstandard.get_frame_parameters(content).content_size
         size = size if stated_size == zstandard.CONTENTSIZE_UNKNOWN else max(size, stated_size)
         if size <= _MAX_CHUNK_BYTES:
@@ -163,7 +163,7 @@ _MCAP_RECORD, _MCAP_MESSAGE = struct.Struct("<BQ"), struct.Struct("<HIQQ")
 
 
 def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
-    """Yield the messages of an MCAP file; checksums are verified, so that no flipped bit is read as a measurement."""
+    """Yield the messages of an MCAP file. Checksums are verified, so that no damaged bit becomes a measurement."""
     from mcap import records
     from mcap.opcode import Opcode
     from mcap.stream_reader import ReadDataStream, StreamReader
@@ -184,8 +184,8 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             channels[record.id] = topics.add(channel)
 
     class ChunkReader(StreamReader):  # type: ignore[misc]  # mcap's class is untyped
-        def _read_record(self, opcode: int, length: int) -> Any:  # the caller skips what is not read
-            # Message indexes are slow to parse.
+        def _read_record(self, opcode: int, length: int) -> Any:  # the caller skips the bytes of unread records
+            # Message indexes are skipped, because they are slow to parse.
             return None if opcode == Opcode.MESSAGE_INDEX else super()._read_record(opcode, length)
 
     reader = ChunkReader(stream, emit_chunks=True, validate_crcs=True, record_size_limit=_MAX_CHUNK_BYTES)
@@ -218,7 +218,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _is_latched(profiles: object) -> bool:
-    """Return whether late subscribers get the last message. Old bags (before version 9) give durability as a number."""
+    """Return whether late subscribers get the last message. Bags before version 9 write durability as a number."""
     return any(durability in str(profiles) for durability in ("transient_local", "durability: 1"))
 
 
@@ -226,7 +226,7 @@ def _is_latched(profiles: object) -> bool:
 
 
 def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
-    """Yield the messages of an SQLite file in the order in which they were recorded: by their ids, not by time."""
+    """Yield the messages of an SQLite file in the order of recording, which is the order of ids, not of times."""
     has_wal = Path(f"{path}-wal").exists()  # a killed recorder leaves a WAL file, which holds the last messages
     uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if has_wal else "&immutable=1")
     with closing(sqlite3.connect(uri, uri=True)) as database:
@@ -256,7 +256,7 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
                 topics.note_time(bound_ns)
         wanted = {topic_id: channel for topic_id, channel in channels.items() if channel is not None}
         placeholders = ",".join("?" * len(wanted))
-        # Too large messages are replaced by zeros, one byte above the limit, so that `take` refuses them.
+        # Messages that are too large are replaced by zeros, one byte above the limit, so that `take` refuses them.
         data = f"CASE WHEN length(data) <= {MAX_MESSAGE_BYTES} THEN data ELSE zeroblob({MAX_MESSAGE_BYTES + 1}) END"
         query = f"SELECT topic_id, timestamp, {data} FROM messages WHERE topic_id IN ({placeholders}) ORDER BY id"
         for topic_id, log_ns, content in database.execute(query, [*wanted]):
@@ -277,7 +277,7 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     budget, channels = Budget(_MAX_FILE_BYTES, "bytes in all chunks together"), dict[bytes, Topic | None]()
 
     def read_record(fields: dict[bytes, bytes], content: bytes) -> Messages:
-        # For a message record, yields its message if it is wanted. For a connection record, adds its topic.
+        # For a message record, yields the message if it is wanted. For a connection record, adds the topic to `topics`.
         if fields[b"op"] == _MESSAGE:
             seconds, nanoseconds = struct.unpack("<II", fields[b"time"])
             log_ns = seconds * 10**9 + nanoseconds
@@ -302,7 +302,7 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _read_bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], bytes]]:
-    # Yields (header fields, data) of each record. In the file, each of these two parts comes after its length.
+    # Yields (header fields, data) of each record. In the file, the length of each of the two comes before it.
     while first_length := stream.read(4):
         parts = []
         for part_index in range(2):

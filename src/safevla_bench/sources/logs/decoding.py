@@ -1,7 +1,7 @@
-"""Decoding of messages (CDR of ROS 2, ROS 1, JSON and Protobuf) to objects that have the fields as attributes.
+"""Decoding of messages (CDR of ROS 2, ROS 1, JSON and Protobuf) to objects whose attributes are the fields.
 
-The library `rosbags` generates code from a file's type definitions. So the names and sizes in the definitions are
-checked first, and constants are dropped. A file without definitions is read with those of a ROS distribution.
+The library `rosbags` generates code from a file's type definitions. So names and sizes in the definitions are checked
+first, and constants are dropped. Without definitions in the file, those of a ROS distribution are used.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from safevla_bench.text import load_json
 Decode = Callable[[bytes], Any]
 _MOST_ELEMENTS = 1 << 16  # maximum number of elements of a sequence or an array in a mapped message
 _MAX_DEFINITION_CHARS = 1 << 18
-# Maximum number of values in a message, since code is generated for each of them. An array counts as one value.
+# Maximum number of values in a message, since code is generated for each value. An array of numbers counts as one.
 _MOST_VALUES = 1 << 11
-# The only field that an empty type has; it takes 1 byte in CDR and no byte in ROS 1.
+# The only field of an empty type; the field takes 1 byte in CDR and no byte in ROS 1.
 _NO_FIELD = "structure_needs_at_least_one_member"
 _VALID_NAME = re.compile(r"[A-Za-z]\w*(/[A-Za-z]\w*)*", re.ASCII)
 _NAN = re.compile(rb"[-+]?\bnan\b", re.IGNORECASE)
@@ -93,7 +93,7 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
     from rosbags.typesys.store import Typestore
 
     text = channel.definition.decode()
-    if len(text) > _MAX_DEFINITION_CHARS:  # the parser needs a second per 100 KiB
+    if len(text) > _MAX_DEFINITION_CHARS:  # the parser takes about 1 s per 100 KiB
         remedy = "In the mapping, choose a topic of poses or numbers."
         raise RecordError(f"the type of {channel.topic!r} is too large", remedy=remedy)
     if text.strip():
@@ -115,7 +115,7 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
         if asked_distro is not None and asked_distro not in by_distro:
             remedy = f"Known distributions: {', '.join(by_distro)}."
             raise RecordError(f"{asked_distro!r} is not a known distribution of ROS 2", remedy=remedy)
-        # Of the distribution in the mapping and that in the recording, the first known one counts; else all are tried.
+        # Use the distribution in the mapping, or else in the recording; if neither is known, try all distributions.
         named_stores = [by_distro[name] for name in (asked_distro, recorded_distro) if name in by_distro]
         candidates = named_stores[:1] or list(by_distro.values())
         defining_stores = [store for store in map(get_typestore, candidates) if channel.kind in store.fielddefs]
@@ -147,7 +147,7 @@ def _parse_idl_types(text: str) -> Mapping[str, Any]:
 def _check_names(types: Mapping[str, Any]) -> None:
     for name, (_, fields) in types.items():
         # In rosbags, the description of a field is (1, basic type), (2, name of a type), (3, array) or (4, sequence).
-        # The description of an array or a sequence contains the description of an element, and the length.
+        # The description of an array or a sequence contains the description of its elements, and its length.
         elements = [desc[1][0] if desc[0] >= 3 else desc for _, desc in fields]
         names = [name, *(field for field, _ in fields), *(desc[1] for desc in elements if desc[0] == 2)]
         if invalid := next((used for used in names if not _VALID_NAME.fullmatch(used)), None):
@@ -156,14 +156,14 @@ def _check_names(types: Mapping[str, Any]) -> None:
 
 
 def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of values in a message of type `kind`, and the minimum size of this message [bytes]. Raises
+    """Return the number of values in a message of type `kind`, and the minimum size of the message [bytes]. Raises
     `RecordError` if a short message or definition could produce very many values. A type without a definition counts as
-    a time stamp of 2 values in 8 bytes. A type that contains itself counts as empty. `measured` has earlier results.
+    a time stamp (2 values, 8 bytes). A type that contains itself counts as empty. `measured` caches results.
     """
     if kind in measured or kind not in types:
         return measured.get(kind, (2, 8))
     value_count, min_bytes = 1, 0
-    measured[kind] = (1, 0)  # for a field of this type in the type itself
+    measured[kind] = (1, 0)  # used if the type contains itself
     for field, desc in types[kind][1]:
         # `desc[0]` is 1 for a basic type, 2 a named type, 3 an array, 4 a sequence. An array of numbers is one value.
         element = desc[1][0] if desc[0] >= 3 else desc

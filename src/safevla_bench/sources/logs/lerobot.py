@@ -1,4 +1,4 @@
-"""Reading of LeRobot datasets: the frames of each episode, and datasets of version 3 as logs. Videos are not read.
+"""Reading of LeRobot datasets: the frames of their episodes, and datasets of version 3 as logs. Videos are ignored.
 
 meta/info.json                   `codebase_version`, `fps`, `robot_type`; `features` with dtype, shape and names
 meta/tasks.parquet | .jsonl      task_index -> instruction
@@ -6,7 +6,7 @@ data/chunk-NNN/*.parquet         one row per frame: episode_index, frame_index, 
                                  the frames of an episode are consecutive, possibly over several files
 
 The format is defined by huggingface/lerobot, commit 7427f31, src/lerobot/datasets/{utils,io_utils,dataset_writer}.py.
-The action of a frame follows its observation and leads to the next record; the last frame's action leads to no record.
+The action of a frame follows the frame's observation and leads to the next frame. No frame follows the last action.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import escape_controls, explain_mismatch, load_json, warn_once
 from safevla_recorder.episode import Floats
 
-INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # INFO_1: path in version 1 of the format
+INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # INFO_1: the path in version 1
 _KEY_COLUMNS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEY_COLUMNS, "timestamp", "index")
 SUCCESS = "next.success"
 _NO_NUMBERS = ("video", "image", "string")
 _MAX_INFO_BYTES = 1 << 24
 _MAX_FEATURE_SIZE = 1 << 16
-_MAX_STEPS = 100  # time stamps whose median interval exceeds this many control steps are not in seconds
+_MAX_STEPS = 100  # stamps are not in seconds if their median interval exceeds this many control steps
 _DOWNLOAD = "Download the whole dataset again, with data/ and meta/. If you recorded it, call finalize() at the end."
 _WRITTEN = "The dataset differs from LeRobot's format: correct the program that wrote it."
-# Commands of lerobot v0.3.2 to v0.6.1 that convert a dataset by one version.
+# Commands of lerobot v0.3.2 to v0.6.1 that convert a dataset to the next version.
 _TO_3 = (
     "python -m lerobot.scripts.convert_dataset_v21_to_v30 (lerobot 0.5.1 or later; in 0.4.0 to 0.5.0 it is "
     "lerobot.datasets.v30.convert_dataset_v21_to_v30)."
@@ -57,13 +57,13 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yield for each episode, in order, a table of its frames with the columns `_KEY_COLUMNS` and `columns`.
 
     Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are not consecutive or
-    too many, or if a file cannot be read. An episode that may continue in that file is then not yielded.
+    too many, or if a file cannot be read. The episode that is then being read is not yielded.
     """
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
         raise RecordError("there are no episodes", remedy=_DOWNLOAD, place=Place(file=str(folder)))
     all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *columns]))
-    parts: list[pa.Table] = []  # the frames read so far of the episode with the index `last_index`
+    parts: list[pa.Table] = []  # the frames read so far of episode `last_index`
     last_index, row_count, size_bytes = -1, 0, 0
     for path in files:
         try:
@@ -94,7 +94,7 @@ def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int,
                 problem = f"the column {name!r} holds {batch[name].type}, but must hold integers without missing values"
                 raise RecordError(problem, remedy=_WRITTEN)
         table, episode_of_row = pa.Table.from_batches([batch]), batch["episode_index"].to_numpy()
-        # Indices of the rows where an episode begins, then the number of rows. [0, 0], for no rows, is skipped.
+        # Indices of the rows where an episode begins, then the number of rows. If there are no rows, [0, 0] is skipped.
         bounds = [0, *(np.flatnonzero(np.diff(episode_of_row)) + 1).tolist(), len(episode_of_row)]
         for first, end in pairwise(bounds):
             if end:
@@ -102,13 +102,13 @@ def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int,
 
 
 def episode_name(frames: pa.Table) -> str:
-    """Return the name of the episode that consists of these frames; the name contains the episode's index."""
+    """Return the name of the episode with these frames, such as `episode_000012`."""
     return f"episode_{frames['episode_index'][0].as_py():06d}"
 
 
 def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
-    """Return the k numbers of a feature in each of n frames, [n, k]. Nested lists are flattened row by row; a frame
-    without numbers is NaN. If all frames lack numbers, k is `size`. Raises `ValueError` if frames differ in k or hold
+    """Return the k numbers of a feature in each of n frames, [n, k]. Nested lists are flattened row by row. A frame
+    without numbers is NaN. If no frame has numbers, k is `size`. Raises `ValueError` if frames differ in k or have
     values that are not numbers, or if n · k is too large.
     """
     import pyarrow.compute as pc  # slow to import
@@ -116,11 +116,12 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     column = frames[feature].combine_chunks()
     is_known = column.is_valid()
     numbers, width = column.filter(is_known), 1
-    # Each pass removes one level of nested lists, whose common length multiplies the width.
+    # Each pass removes one level of nested lists. All lists of a level have the same length, which multiplies the
+    # width.
     while any(is_type(numbers.type) for is_type in _LIST_KINDS):
         lengths = pc.unique(pc.list_value_length(numbers)).to_pylist() or [size]
         if len(lengths) > 1 or lengths[0] is None:
-            raise ValueError(f"frames differ in the count of numbers in {feature!r}: {', '.join(map(str, lengths))}")
+            raise ValueError(f"frames differ in the number of values in {feature!r}: {', '.join(map(str, lengths))}")
         width *= lengths[0]
         if len(column) * width > mappings.MAX_NUMBERS:
             raise ValueError(f"{feature!r} has more than {mappings.MAX_NUMBERS} numbers")
@@ -139,7 +140,7 @@ _NUMBER_KINDS = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean,
 
 def read_instructions(folder: Path) -> dict[int, str]:
     """Return task index -> instruction of a dataset, sorted by index. Raises `RecordError` if the file of tasks is
-    missing or a row has another format.
+    missing, or if a row has no integer `task_index` or no text.
     """
     table_path, lines_path = folder / "meta" / "tasks.parquet", folder / "meta" / "tasks.jsonl"
     path = lines_path if lines_path.is_file() and not table_path.is_file() else table_path
@@ -174,13 +175,13 @@ class Feature(msgspec.Struct):
 
     @property
     def number_names(self) -> list[str]:
-        """The name of each of the `size` numbers, in order; [] unless every number has a name."""
+        """The names of the `size` numbers, in order; [] unless every number has a name."""
         names = _flatten_names(self.names, self.size)
         return names if len(names) == self.size else []
 
 
 def _flatten_names(names: Any, size: int) -> list[str]:
-    """Return the names in `names`: a list of names, one list per matrix axis, or a dictionary of lists or indices."""
+    """Return the names in `names`: a list, a list of names per matrix axis, or a dictionary of lists or indices."""
     if isinstance(names, dict):
         if names and all(isinstance(index, int) for index in names.values()):
             return sorted(names, key=lambda name: int(names[name]))
@@ -190,7 +191,8 @@ def _flatten_names(names: Any, size: int) -> list[str]:
         return []
     if names and all(isinstance(part, list) for part in names):
         if math.prod(map(len, names)) == size and len(names) > 1:
-            # There is one list of names per axis of the matrix. A number's name joins its row name, column name, etc.
+            # There is one list of names per axis of the matrix. The name of a number joins its row name, its column
+            # name, etc.
             return [".".join(map(str, axis_names)) for axis_names in product(*names)]
         return [name for part in names for name in _flatten_names(part, size)]
     return [str(name) for name in names]
@@ -215,7 +217,7 @@ class Dataset(msgspec.Struct):
                 yield FoundSource(name, "", feature.number_names, feature.size)
 
     def require_feature(self, name: str, key: str) -> Feature:
-        """Return the feature `name`. If it does not exist, raises `RecordError` for the key `key` of the mapping."""
+        """Return the feature `name`. If it does not exist, raise `RecordError` at the mapping's key `key`."""
         if name not in self.features:
             listed = escape_controls("; ".join(source.name for source in self.list_sources()))
             refuse_field(f"there is no feature {name!r}", f"The dataset has: {listed or 'none'}.", key)
@@ -256,7 +258,7 @@ def read_episodes(
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     mappings.require_dataset_keys(mapping)
-    # Name of a part -> which numbers of its feature it reads.
+    # Name of a part -> which numbers of its feature are read.
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
     mappings.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})
@@ -283,7 +285,7 @@ def read_episodes(
 
 
 def _read_success(frames: pa.Table, feature: str) -> bool | None:
-    """Return a feature's value in the last frame; None if null or NaN. Raises an error if values are not 0 or 1."""
+    """Return a feature's value in the last frame; None if null or NaN. Raises `RecordError` for values but 0 and 1."""
     try:
         values = feature_matrix(frames, feature)
         invalid = values[~np.isnan(values) & (values != 0) & (values != 1)]
@@ -312,8 +314,8 @@ def _read_episode(
     instructions: Mapping[int, str],
     success: bool | None,
 ) -> records.LoggedEpisode:
-    """Return the episode of these frames. Its times [s] are `frame_index` / fps, or the time stamps if these differ by
-    1 % of a frame or more. Numbers that are not finite, and quaternions of zeros, count as unknown.
+    """Return the episode of these frames. Its times [s] are `frame_index` / fps, or the time stamps if they differ from
+    this by 1 % of a frame or more. Non-finite numbers, and quaternions of zeros, count as unknown.
     """
     mapped_counts = (len(pick.places if isinstance(pick, PoseLayout) else pick) for pick in picks.values())
     if frames.num_rows * sum(mapped_counts) > mappings.MAX_NUMBERS:
@@ -328,7 +330,7 @@ def _read_episode(
         problem = f"the interval of time stamps is {interval_steps * step_s:.6g}"
         problem += f", but the interval of frames is {step_s:g} s at {dataset.fps:g} Hz"
         raise ValueError(f"{problem}: the stamps are not in seconds")
-    if not 0.9 < interval_steps < 1.1 and interval_steps > 0:  # an interval of 0 is refused later
+    if not 0.9 < interval_steps < 1.1 and interval_steps > 0:  # an interval of 0 is an error later
         step_s *= interval_steps
         difference = f"fps is {dataset.fps:g}, but the rate of the time stamps is {1 / step_s:.4g} Hz"
         warn_once(str(dataset.folder), f"{difference}; the time stamps are used")
@@ -353,7 +355,7 @@ def _read_episode(
         values = records.drop_zero_turns(values, columns, warn)
         known = records.are_known(values, columns)
         if part == "action":
-            known[-1:] = True  # the last action may be unknown, since it leads to no record
+            known[-1:] = True  # the last action may be unknown, since no frame follows it
         series[part] = records.Series(values, known, time_base, is_single=is_single, names=number_names)
     return records.LoggedEpisode(
         name=episode_name(frames),
@@ -368,7 +370,7 @@ def _read_episode(
 
 
 def _pick_numbers(dataset: Dataset, part: str, columns: mappings.AnyColumns) -> PoseLayout | list[int]:
-    # Returns which numbers of a feature are mapped to `part`: the layout of a pose, or the indices of numbers.
+    # Returns the numbers of a feature that are mapped to `part`: the layout of a pose, or indices.
     feature = dataset.require_feature(columns.source, part)
     size, names = feature.size, feature.number_names
     if feature.dtype in _NO_NUMBERS:

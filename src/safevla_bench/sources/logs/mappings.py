@@ -1,8 +1,8 @@
-"""The mapping of a log: a TOML file with the facts that the log lacks.
+"""The mapping of a log: a TOML file with facts that the log lacks.
 
-All kinds of logs use the same format. The file is `safevla-log.toml` in the log's folder, or any file that is given as
-SOURCE and names the log in its key `log`. In a table, `from` names a feature of a LeRobot dataset or a topic of a
-recording.
+All kinds of logs use the same format. The file is `safevla-log.toml` in the log's folder, or any file that the user
+gives as SOURCE and whose key `log` names the log. In a table, `from` names a feature of a LeRobot dataset or a topic of
+a recording.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from safevla_recorder.episode import Floats
 NAME = "safevla-log.toml"
 
 
-MAX_NUMBERS = 1 << 25  # maximum count of numbers in an episode (256 MiB), enough for an hour of 90 numbers at 100 Hz
+MAX_NUMBERS = 1 << 25  # maximum count of numbers in an episode (256 MiB): an hour of 90 numbers at 100 Hz
 _MAX_MAPPING_BYTES = 1 << 20
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
@@ -41,7 +41,7 @@ SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 
 @contextmanager
 def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
-    """Replace the errors that readers raise for a damaged file, and `further` errors, by a `RecordError` for `path`."""
+    """Replace errors that readers raise for a damaged file, and errors in `further`, by a `RecordError` for `path`."""
     place = Place(file=str(path))
     try:
         yield
@@ -53,46 +53,46 @@ def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Ite
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Numbers of a feature or of a message: all of them, or those chosen by name or index."""
+    """Numbers of a feature or of a message: all numbers, or those chosen by name or index."""
 
     source: str = msgspec.field(name="from")
-    field: str | None = None  # location in a message, such as `pose.position`; None = the part's default
+    field: str | None = None  # field of a message, such as `pose.position`; None = the default of the part
     names: tuple[str, ...] | None = None
     index: tuple[Count, ...] | None = None
-    scale: float = 1.0  # each number is multiplied by this factor, which converts it to the record's unit
+    scale: float = 1.0  # factor that converts the numbers to the record's unit
 
 
 class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A pose: position in the world and, if there is one, orientation."""
+    """A pose: position and, if known, orientation."""
 
     source: str = msgspec.field(name="from")
     field: str | None = None
     frame: str | None = None  # the child frame to read, if messages have child frames
     into: str | None = msgspec.field(name="in", default=None)  # the frame into which transforms convert the pose
-    # Indices of x, y, z; None = the numbers' names give x, y, z, or there are only three numbers.
+    # Indices of x, y, z; None = found by the names of the numbers, or there are only three numbers.
     position: tuple[Count, Count, Count] | None = None
     quaternion: tuple[Count, Count, Count, Count] | None = None  # indices of the quaternion; None = found by name
     quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order of the quaternion; None = as the names say
-    rotation: tuple[Count, ...] | None = None  # indices of a rotation in another form; None = found by name
-    # Form of the rotation; None = as the names say, else a quaternion.
+    rotation: tuple[Count, ...] | None = None  # indices of any other rotation; None = found by name
+    # Representation of the rotation; None = as the names say, else a quaternion.
     rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
     """Order of the axes of `rpy`: lower case for fixed axes, upper case for axes that turn with the body."""
-    # Unit of the angles; None = the unit in the names. Without a unit, angles are in radians, up to a full turn.
+    # Unit of the angles; None = the unit in the names, else radians (then no angle may exceed a full turn).
     angle_unit: Literal["rad", "deg"] | None = None
-    unit: Literal["m", "cm", "mm"] | None = None  # None = the unit in the names, as in `x_mm`, else m
+    unit: Literal["m", "cm", "mm"] | None = None  # None = the unit in names such as `x_mm`, else m
 
     @property
     def stated(self) -> tuple[int, ...]:
-        """All indices that the mapping gives."""
+        """The indices of position and rotation that the mapping gives."""
         return (*(self.position or ()), *(self.rotation or ()), *(self.quaternion or ()))
 
     def find_numbers(self, part: str, names: Sequence[str], size: int) -> naming.PoseLayout:
-        """Return which of `size` numbers are the pose; `names` are the numbers' names, or []. Raises `RecordError` if
-        this is ambiguous; the error lists lines that would complete the mapping.
+        """Return which of `size` numbers are the pose. `names` are the names of the numbers, or []. Raises
+        `RecordError` if the pose is ambiguous; the error lists lines that would complete the mapping.
         """
         rotation = self.rotation if self.quaternion is None else self.quaternion
-        # Without indices, the hand of an arm consists of the numbers whose names contain the arm's name.
+        # Without indices, the pose of an arm's hand is in the numbers whose names contain the arm's name.
         is_found_by_arm = part.startswith("eef.") and self.position is None and rotation is None
         arm = part.removeprefix("eef.") if is_found_by_arm else ""
         try:
@@ -150,8 +150,8 @@ def _require_unit(part: str, key: str, named: str, stated: str | None, known: Co
         remedy = f"Convert the numbers to one of the units {', '.join(known)}, and name them accordingly."
         refuse_field(f"the names give the unit {named!r}", remedy, part)
     if stated not in (None, named):
-        remedy = f"Write the unit that the names say, or leave `{key}` out."
-        refuse_field(f"{key} is {stated!r}, but the names say {named!r}", remedy, part)
+        remedy = f"Write the unit in the names, or leave `{key}` out."
+        refuse_field(f"{key} is {stated!r}, but the unit in the names is {named!r}", remedy, part)
 
 
 AnyColumns = Columns | PoseColumns
@@ -167,7 +167,7 @@ class TorqueColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Torques of the arm's joints in N·m, and their limits."""
 
     limits_nm: tuple[Positive, ...] | None = None
-    unit: Literal["N m"] | None = None  # confirms that effort is torque, since some drivers publish currents
+    unit: Literal["N m"] | None = None  # confirms that the numbers are torques; some drivers publish currents
 
 
 class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,19 +175,19 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     tare: tuple[float, float, float] | None = None
     """Force measured without contact [N], without the tool's weight if `mass_kg` is given; None = measured at rest."""
-    tare_s: Positive = 1.0  # the tare is measured in the first interval of this length in which the hand is still
-    mass_kg: Positive | None = None  # mass of the tool below the sensor; the tool's weight is subtracted from forces
+    tare_s: Positive = 1.0  # length [s] of the interval (the first with a still hand) that gives the tare
+    mass_kg: Positive | None = None  # mass of the tool beyond the sensor; its weight is subtracted from forces
 
 
 class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The number that shows a grip. While the gripper holds something, it is between the bounds (1 without bounds)."""
+    """The number that shows whether the gripper holds something: then it is between the bounds (without bounds, 1)."""
 
     holds_above: float | None = None
     holds_below: float | None = None
 
     @property
     def bounds(self) -> tuple[float, float]:
-        # A number between these bounds means that the gripper holds something.
+        # The gripper holds something while the number is between these bounds.
         low, high = self.holds_above, self.holds_below
         return -np.inf if low is None else low, np.inf if high is None else high
 
@@ -199,29 +199,30 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
     template: str | None = None  # kind of task, such as `pnp-basic`, to select specifications; only for `real-robot`
     policy: str | None = None
-    # Success of every episode, or the feature whose value in the last frame is the success; None = `next.success`.
+    # True or False for all episodes, or the feature whose last value says if an episode succeeded; None =
+    # `next.success`.
     success: bool | str | None = None
-    # Name of an episode -> the episode's outcome. Outcomes have priority over `success`.
+    # Name of an episode -> outcome, which overrides `success`.
     outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}
-    embodiment: str | None = None  # name of the robot, which implies its torque limits; None = as in the dataset
+    embodiment: str | None = None  # the robot's name, which selects torque limits; None = as in the dataset
     target: str | None = None  # the body that the task moves; None = the first body with the role target
     # Topic whose messages become records. None = the hand's topic or, without a hand, the topic with the most poses.
     clock: str | None = None
-    # Start of a trial [s], counted from the first message, or from 1970 if the number is 1e8 or more. None = no limit.
+    # Start of a trial [s] since the first message, or since 1970 if the number is 1e8 or more. None = no limit.
     start_s: float | None = None
-    end_s: float | None = None  # end of a trial, counted like `start_s`; None = no limit
+    end_s: float | None = None  # end of a trial [s], counted like `start_s`; None = no limit
     marker: str | None = None  # topic whose messages start trials; a message with the value `false` ends a trial
 
 
 class Transforms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The topics of a recording's transforms, and the longest gap between them that is interpolated."""
+    """The topics with a recording's transforms, and the longest gap between transforms that is interpolated [s]."""
 
     topics: tuple[str, ...] = ("/tf", "/tf_static")
     max_gap_s: Positive = 1.0
 
 
 class ArmColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The parts of one arm of a robot with several: [eef.ARM], [torque.ARM], [gripper.ARM] and [wrench.ARM]."""
+    """The parts of one arm of a robot with several arms: [eef.ARM], [torque.ARM], [gripper.ARM] and [wrench.ARM]."""
 
     eef: PoseColumns | None = None
     torque: TorqueColumns | None = None
@@ -229,7 +230,7 @@ class ArmColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     wrench: WrenchColumns | None = None
 
 
-WIDTHS = {"gripper": 1, "wrench": 3}  # part of the mapping -> its count of numbers
+WIDTHS = {"gripper": 1, "wrench": 3}  # part of the mapping -> how many numbers it has
 OF_ARMS = tuple(field.name for field in msgspec.structs.fields(ArmColumns))
 
 
@@ -240,7 +241,7 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     episode: Episode = Episode()
     trials: tuple[Episode, ...] = ()  # the trials into which a recording is cut: [[episode]] in the file
     transforms: Transforms = Transforms()
-    # ROS distribution whose types are used if a recording does not define them; None = the recording's distribution.
+    # ROS distribution for the types that a recording does not define; None = the recording's distribution.
     ros_distro: str | None = None
     arms: Mapping[str, ArmColumns] = {}  # arm -> its parts; empty if there is only one arm
     action: Columns | None = None
@@ -249,7 +250,7 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def sources(self) -> dict[str, AnyColumns]:
         """Return the name of each mapped part, such as `eef`, `eef.ARM` or `bodies.NAME` -> the part's source."""
-        # Suffix of a part's name (".left" for an arm, "" without arms) -> the object that holds the part's columns.
+        # Suffix of a part's name (".left" for an arm, "" without arms) -> the object with the attributes `OF_ARMS`.
         owner_by_suffix: dict[str, object] = {f".{arm}": columns for arm, columns in self.arms.items()} or {"": self}
         parts = {
             f"{part}{suffix}": getattr(owner, part) for part in OF_ARMS for suffix, owner in owner_by_suffix.items()
@@ -306,7 +307,7 @@ def read_mapping(path: Path) -> LogMapping:
 
 
 def _require_one_choice(part: str, columns: AnyColumns) -> None:
-    # An error if a part chooses numbers in two ways, or chooses no number or one number twice.
+    # Raise an error if a part chooses numbers in two ways, chooses no number, or chooses a number twice.
     if isinstance(columns, PoseColumns):
         if columns.quaternion is not None and (columns.rotation is not None or columns.rotation_form is not None):
             other = "rotation" if columns.rotation is not None else "rotation_form"
@@ -326,7 +327,7 @@ def _require_one_choice(part: str, columns: AnyColumns) -> None:
 
 
 def _require_used_facts(mapping: LogMapping) -> None:
-    # An error if a key of an episode has no effect.
+    # Raise an error if a key of an episode has no effect.
     unused = [key for key in ("start_s", "end_s", "marker") if getattr(mapping.episode, key) is not None]
     if unused:
         raise ValueError(f"{unused[0]} is for trials: write a table [[episode]] for each trial, not [episode]")
@@ -336,7 +337,7 @@ def _require_used_facts(mapping: LogMapping) -> None:
 
 
 def require_dataset_keys(mapping: LogMapping) -> None:
-    """Raise `RecordError` if the mapping of a dataset has a key that applies to recordings only."""
+    """Raise `RecordError` if the mapping of a dataset has a key that only applies to recordings."""
     used = ["[[episode]]"] if mapping.trials else []
     used += ["episode.clock"] if mapping.episode.clock is not None else []
     used += ["[transforms]"] if mapping.transforms != Transforms() else []
@@ -357,7 +358,7 @@ def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> Recor
     problem, path = explain_mismatch(error)
     path = path.removeprefix("$").removeprefix(".")
     node: Any = inspect.type_info(LogMapping)
-    # Follow the path through the types of `LogMapping`. None is the end of the path, at the type of the invalid value.
+    # Follow the path through the types of `LogMapping` to the type of the invalid value. None marks the path's end.
     for key in (*re.findall(r"\[[^\]]*\]|\w+", path), None):
         # From a union such as `str | None`, take the first type that is not None.
         node = next((kind for kind in getattr(node, "types", [node]) if not isinstance(kind, inspect.NoneType)), node)
@@ -381,8 +382,8 @@ _INTERNAL_FIELDS = ("arms", "trials")
 
 
 def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
-    """Return the path of an invalid value as in the file, such as `bodies.cup`. `path` is its form in msgspec."""
-    # In msgspec's form, `[...]` replaces the name of a table, so search for the first invalid table.
+    """Convert msgspec's path of an invalid value to the path in the file, such as `bodies.cup`."""
+    # In msgspec's path, `[...]` replaces the name of a table, so search for the first invalid table.
     key, has_table_name, inner_path = path.partition("[...]")
     inner_path = inner_path.removeprefix(".")
     struct = {"bodies": BodyColumns, "arms": ArmColumns}.get(key) if has_table_name else None
@@ -391,14 +392,14 @@ def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
         try:
             msgspec.convert(table, struct)
         except msgspec.ValidationError:
-            # The file has a table such as [eef.left], which is `arms[...].eef` in msgspec's form.
+            # A table such as [eef.left] in the file is `arms[...].eef` in msgspec's path.
             part, _, field = inner_path.partition(".") if key == "arms" else ("bodies", "", inner_path)
             return ".".join(filter(None, (part, escape_controls(name), field)))
     return f"episode{path.removeprefix('trials')}" if path.startswith("trials") else path
 
 
 def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
-    """Return `tree` with the tables of several arms, such as [eef.left], under the key `arms`. Changes `tree`."""
+    """Return `tree` with the tables of several arms, such as [eef.left], moved to the key `arms`. Modifies `tree`."""
     if "arms" in tree:
         raise ValueError("unknown key arms: name the arms in tables such as [eef.left] and [eef.right]")
     arms: dict[str, dict[str, object]] = {}
@@ -412,7 +413,7 @@ def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
 
 
 def _require_consistent_arms(mapping: LogMapping) -> None:
-    # All arms need the same parts, and no two arms or bodies may read the same numbers.
+    # Raise an error unless all arms have the same parts, or if two arms or two bodies read the same numbers.
     require_own_numbers({
         name: ((columns.source, columns.field, columns.frame), columns.stated or ("by name",))
         for name, columns in mapping.sources.items()
@@ -439,7 +440,7 @@ def _require_consistent_arms(mapping: LogMapping) -> None:
 
 def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collection[object]]]) -> None:
     """Raise `RecordError` if two arms or two bodies read the same number of a source. `picks` maps the name of a part
-    to the part's source and numbers. The number None means all numbers of the source.
+    to (source, numbers). The number None means all numbers of the source.
     """
     for (other, (other_source, other_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
         # Only two parts of the same kind can conflict, such as `eef.left` and `eef.right`.
