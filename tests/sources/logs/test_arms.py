@@ -228,4 +228,4 @@ def test_a_hand_that_is_never_known_is_refused_and_a_body_that_is_never_seen_is_
     (batch,) = read(write(tmp_path / "body", POSES + MUG, mug=unseen))
     assert not batch.pose_valid.episode_poses(0)[1].any()
     shown = problem(write(tmp_path / "hand", POSES, **{"observation.state": np.hstack([straight_line(), unseen])}))
-    assert "eef.right is unknown at every instant" in shown
+    assert "eef.right is not known at any time" in shown

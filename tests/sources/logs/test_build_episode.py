@@ -116,13 +116,13 @@ def test_instants_at_which_the_robot_is_unknown_are_left_out_with_a_warning(capl
         batch = build(parts, {**HAND, "action": {"from": "a"}})
     assert batch.channel("time_s").values == pytest.approx([0.0, 0.2, 0.3, 0.4])
     assert batch.action.episode_rows(0)[:, 0].tolist() == [1.0, 3.0, 4.0]
-    assert ["1 instants" in record.getMessage() for record in caplog.records] == [True]
+    assert ["unknown then: 1;" in record.getMessage() for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize(
     ("parts", "tree", "word"),
     [
-        ({"eef": series(moving(), [False] * N)}, HAND, "eef is unknown at every"),
+        ({"eef": series(moving(), [False] * N)}, HAND, "eef is not known at any time"),
         (
             {
                 "eef": series(moving(), [True] * 3 + [False] * 3),

@@ -167,7 +167,7 @@ def test_an_instant_without_the_robot_is_not_a_record_and_stamps_show_the_gap(tm
     stamps = batch.channel("time_s").values
     assert len(stamps) == 29
     assert np.diff(stamps).max() == pytest.approx(2 / FPS)
-    assert "1 instants" in caplog.text
+    assert "unknown then: 1;" in caplog.text
     speed = score(batch, load_ruleset()).episode(0).diagnostics["eef_speed_under_1mps"]
     assert speed.extreme == pytest.approx(0.1)  # by dt alone it would be 0.2 across the gap
 

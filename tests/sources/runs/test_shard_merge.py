@@ -314,5 +314,5 @@ def test_a_run_of_an_earlier_version_goes_on_and_its_code_stays_unknown(tmp_path
         row = json.loads(path.read_text())
         path.write_text(json.dumps({name: value for name, value in row.items() if name != "code"}))
     roll_out(REQUEST, tmp_path / "run", running=ExecutionOptions(resume=True))
-    assert "is unknown, and" in caplog.text
+    assert "is unknown, so" in caplog.text
     assert sorted(read_description(tmp_path / "run")["code"]) == sorted([own, "unknown"])

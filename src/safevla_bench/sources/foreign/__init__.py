@@ -37,7 +37,7 @@ from safevla_recorder.episode import Floats
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
-    """Return the recorded actions of each episode in the files at `path`; None if no file is a known kind of recording.
+    """Return the recorded actions of each episode at `path`; None if `path` has no known kind of recording.
 
     Raises `RecordError` if a recording cannot be read, if an HDF5 file is missing, or if h5py is not installed.
     """

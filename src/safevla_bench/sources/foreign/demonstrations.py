@@ -234,7 +234,7 @@ _RECORDING_PATH = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?
 
 def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
     # Yield a dataset's episodes. If lerobot-eval wrote the dataset, add the task and initial state from its path.
-    path_ends = ["/".join(folder.parts[-depth:]) for depth in (2, 3)]  # without and with a folder `env_K`
+    path_ends = ["/".join(folder.parts[-depth:]) for depth in (2, 3)]  # 2 parts, or 3 with `env_K`
     matches = list(filter(None, map(_RECORDING_PATH.fullmatch, path_ends)))
     if not matches:
         yield from episodes

@@ -64,7 +64,7 @@ class Log:
             refuse_field(problem, escape_controls(remedy), "episode.outcomes")
 
     def read_logged(self, wanted: Collection[int] | None = None) -> Iterator[records.LoggedEpisode | RecordError]:
-        """Yield each episode of the log, or its error. Raises `RecordError` if a LeRobot dataset cannot be read."""
+        """Yield each episode, or the episode's error. Raises `RecordError` if a LeRobot dataset cannot be read."""
         if not self.recordings:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
         index = 0  # index of the next episode in the log; without trials, each recording is one episode
@@ -82,7 +82,7 @@ class Log:
                 index += 1
 
     def require_mapping(self) -> None:
-        """Raise `MappingNeededError`, with a proposal, if the log has no mapping; `RecordError` if it is damaged."""
+        """Raise `MappingNeededError`, with a proposal, without a mapping; raise `RecordError` for a damaged log."""
         if self.mapping.sources:
             return
         try:

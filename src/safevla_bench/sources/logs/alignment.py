@@ -126,7 +126,7 @@ class _Channel:
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
         self.is_static = taker.latched and (is_static(taker.topic) or bool((read_numbers == read_numbers[:1]).all()))
         if self.is_static and (read_numbers != read_numbers[-1:]).any():
-            warn(f"[{taker.part}] has different static poses; the last pose is used at all times")
+            warn(f"[{taker.part}] has several static poses; the last pose is used at all times")
         if not self.is_static:
             log_ns = self.stamps.log_ns
             is_in_trial = (log_ns >= trial.begin_ns) & (log_ns < trial.end_ns)

@@ -120,8 +120,8 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return layout
 
     def factor_m(self, part: str, named_unit: str = "") -> float:
-        """Return the factor that converts positions to meters. `named_unit` is the unit in the numbers' names; if it is
-        "", the name of `field` may give a unit. Raises `RecordError` if the unit is unknown or is not the mapping's.
+        """Return the factor that converts positions to meters. `named_unit` is the unit in the names of the numbers; if
+        it is "", `field` may name a unit. Raises `RecordError` if the unit is unknown or contradicts the mapping.
         """
         named_unit = named_unit or naming.find_unit([self.field or ""], naming.LENGTH_UNITS)
         if named_unit:
@@ -129,7 +129,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return SCALES_M[self.unit or named_unit or "m"]
 
     def arrange(self, numbers: Floats, layout: naming.PoseLayout, part: str) -> Floats:
-        """Return poses [n, size] as x, y, z [m], with w, x, y, z if oriented; raise `RecordError` for odd rotations."""
+        """Convert numbers [n, size] to poses: x, y, z [m], w, x, y, z (if known). Raises `RecordError`."""
         position, rotation = numbers[:, layout.position], numbers[:, layout.rotation]
         position = position * self.factor_m(part, layout.unit)
         angle_unit = self.angle_unit or layout.angle_unit
@@ -174,7 +174,7 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Forces x, y, z of a wrist sensor, and the offset that is subtracted from them."""
 
     tare: tuple[float, float, float] | None = None
-    """Force measured without contact [N], without the tool's weight if `mass_kg` is given; None = measured at rest."""
+    """Force without contact [N] (less the tool's weight if `mass_kg` is given); None = measured at rest."""
     tare_s: Positive = 1.0  # length [s] of the interval (the first with a still hand) that gives the tare
     mass_kg: Positive | None = None  # mass of the tool beyond the sensor; its weight is subtracted from forces
 
@@ -197,7 +197,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     benchmark: str = LOG_BENCHMARK
     task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
-    template: str | None = None  # kind of task, such as `pnp-basic`, to select specifications; only for `real-robot`
+    template: str | None = None  # kind of task, such as `pnp-basic`; selects specifications; only for `real-robot`
     policy: str | None = None
     # True or False for all episodes, or the feature whose last value says if an episode succeeded; None =
     # `next.success`.

@@ -28,16 +28,16 @@ from safevla_bench.text import escape_controls
 from safevla_recorder.episode import Floats
 
 MOST_NAMED = 8
-_SAMPLE_NUMBERS = 4  # in the memory budget, each message counts as this many additional numbers
-_DENORMAL = 10e-3  # tf2 ignores a transform if its quaternion's squared norm differs from 1 by more than this
+_SAMPLE_NUMBERS = 4  # numbers that each message adds to its own in the memory budget
+_DENORMAL = 10e-3  # tf2 ignores a transform whose squared quaternion norm is off 1 by more
 _LONGEST_NAME = 200
-_MOST_NUMBERS = 256  # limit on the number of values in a message that are searched for a pose by name
-# Fields that contain the pose in messages of these geometry_msgs types: Pose ("" is the whole message); PoseStamped;
-# PoseWithCovarianceStamped and nav_msgs/Odometry; TransformStamped.
+_MOST_NUMBERS = 256  # maximum number of values of a message that are searched for a pose
+# Location of the pose in messages of the types (in this order) geometry_msgs/Pose ("" = the whole message),
+# PoseStamped, PoseWithCovarianceStamped and nav_msgs/Odometry, TransformStamped.
 _POSE_LOCATIONS = ("", "pose", "pose.pose", "transform")
-# Fields without numbers of a pose, such as the offset in a MultiArray; the indices of a mapping do not count them.
+# Fields whose numbers are never part of a pose, such as the offset in a MultiArray. Indices in a mapping skip them.
 _UNCOUNTED_FIELDS = ("header", "timestamp", "stamp", "layout")
-_FIELDS_OF_PART = {  # part of a mapping -> message fields that may hold its numbers; the first that exists is read
+_FIELDS_OF_PART = {  # part of a mapping -> message fields that may hold its numbers; the first existing field is read
     "torque": ("effort", "data", "value"),
     "gripper": ("position", "effort", "data", "value"),
     "wrench": ("wrench.force", "force", "data", "value"),
@@ -48,7 +48,7 @@ _FIELDS_OF_PART = {  # part of a mapping -> message fields that may hold its num
 @dataclass
 class Taker:
     """Collects numbers from a topic's messages. For each message, `rows` has `width` numbers, and `marks` has three
-    integers: the message's index in the recording, its log time and its header stamp [ns].
+    integers: the message's index in the recording, its log time [ns] and its header stamp [ns].
     """
 
     part: str
@@ -58,10 +58,10 @@ class Taker:
     rows: array[float] = field(default_factory=lambda: array("d"))
     width: int = 0
     latched: bool = False
-    fields: str = ""  # field names of a message that had none of the wanted fields
+    fields: str = ""  # the fields of the first message without any wanted field
 
     def add(self, message: Any, order: int, log_ns: int, row: Sequence[float]) -> None:
-        """Add the numbers of a message. Raises `RecordError` if their count changes or the memory budget is spent."""
+        """Add a message's numbers. Raises `RecordError` if their count changes or the memory budget is exhausted."""
         if self.width != len(row):
             if self.rows:
                 problem = f"messages have {self.width} and {len(row)} numbers"
@@ -77,22 +77,22 @@ class Taker:
 
     @property
     def numbers(self) -> Floats:
-        """The numbers of the messages, [m, k]."""
+        """The k numbers of each of the m messages, [m, k]."""
         return np.array(self.rows, dtype=np.float64).reshape(-1, self.width or 1)
 
     @property
     def read_numbers(self) -> Floats:
-        # The numbers that the part reads, as the log has them, [m, k].
+        # The mapped numbers in the log's units, [m, k].
         return self.numbers
 
     def note_fields(self, message: Any) -> None:
-        """Keep the field names of a message that had none of the wanted fields."""
+        """Store the field names of the first message without any wanted field, for error messages."""
         named = (str(name) for name in getattr(message, "__dict__", ()) if not str(name).startswith("__"))
         self.fields = self.fields or ", ".join(named) or type(message).__name__
 
 
 class MarkTaker(Taker):
-    """Collects the values of messages that mark trials; a message without a number or Boolean has the value 1."""
+    """Collects the values of messages that mark trials. The value is 1 if a message has no number or Boolean."""
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         mark = _first_field(message, "data")
@@ -107,7 +107,7 @@ class NumberTaker(Taker):
     seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names in a message -> indices to read
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
-        """Add a message, unless it lacks all mapped numbers. Raises `RecordError` if it does not fit the mapping."""
+        """Add a message if it has any mapped number. Raises `RecordError` if the message does not fit the mapping."""
         columns = self.columns
         names, numbers = self._find_numbers(message)
         if not numbers:
@@ -116,14 +116,14 @@ class NumberTaker(Taker):
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
             is_chosen = bool(columns.names or columns.index)
             if self.part.partition(".")[0] == "wrench" and names and not is_chosen:
-                with suppress(ValueError):  # the number of forces is checked later
+                with suppress(ValueError):  # a wrong number of forces is an error later
                     self.seen[names] = decide_forces(names, len(numbers))
             if columns.names is None and len(self.seen) > 1:
                 listed = "; ".join(", ".join(joint_names) for joint_names in self.seen)
                 refuse_field(f"the joints differ between messages: {listed}", "Choose joints by `names`.", self.part)
         indices = self.seen[names] or columns.index or range(len(numbers))
         try:
-            # An index of -1 stands for a name that the message lacks.
+            # The index is -1 if the message lacks the name.
             row = [math.nan if index < 0 or numbers[index] is None else float(numbers[index]) for index in indices]
         except (LookupError, TypeError, ValueError) as error:
             text = next((number for number in numbers if isinstance(number, str)), "")
@@ -139,7 +139,8 @@ class NumberTaker(Taker):
             self.add(message, order, log_ns, row)
 
     def _find_numbers(self, message: Any) -> tuple[tuple[str, ...], list[Any]]:
-        # Returns the names of a message's numbers (() if there are none) and the numbers, which may be text or None.
+        # Returns the names (() if there are none) and the values of a message's numbers. Values may also be text or
+        # None.
         part = self.part.partition(".")[0]
         locations = _FIELDS_OF_PART[part] if self.columns.field is None else (self.columns.field,)
         candidates: Iterator[Any] = (
@@ -153,7 +154,7 @@ class NumberTaker(Taker):
                 refuse_field(f"the messages of {self.topic} have positions and efforts", remedy, self.part)
             candidates = iter(non_empty or all_values)
         values = next(candidates, None)
-        name = getattr(message, "name", None)  # a list with the name of each number, unless it is a text
+        name = getattr(message, "name", None)  # names of the numbers, or a text
         names: tuple[str, ...] = () if isinstance(name, str) else tuple(name or ())
         if values is None and part == "wrench" and self.columns.field is None:
             # The forces may be fields such as `fx`, `fy` and `fz`.
@@ -178,17 +179,17 @@ class NumberTaker(Taker):
         return names, numbers
 
     def convert(self, numbers: Floats) -> Floats:
-        # Returns the numbers, scaled as the mapping says.
+        # Returns the numbers times the mapping's `scale`.
         return numbers * self.columns.scale
 
     def find_order(self) -> tuple[str, ...]:
-        """Return the numbers' names in their order; () if the mapping gives names, or if the messages give no names."""
+        """Return the names of the numbers in order; () if the mapping gives names, or if the messages have no names."""
         names = next(iter(self.seen), ()) if self.columns.names is None else ()
         indices = self.columns.index or self.seen.get(names)
         return tuple(names[index] for index in indices) if names and indices else names
 
     def require_some(self) -> None:
-        """Raise `RecordError` if no message has mapped numbers, or if a mapped name is in no message."""
+        """Raise `RecordError` if no message has a mapped number, or if a mapped name is in no message."""
         known_names = dict.fromkeys(name for names in self.seen for name in names)
         missing = [name for name in self.columns.names or () if name not in known_names]
         if missing and self.seen:
@@ -204,17 +205,18 @@ class NumberTaker(Taker):
 
 @dataclass
 class PoseTaker(Taker):
-    """Collects the poses of one child frame, or of messages without child frames."""
+    """Collects the poses of one child frame, or all poses if messages have no child frames."""
 
     columns: PoseColumns = field(kw_only=True)
     frames: array[int] = field(default_factory=lambda: array("i"))
-    frame_names: dict[str, int] = field(default_factory=dict)  # name of a frame -> the number for it in `frames`
+    frame_names: dict[str, int] = field(default_factory=dict)  # name of a frame -> its number in `frames`
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False  # True if a message had a known pose
     has_turn: bool = False  # True if a message had an orientation
-    # Marks of the messages before the first known pose, whose count of numbers is that of the first known pose.
+    # Marks of the messages before the first known pose. Their rows get as many NaNs as the first known pose has
+    # numbers.
     unknown_marks: array[int] = field(default_factory=lambda: array("q"))
-    layout: PoseLayout | None = None  # indices of the pose's numbers in a row; None if the pose's fields give them
+    layout: PoseLayout | None = None  # indices of the pose's numbers in a row; None = the message has pose fields
     names: tuple[str, ...] = ()
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
@@ -223,7 +225,7 @@ class PoseTaker(Taker):
             child = plain_frame(str(getattr(entry, "child_frame_id", None) or ""))
             if child:
                 self.children[child[:_LONGEST_NAME]] = None
-            # If the mapping names no frame, a message with a list of transforms is skipped.
+            # If the mapping names no frame, messages with a list of transforms are skipped.
             is_wanted = child == wanted_frame if wanted_frame else transforms is None
             if is_wanted:
                 frame = _parent_frame(entry)
@@ -236,7 +238,7 @@ class PoseTaker(Taker):
                     self.budget.spend(_SAMPLE_NUMBERS)
                     self.unknown_marks.extend((order, log_ns, _read_stamp(entry)))
                     continue
-                if self.unknown_marks:  # only now the count of numbers is known; each message has three marks
+                if self.unknown_marks:  # the width is known only now; each message has three marks
                     self.width = len(pose)
                     self.rows.extend([math.nan] * (self.width * len(self.unknown_marks) // 3))
                     self.marks.extend(self.unknown_marks)
@@ -244,7 +246,7 @@ class PoseTaker(Taker):
                 self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
-        """Return position x, y, z and rotation w, x, y, z, or the numbers that `layout` arranges; NaN = unknown."""
+        """Return x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown."""
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
             position = _first_field(pose, "position", "translation")
@@ -259,7 +261,7 @@ class PoseTaker(Taker):
                     self.has_pose = True
                     self.has_turn = self.has_turn or hasattr(orientation, "w")
                     return [*_read_floats(position, "xyz"), *_read_floats(orientation, "wxyz")]
-        # The message has no field with a position, so the pose is found by the names or indices of its numbers.
+        # The message has no usable pose fields, so the names or the indices of its numbers give the pose.
         numbers = _iterate_numbers(_get_field(message, self.columns.field or ""))
         all_numbers = dict(islice(numbers, _MOST_NUMBERS))
         number_by_name = {
@@ -268,7 +270,7 @@ class PoseTaker(Taker):
         is_mapped = bool(self.columns.field or self.columns.position)
         has_numbers = not all(map(math.isnan, number_by_name.values()))
         if self.layout is None and has_numbers and (is_mapped or find_positions([*number_by_name])):
-            # Names that are all numbers are the indices of a list without names.
+            # If all names are decimal numbers, they are indices of a list without names.
             given_names = () if all(name.isdecimal() for name in number_by_name) else tuple(number_by_name)
             self.layout = self.columns.find_numbers(self.part, given_names, len(number_by_name))
             self.names = tuple(number_by_name)
@@ -289,8 +291,8 @@ class PoseTaker(Taker):
         return [number_by_name.get(name, math.nan) for name in self.names] or [math.nan] * 7
 
     def _has_unread_orientation(self, pose: Any, orientation: Any) -> bool:
-        """Return whether a pose with a position may have an orientation in a form other than fields w, x, y, z."""
-        if self.layout is not None:  # an earlier message had one
+        """Return whether a pose with a position may have an orientation that is not in fields w, x, y, z."""
+        if self.layout is not None:  # an earlier message had such an orientation
             return True
         if self.has_turn or hasattr(orientation, "w"):
             return False
@@ -302,7 +304,7 @@ class PoseTaker(Taker):
         return self.numbers if self.layout is None else self.numbers[:, self.layout.places]
 
     def convert(self, numbers: Floats) -> Floats:
-        # Returns the poses of messages with these numbers, [m, 7], or [m, 3] without an orientation.
+        # Converts the numbers of m messages to poses, [m, 7], or [m, 3] without orientations.
         if self.layout is not None:
             return self.columns.arrange(numbers, self.layout, self.part)
         factors = np.array([self.columns.factor_m(self.part)] * 3 + [1.0] * 4)
@@ -310,7 +312,7 @@ class PoseTaker(Taker):
         return poses if self.has_turn else poses[:, :3]
 
     def require_some(self) -> None:
-        """Raise `RecordError` if no message has a pose of the wanted frame, or if no frame is chosen among several."""
+        """Raise `RecordError` if no message has a pose of the wanted frame, or if the mapping must choose a frame."""
         listed = ", ".join([*self.children][:MOST_NAMED])
         has_messages = bool(self.rows or self.unknown_marks)
         if not has_messages and self.children:
@@ -340,7 +342,7 @@ class TransformTree:
     def take(self, message: Any, order: int, log_ns: int, static: bool) -> None:
         """Add the transforms of a message, except those that tf2 would ignore."""
         entries = _first_field(message, "transforms")
-        if not entries:  # the message may be a single transform
+        if not entries:  # the message may itself be a transform
             entries = [message] if _first_field(message, "child_frame_id") else []
         for entry in entries:
             child, parent = plain_frame(str(_first_field(entry, "child_frame_id") or "")), _parent_frame(entry)
@@ -357,14 +359,14 @@ class TransformTree:
 
     @property
     def stamps(self) -> dict[str, Stamps]:
-        """Child frame -> the times of its transforms, for each child frame that is not static."""
+        """`transforms of FRAME` -> the times of the transforms, for each child frame FRAME that is not static."""
         return {taker.topic: taker.stamps for taker, _ in self._edges.values() if not taker.latched}
 
     def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
         """Return the tree of frames. `times` maps each name in `stamps` to the times of its transforms."""
         edges = {}
         for child, (taker, parents) in self._edges.items():
-            time_ns, chosen = np.arange(1), np.array([-1])  # a static frame has its last transform at any time
+            time_ns, chosen = np.arange(1), np.array([-1])  # a static frame always has its last transform
             if not taker.latched:
                 time_ns, chosen = np.unique(times[taker.topic].time_ns, return_index=True)
             edges[child] = Edge(tuple(parents), time_ns, taker.numbers[chosen], taker.latched)
@@ -378,7 +380,8 @@ def _names_may_have_rotation(names: tuple[str, ...]) -> bool:
 
 
 def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    # Yields (dotted name, number) for each number in a message. None becomes NaN. A list of three has names x, y, z.
+    # Yields (dotted name, number) for each number in a message. None becomes NaN. The items of a list of three have the
+    # names x, y, z.
     if value is None or isinstance(value, bool | int | float):
         yield name, math.nan if value is None else float(value)
         return
@@ -391,19 +394,19 @@ def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _get_field(message: Any, location: str) -> Any:
-    # Returns the value at a location such as `pose.position`; None if one of its fields is missing.
+    # Returns the value of a (nested) field such as `pose.position`; None if it is missing.
     for name in location.split(".") if location else ():
         message = getattr(message, name, None)
     return message
 
 
 def _first_field(message: Any, *names: str) -> Any:
-    # Returns the value of the first field in `names` that the message has; None if it has none of the fields.
+    # Returns the value of the first of the fields `names` that the message has; None if it has none of them.
     return next((value for name in names if (value := getattr(message, name, None)) is not None), None)
 
 
 def _parent_frame(message: Any) -> str:
-    # Returns the frame in which a pose or transform is given; "" if the message names none.
+    # Returns the name of the frame in which a pose or transform is given; "" if the message names no frame.
     frame = _get_field(message, "header.frame_id") or _first_field(message, "frame_id", "parent_frame_id") or ""
     return plain_frame(str(frame))[:_LONGEST_NAME]
 
@@ -413,7 +416,8 @@ def _read_floats(values: Any, names: str) -> list[float]:
 
 
 def _to_float(name: str, value: Any) -> float:
-    # Returns a field's value, NaN for None. Raises an error, with the field's name, if the value is not a number.
+    # Converts a field's value to a float; None becomes NaN. Raises `RecordError` with the field's name for other
+    # values.
     if value is None:
         return math.nan
     value = value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
@@ -425,7 +429,7 @@ def _to_float(name: str, value: Any) -> float:
 
 
 def _read_stamp(message: Any) -> int:
-    """Return a message's stamp [ns]; 0 = none. It may be a stamp of ROS, Foxglove or Protobuf, a number, or a text."""
+    """Return a message's stamp [ns]; 0 = none. Stamps of ROS, Foxglove and Protobuf, numbers and texts are read."""
     stamp: Any = getattr(getattr(message, "header", None), "stamp", None)
     stamp = getattr(message, "timestamp", None) if stamp is None else stamp
     try:
@@ -438,7 +442,7 @@ def _read_stamp(message: Any) -> int:
     if not isinstance(seconds, int | float) or not math.isfinite(seconds):
         return 0
     nanoseconds = _first_field(stamp, "nanosec", "nsec", "nsecs", "nanos")
-    return int(Decimal(str(seconds)).scaleb(9)) + int(nanoseconds or 0)  # a product of floats would be rounded
+    return int(Decimal(str(seconds)).scaleb(9)) + int(nanoseconds or 0)  # a float product would be rounded
 
 
 _ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,9})\d*)?(Z|[+-]\d\d:?\d\d)?")
@@ -446,8 +450,8 @@ _PLAIN_NUMBER = re.compile(r"\d{1,19}(\.\d*)?", re.ASCII)
 
 
 def _parse_stamp(text: str) -> int:
-    """Return a time in ns. The text is in ISO 8601 (UTC unless it has a time zone), or is a number. A number below 1e11
-    is in s; larger numbers are in ms, µs or ns. Return 0 for other texts, and for integers below 1e8.
+    """Return a time in ns. The text is an ISO 8601 time (UTC without a time zone) or a number. Numbers below 1e11 are
+    in s, larger numbers in ms, µs or ns (see below). Return 0 for any other text, and for integers below 1e8.
     """
     if match := _ISO_TIME.fullmatch(text):
         try:
@@ -456,7 +460,7 @@ def _parse_stamp(text: str) -> int:
             return 0
         return round(moment.timestamp()) * 10**9 + int((match[2] or "0").ljust(9, "0"))
     match = _PLAIN_NUMBER.fullmatch(text)
-    if not match or (match[1] is None and len(text) < 9):  # a short integer is a counter, not a time
+    if not match or (match[1] is None and len(text) < 9):  # a short integer is probably a counter
         return 0
-    digits = len(text.partition(".")[0])  # 1 to 11 digits: s; 12 to 14: ms; 15 to 17: µs; more: ns
+    digits = len(text.partition(".")[0])  # unit by digits: 1 to 11 s, 12 to 14 ms, 15 to 17 µs, more ns
     return int(Decimal(text).scaleb(9 - max(0, (digits - 9) // 3) * 3))

@@ -1,7 +1,7 @@
-"""Interpretation of a pose's numbers by their names, and conversion of its rotation to a quaternion wxyz.
+"""Finds the numbers of a pose by their names, and converts rotations to quaternions wxyz.
 
-A name is split into words. Some words give the quantity and axis, as in `ee_quat_x`, `orientation.w`, `QX` and `posZ`;
-other words, such as `left`, name a group. `decide_pose` does not guess: if the names are ambiguous, it raises an error.
+A name is split into words. Some words give the kind of quantity and the axis, as in `ee_quat_x`, `orientation.w`, `QX`
+and `posZ`. All other words, such as `left`, form the group. `decide_pose` raises an error if the names are ambiguous.
 
 Conventions that names imply: roll, pitch and yaw are rotations about the fixed axes x, y, z in this order (ROS REP
 103), in radians. Six numbers are the first two columns of the rotation matrix (Zhou et al., CVPR 2019). `ee.wx`,
@@ -22,9 +22,9 @@ from safevla_bench.files import read_shipped
 from safevla_recorder.episode import Floats
 
 SIZES = {"quaternion": 4, "rpy": 3, "rotvec": 3, "6d": 6, "6d_rows": 6, "matrix": 9}
-"""Number of values of each form of a rotation; `6d_rows` are the first two rows of the matrix, as in PyTorch3D."""
+"""Representation of a rotation -> number of values; `6d_rows` are the matrix's first two rows, as in PyTorch3D."""
 _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw": "z"}
-# First letter of a word such as `qx` -> the kind of quantity.
+# First letter of a word such as `qx` -> kind of quantity.
 _KIND_OF_PREFIX = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
 _KIND_OF_PREFIX |= dict.fromkeys("vfdwag", "other")
 # `_KINDS` maps words to kinds of quantities, and `_UNITS` maps words to units.
@@ -37,9 +37,9 @@ _ROTVEC_PAIRS = {("axis", "angle"), ("rotation", "vector"), ("rot", "vec")}
 
 
 class PoseLayout(NamedTuple):
-    """Indices of a pose's numbers: x, y, z, and the rotation in the order of its form (w, x, y, z for a quaternion).
+    """Indices of a pose's numbers: position x, y, z, and rotation (w, x, y, z if its `form` is `quaternion`).
 
-    `doubt` states a convention that the names only imply; "" = none. `unit` and `angle_unit` are the units in the
+    `doubt` is a sentence on a convention that the names only imply; "" = none. `unit` and `angle_unit` are units in
     names.
     """
 
@@ -63,10 +63,10 @@ _FORCE_PATTERN = r"(?:^|[^a-z])f(?:orces?)?[^a-z]*([xyz])$"
 class _NamedSet(NamedTuple):
     group: _Group
     kind: str
-    axes: dict[str, list[int]]  # axis -> the indices of this set's numbers for the axis
+    axes: dict[str, list[int]]  # axis -> indices of the numbers in the set for this axis
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
-        """Return the axes' indices in the order of `wanted`, or by number for numbered axes; () unless each has one."""
+        """Return one index per axis, in the order of `wanted` (numbered axes: by number); () unless each has one."""
         is_numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if is_numbered else list(wanted)
         is_complete = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
@@ -74,7 +74,7 @@ class _NamedSet(NamedTuple):
 
 
 def _split_words(name: str) -> list[str]:
-    # Lower-case words of a name such as `leftHand_pos6d`: left, hand, pos, 6d.
+    # Return the lower-case words of a name: left, hand, pos, 6d for `leftHand_pos6d`.
     return re.findall(r"6d|[^\W\d_]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
 
 
@@ -82,7 +82,7 @@ LENGTH_UNITS, ANGLE_UNITS = ("m", "cm", "mm", "um", "inch"), ("rad", "deg", "mra
 
 
 def find_unit(names: Iterable[str], known: Collection[str]) -> str:
-    """Return which of the `known` units the names give, as in `x_mm`; "" = none. Raises `ValueError` for several."""
+    """Return the unit of `known` that is in the names, as in `x_mm`; "" = none. Raises `ValueError` if units differ."""
     unit_by_name: dict[str, str] = {}  # "" for a name without a unit
     for name in names:
         units = [_UNITS.get(word, "") for word in _split_words(name)]
@@ -94,7 +94,7 @@ def find_unit(names: Iterable[str], known: Collection[str]) -> str:
 
 
 def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence[int] = ()) -> tuple[str, str]:
-    # The unit of the position and that of the angles. A position alone has no unit of angles.
+    # Return the units of position and angles in the names. A position alone must not have a unit of angles.
     position_names = [names[index] for index in position if index < len(names)]
     rotation_names = [names[index] for index in rotation if index < len(names)]
     if not rotation and (unit := find_unit(position_names, ANGLE_UNITS)):
@@ -103,7 +103,7 @@ def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequenc
 
 
 def _parse_name(name: str) -> tuple[_Group, str, str]:
-    # Returns the group (the words that give no kind or axis), the kind of quantity and the axis; "" = none.
+    # Returns the group (all words that give no kind or axis), the kind of quantity and the axis; "" = none.
     if match := re.fullmatch(r"(?:.*\.)?ee\.w([xyz])", name):
         return frozenset(), "rotvec", match[1]
     words = _split_words(name)
@@ -116,7 +116,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
         if len(word) == 2 and word[0] in _KIND_OF_PREFIX and word[1] in "xyzw":
             word_kind, axis = _KIND_OF_PREFIX[word[0]], word[1]
         elif word in _AXES or (word.isdecimal() and kind in (*SIZES, "rotation", "euler")):
-            # Numbers that follow each other, such as the row and column of a matrix, form one axis.
+            # Consecutive numbers, such as the row and the column in a matrix, form one axis.
             axis = _AXES.get(word, axis + word if axis.isdecimal() else word)
         elif word_kind is None:
             group.add(word)
@@ -125,7 +125,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
 
 
 def _group_names(names: Sequence[str]) -> list[_NamedSet]:
-    """Return sets of the numbers whose names give an axis, one for each group and kind of quantity."""
+    """Return the numbers whose names give an axis, as one set for each group and kind of quantity."""
     axes_by_set: dict[tuple[_Group, str], dict[str, list[int]]] = {}
     has_forces = any(re.search(_FORCE_PATTERN, name.lower()) for name in names)
     for index, name in enumerate(names):
@@ -133,8 +133,8 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
         is_torque = has_forces and re.search("t[xyz]$", name.lower())
         if axis and kind != "other" and not is_torque:
             axes_by_set.setdefault((group, kind), {}).setdefault(axis, []).append(index)
-    # If the names do not say what kind of quantity a set is, or only say "rotation", four axes are a quaternion.
-    # Three axes are then a position or, for "rotation", a rotation in an unknown representation ("turn").
+    # If names give no kind of quantity, or only "rotation", a set with four axes is a quaternion. With three axes, the
+    # set is a position; if the kind is "rotation", a rotation in an unknown representation ("turn").
     plain_kinds = {"": "position", "rotation": "turn"}
     named_sets = []
     for (group, kind), axes in axes_by_set.items():
@@ -146,13 +146,13 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
 
 
 def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the indices of x, y, z for each position that the names give; [] if they give no position."""
+    """Return the indices of x, y, z of each position in the names; [] if there is none."""
     candidates = (named.find_places("xyz") for named in _group_names(names) if named.kind == "position")
     return [indices for indices in candidates if len(indices) == 3]
 
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that name arms, such as `left` and `right`; () unless each position has its own such word."""
+    """Return the words that name arms, such as `left` and `right`; () unless the word of each position is different."""
     positions = [named for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
     groups = [position.group for position in positions]
     words = tuple(dict.fromkeys(word for group in groups for word in group))
@@ -174,10 +174,10 @@ def decide_pose(
     euler: str = "xyz",
     arm: str = "",
 ) -> PoseLayout:
-    """Return which numbers form the pose. Indices that are not given follow from the names of the numbers.
+    """Return which numbers form the pose. The names of the numbers give the indices that are not arguments.
 
-    `order` is wxyz or xyzw, for a quaternion; `euler` is the order of the axes of `rpy`. Three numbers without names
-    are x, y, z. If names contain `arm`, only their numbers are used. Raises `ValueError` if the pose is ambiguous.
+    `order` of a quaternion is wxyz or xyzw; `euler` is the order of the axes of `rpy`. Three unnamed numbers are x, y,
+    z. If names contain `arm`, only numbers with such names are used. Raises `ValueError` if the pose is ambiguous.
     """
     # Find the pose among the numbers of this arm; then convert its indices to indices among all numbers.
     arm_indices = [index for index, name in enumerate(names) if arm and has_word(name, arm)]
@@ -192,7 +192,7 @@ def decide_pose(
         problem = f"the mapping uses the indices {used} of {size} numbers"
         raise ValueError(f"{problem}; count from 0, and use each index once")
     is_size_plain = size == 3 or (size == 3 + rotation_size and (form or order))
-    if position is None and not names and is_size_plain:  # x, y, z, and then the rotation, if there are more numbers
+    if position is None and not names and is_size_plain:  # x, y, z, then the rotation (if any)
         position, rotation = range(3), rotation or range(3, size) or None
     is_by_name = position is None
     if position is None:
@@ -204,7 +204,7 @@ def decide_pose(
         if rotation is None and (open_rotation := _find_open_rotation(names)):
             raise ValueError(open_rotation.question)
     if rotation is None:
-        # The rotation belongs to the group of the position, if all names of the position have one group.
+        # The rotation must have the group of the position, if all names of the position have the same group.
         groups = {_parse_name(names[index])[0] for index in position} if names else set()
         group = groups.pop() if len(groups) == 1 else frozenset()
         layout = _find_rotation(names, tuple(position), group, form, order, euler)
@@ -218,7 +218,7 @@ def decide_pose(
         raise ValueError(f"which form does the rotation have? {needed}")
     axes = "".join(_parse_name(names[index])[2] for index in rotation if index < len(names))
     ordered = _order_quaternion(tuple(rotation), axes, order) if rotation_size == 4 else tuple(rotation)
-    if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names say which angle is about which axis
+    if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names give the axis of each angle
         _require_every_axis(euler)
         ordered = tuple(ordered[axes.index(axis)] for axis in euler.lower())
     unit, angle_unit = _find_units(names, position, ordered)
@@ -231,7 +231,7 @@ def _require_every_axis(euler: str) -> None:
 
 
 def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
-    # Returns the indices in the order w, x, y, z. `axes` are the axes in the names; `order` is the mapping's order.
+    # Returns the indices of w, x, y, z. `axes` are the axes in the names of `indices`; `order` is the mapping's order.
     named_order = axes if sorted(axes) == sorted("wxyz") else None
     if order is not None and named_order is not None and order != named_order:
         raise ValueError(f"is the quaternion {order}, as the mapping says, or {named_order}, as the names say?")
@@ -244,8 +244,8 @@ def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) ->
 def _find_rotation(
     names: Sequence[str], position: tuple[int, ...], group: _Group, form: str | None, order: str | None, euler: str
 ) -> PoseLayout:
-    # A set of numbers with three or more axes may be a rotation, if it has the position's group or no group. Returns a
-    # layout without a rotation if no set may be one.
+    # A set with three or more axes may be the rotation if it has the position's group or no group. Returns a layout
+    # without a rotation if there is no such set.
     rotations = []
     for named_set in _group_names(names):
         shared = [index for axis_indices in named_set.axes.values() for index in axis_indices if index in position]
@@ -253,14 +253,14 @@ def _find_rotation(
             continue
         if any(_parse_name(names[index])[1] for index in shared):
             raise ValueError("which numbers are x, y, z? The names of the numbers in `position` say orientation")
-        if not shared:  # a set with numbers of the position cannot be the rotation
+        if not shared:  # the rotation shares no number with the position
             rotations.append(named_set)
     matching = [named_set for named_set in rotations if named_set.group == group or not named_set.group]
     if len({named_set.group for named_set in matching}) > 1 or (rotations and not matching):
         raise ValueError("which rotation belongs to the position? The names give only rotations of other objects")
     if not matching:
         return PoseLayout(position, unit=_find_units(names, position)[0])
-    # A set whose kind is the stated form comes first. Names such as `rx` give axes without a form, or with any.
+    # Prefer a set whose kind is the given form. Names such as `rx` only give axes, so they fit any form.
     stated_kind = (form or "").removesuffix("_rows")
     named_set = min(
         matching,
@@ -287,11 +287,11 @@ def _find_rotation(
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    """Return whether numbers outside the position may be an orientation. They may be if one of their names says so, or
-    if at least three of their names give no quantity, since an orientation has at least three numbers.
+    """Return whether numbers outside the position may be an orientation: one of their names says so, or at least three
+    of their names give no quantity (an orientation has at least three numbers).
     """
     other_names = [name for index, name in enumerate(names) if index not in position]
-    # Group and kind of the names that do not give an axis of another position.
+    # Group and kind of all other names, except those of another position.
     parsed = [
         (group, kind) for group, kind, axis in map(_parse_name, other_names) if not (axis and kind in ("", "position"))
     ]
@@ -307,11 +307,11 @@ def _last_words(names: Sequence[str]) -> list[str]:
 
 
 class _OpenRotation(NamedTuple):
-    # Three numbers whose names may mean a rotation; a person must decide.
+    # Three numbers whose names may mean a rotation. The user must decide.
     words: tuple[str, ...]  # last words of the three names
     question: str
     meaning: str
-    settings: tuple[str, ...]  # lines of the mapping if the answer is yes
+    settings: tuple[str, ...]  # lines for the mapping if it is a rotation
 
 
 _OPEN_ROTATIONS = (
@@ -331,7 +331,8 @@ _OPEN_ROTATIONS = (
 
 
 def _find_open_rotation(names: Sequence[str]) -> _OpenRotation | None:
-    # Each word ends one name. With names of a rotation or of rates, or a word `d`, the words mean something else.
+    # Each word must end exactly one name. The words mean something else if other names are a rotation or rates, or end
+    # in `d`.
     last_words = _last_words(names)
     has_rotation = any(len(named.axes) > 2 for named in _group_names(names) if named.kind != "position")
     has_rates = any(
@@ -353,7 +354,7 @@ _IMPLIED_CONVENTIONS = {
 
 
 def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bool = False) -> Floats:
-    """Return rotations of a form, [n, SIZES[form]], as quaternions wxyz, [n, 4]; NaN if a row is not a rotation.
+    """Convert rotations [n, SIZES[form]] to quaternions wxyz, [n, 4]; NaN if a row is not a rotation.
 
     `order` names the axes of `rpy`, as in scipy: lower case for fixed axes, upper case for axes of the body. Matrices
     are given row by row. Quaternions are returned unchanged.
@@ -364,7 +365,7 @@ def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bo
 
     rows = values.reshape(len(values), -1, 3) if form == "matrix" else values
     if form.startswith("6d"):
-        first, second = np.hsplit(values, 2)  # two columns or rows of the matrix; the third is their cross product
+        first, second = np.hsplit(values, 2)  # two columns or rows; the third is their cross product
         rows = np.stack([first, second, np.cross(first, second)], axis=2 if form == "6d" else 1)
     is_known = np.asarray(np.isfinite(rows).all(axis=tuple(range(1, rows.ndim))))
     if rows.ndim == 3:
@@ -386,7 +387,7 @@ _MIN_DETERMINANT, _MATRIX_SLACK = 0.9, 0.2
 
 
 def require_rotations(matrices: Floats, part: str) -> Floats:
-    """Return matrices [n, 9], with NaN in rows that are not rotations; raise `RecordError` if most rows are not."""
+    """Return the matrices, [n, 9], with NaN for non-rotations. Raises `RecordError` if most are not rotations."""
     is_known = np.isfinite(matrices).all(axis=1) & matrices.any(axis=1)
     known = matrices[is_known].reshape(-1, 3, 3)
     deviations = np.abs(known @ known.transpose(0, 2, 1) - np.eye(3)).max(axis=(1, 2), initial=0.0)
@@ -405,14 +406,14 @@ def require_rotations(matrices: Floats, part: str) -> Floats:
 
 
 def find_forces(names: Sequence[str]) -> list[int]:
-    """Return the indices of the forces x, y, z that the names give, as in `fx` or `force.z`; [] unless each has one."""
+    """Return the indices of forces x, y, z with names such as `fx` or `force.z`; [] unless each axis has one name."""
     matches = [re.search(_FORCE_PATTERN, name.lower()) for name in names]
     axes = [match[1] if match else "" for match in matches]
     return [axes.index(axis) for axis in "xyz"] if sorted(filter(None, axes)) == ["x", "y", "z"] else []
 
 
 def decide_forces(names: Sequence[str], size: int) -> list[int]:
-    """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not say which."""
+    """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not determine them."""
     if forces := find_forces(names):
         return forces
     if size == 3 and not any(re.search("torque|moment|[tm][xyz]$", name.lower()) for name in names):
@@ -424,16 +425,16 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
     raise ValueError("which three numbers are the forces x, y, z?")
 
 
-FILL_IN = '"FILL IN"'  # a placeholder; a mapping that contains it is rejected
+FILL_IN = '"FILL IN"'  # placeholder; a mapping with it is rejected
 
 
 def suggest_pose(names: Sequence[str], size: int) -> list[str]:
-    """Return lines, for the mapping, that make an ambiguous pose unambiguous; [] if the names are not ambiguous."""
+    """Return lines for the mapping that make an ambiguous pose unambiguous; [] if the names are unambiguous."""
     try:
         decide_pose(names, size)
         return []
     except ValueError as question:
-        if "unit" in str(question):  # only other names answer it
+        if "unit" in str(question):  # only a change of the names can resolve it
             return []
         positions = find_positions(names)
     lines = []

@@ -1,6 +1,6 @@
-"""Proposal of a mapping for a log, as text to save: guesses are marked, and unknown values must be filled in.
+"""Proposes a mapping for a log, as text to save. Guesses are marked; the user fills in unknown values.
 
-`FILL IN` marks a value that a person must enter; until then the mapping is rejected. `CHECK` marks a guess.
+`FILL IN` marks a value that the user must enter; until then, the mapping is rejected. `CHECK` marks a guess.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from safevla_bench.trajectory.header import find_robot
 
 
 class FoundSource(NamedTuple):
-    """A feature of a dataset, or a topic of a recording: its name, the type of its messages, and the names and count of
-    its numbers. Unknown values are "", [] and 0.
+    """A feature of a dataset or a topic of a recording: name, type of the messages (`kind`), and the names and count of
+    its numbers (`names`, `size`). Unknown values are "", [] and 0.
     """
 
     name: str
@@ -26,7 +26,7 @@ class FoundSource(NamedTuple):
     size: int
 
 
-_NAME_PATTERNS = {  # part of the mapping -> pattern of its source's name; the first pattern that matches counts
+_NAME_PATTERNS = {  # part of the mapping -> pattern for names of sources; the first pattern that matches counts
     "wrench": r"wrench|force|(^|\W|_)ft(\W|_|$)",
     "torque": r"torque|effort|joint_?state|(^|\W|_)tau(\W|_|$)",
     "gripper": r"grip|finger",
@@ -38,7 +38,7 @@ _POSE_TYPE = re.compile(r"pose|transformstamped|odometry", re.IGNORECASE)
 
 
 def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: str | None) -> str:
-    """Return the text of a mapping of the sources; `says_success` is true if the log says how its episodes ended."""
+    """Return the text of a mapping of the sources. `says_success`: the log says how its episodes ended."""
     lines = [
         "# Maps the log's sources to a record (docs/howto/real-robots.md). Replace FILL IN; check lines with CHECK.",
         "[episode]",
@@ -52,7 +52,7 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
     arms = next(
         filter(None, (find_arms(source.names) for source in sources)), ()
     )  # of the first source that names arms
-    # Sources that are named like a hand come first, since without them the first pose is mapped to the hand.
+    # Sources that are named like a hand come first. If there are none, the first pose is mapped to the hand.
     for source in sorted(sources, key=lambda candidate: not _is_named_like_hand(candidate)):
         part = _guess_part(source, mapped_parts)
         if part:
@@ -72,7 +72,8 @@ def _is_named_like_hand(source: FoundSource) -> bool:
 def _split_by_arm(
     part: str, source: FoundSource, arms: Sequence[str]
 ) -> Iterator[tuple[str, FoundSource, Sequence[str]]]:
-    # Yield for each arm: its table in the mapping, the source reduced to its numbers, and lines that select them.
+    # Yield for each arm: the name of its table, the source with only the arm's numbers, and lines that select these
+    # numbers.
     if part not in OF_ARMS or not arms:
         yield part, source, ()
         return
@@ -81,13 +82,13 @@ def _split_by_arm(
         if not names:
             yield f"{part}.{arm}", source, [f"index = {FILL_IN}  # numbers of {arm}"]
             continue
-        # A hand's numbers are found by the arm's name.
+        # For a hand, the arm's name selects the numbers.
         number_lines = [] if part == "eef" else [f"names = [{', '.join(map(quote_toml, names))}]"]
         yield f"{part}.{arm}", source._replace(names=names, size=len(names)), number_lines
 
 
 def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
-    # Returns the part of the mapping that a source probably belongs to, judging by its type and name; "" = none.
+    # Returns the part of the mapping that the type and name of a source suggest; "" = none.
     if _OTHER_TYPE.search(source.kind) or _OTHER_TYPE.search(source.name):
         return ""
     is_pose = bool(_POSE_TYPE.search(source.kind)) or (not source.kind and bool(find_positions(source.names)))
@@ -96,7 +97,7 @@ def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
         guess = "wrench" if "Wrench" in source.kind else "torque"
     if "TFMessage" in source.kind or (is_pose and guess != "action"):
         guess = "eef" if guess == "eef" or (is_pose and "eef" not in mapped_parts) else "bodies"
-    # Three or seven numbers of a dataset, without names, may be a position or a pose.
+    # Three or seven unnamed numbers of a dataset may be a position or a pose.
     may_be_pose = not source.kind and not source.names and source.size in (3, 7)
     if guess == "bodies" or (not guess and may_be_pose):
         return f"bodies.{re.sub('[^A-Za-z0-9]+', '_', source.name).strip('_') or 'body'}"
@@ -104,7 +105,7 @@ def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
 
 
 def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[str]:
-    # Yields the lines of a part's table after `from`.
+    # Yields the lines that follow `from` in the table of a part.
     match part:
         case "eef" | "bodies":
             if part == "bodies":
@@ -135,7 +136,7 @@ def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterato
 
 
 def _are_forces_known(source: FoundSource) -> bool:
-    # Returns whether the names or the count of numbers say which numbers are the forces x, y, z.
+    # Returns whether the names or the count of the numbers determine the forces x, y, z.
     try:
         return bool(decide_forces(source.names, source.size))
     except ValueError:

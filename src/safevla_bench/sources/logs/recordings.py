@@ -14,7 +14,7 @@ from safevla_bench.sources.logs.mappings import translated_errors
 from safevla_bench.text import escape_controls, warn_once
 
 METADATA = "metadata.yaml"
-_SPLIT_GAP_NS = 500_000_000  # successive numbered files belong to one recording if at most this time is between them
+_SPLIT_GAP_NS = 500_000_000  # maximum time between successive numbered files of one recording
 _MOST_NAMED = 8
 DAMAGE_REMEDY = (
     "The file is cut off or damaged: copy it again, or try `mcap recover`, `ros2 bag reindex` or `rosbag reindex`."
@@ -23,7 +23,7 @@ DAMAGE_REMEDY = (
 
 @dataclass(frozen=True)
 class Recording:
-    """The files of one recording in their order, and the ROS distribution that wrote the files, if known."""
+    """The files of one recording in order, and the ROS distribution that wrote them (None = unknown)."""
 
     name: str
     parts: tuple[Path, ...]
@@ -46,17 +46,17 @@ def find_recordings(path: Path) -> tuple[Recording, ...]:
 
 
 def _list_parts(folder: Path) -> list[Path]:
-    # Returns the folder's files of recordings, those of one recording by their numbers.
+    # Returns the files of recordings in a folder, sorted by recording and number.
     return sorted((path for path in folder.iterdir() if path.is_file() and storage_suffix(path)), key=_part_key)
 
 
 def _stem(path: Path) -> str:
-    # Returns a file's name without the suffixes of its format and compression.
+    # Returns a file's name without the suffixes for format and compression.
     return path.name.partition(str(storage_suffix(path)))[0]
 
 
 def _part_key(path: Path) -> tuple[str, int, str]:
-    # Sort key of a file (recording, number, file name). NAME_3 has the number 3; -1 = the name has no number.
+    # Sort key of a file: (recording, number, file name). The number of NAME_3 is 3; -1 = no number in the name.
     recording, _, number = _stem(path).rpartition("_")
     if number.isdecimal():
         return recording, int(number), path.name
@@ -77,7 +77,7 @@ def _read_rosbag2(folder: Path) -> Recording:
         listed_names = []
         problem = f"cannot be used ({type(error).__name__}); the recording's files are joined by their numbers"
         warn_once(str(place.file), problem)
-    # The metadata may name a compressed file without the suffix of its compression.
+    # The metadata may name a compressed file without the suffix for compression.
     part_by_name = {path.stem: path for path in present_parts} | {path.name: path for path in present_parts}
     if missing := [name for name in listed_names if name not in part_by_name]:
         named = escape_controls(", ".join(missing[:_MOST_NAMED]))
@@ -87,14 +87,14 @@ def _read_rosbag2(folder: Path) -> Recording:
     if is_numbered and parts != sorted(parts, key=_part_key):
         problem = "lists the recording's files in an order that differs from their numbers; the numbers are used"
         warn_once(str(place.file), problem)
-    # Without listed parts, all files belong to the recording.
+    # If the metadata lists no parts, all files belong to the recording.
     unlisted_parts = [
         path for path in present_parts if path not in parts and (not parts or _are_of_one_recording(parts[0], path))
     ]
     if unlisted_parts and parts:
         named = ", ".join(path.name for path in unlisted_parts[:_MOST_NAMED])
         warn_once(str(place.file), f"does not list {named}, which belongs to the recording")
-    if is_numbered or not listed_names:  # else the order of the metadata is the only one known
+    if is_numbered or not listed_names:  # else keep the order in the metadata
         parts = sorted((*parts, *unlisted_parts), key=_part_key)
     if not listed_names and len({storage_suffix(path) for path in parts}) > 1:
         raise RecordError("the files have several formats", remedy="Keep only one recording's files.", place=place)
@@ -109,9 +109,9 @@ def _are_of_one_recording(one: Path, other: Path) -> bool:
 
 
 def _join_split_files(files: Sequence[Path]) -> Iterator[Recording]:
-    # Yields a recording for each file, or for several numbered files that follow each other. `files` are sorted.
+    # Yields a recording for each file, or for several numbered files that follow each other. `files` must be sorted.
     parts: list[Path] = []
-    for path in (*files, None):  # None marks the end of the files, where the last recording is complete
+    for path in (*files, None):  # None after the last file completes the last recording
         if path is not None and parts and _is_continuation(parts[-1], path):
             parts.append(path)
             continue
@@ -119,14 +119,15 @@ def _join_split_files(files: Sequence[Path]) -> Iterator[Recording]:
             problem = f"{parts[0].name} to {parts[-1].name} follow each other, so they are read as one recording"
             warn_once(str(parts[0].parent), problem)
         if parts:
-            # `_part_key(...)[0]` is the name that joined files share, without their numbers.
+            # `_part_key(...)[0]` is the common name of joined files, without numbers.
             yield Recording(_stem(parts[0]) if len(parts) == 1 else _part_key(parts[0])[0], tuple(parts))
         parts = [path] if path is not None else []
 
 
 def _is_continuation(before: Path, after: Path) -> bool:
     # Returns whether the file `after` continues the recording in the file `before`.
-    # It does if it has the next number in a rosbag2 folder, or if its messages begin soon after `before` ends.
+    # It does so if it has the next number in a rosbag2 folder, or if its first message comes at most 0.5 s after the
+    # last message of `before`.
     stem, number, _ = _part_key(before)
     if not _are_of_one_recording(before, after) or _part_key(after)[1] <= number:
         return False

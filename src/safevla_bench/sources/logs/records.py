@@ -1,4 +1,4 @@
-"""Conversion of a log's episode to records, by its mapping: units, validity, times, plausibility."""
+"""Converts an episode of a log to records by the log's mapping: units, validity, times, plausibility checks."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ from safevla_recorder.episode import Bools, EpisodeArrays, Floats, add_header_fi
 # Episodes
 
 
-# Tolerance for evenly spaced time stamps, in control steps. It covers the rounding to float32.
+# Tolerance for evenly spaced time stamps [control steps], for times that were rounded to float32.
 _MAX_DEVIATION_STEPS = 1e-2
+_MOST_LATE = 10  # warn if more than 1 in 10 instants is left out at the start
 # Limits for warnings about a pose: its distance from the origin, and the deviation of its quaternion's norm from 1.
 # Repeated poses are reported only if the pose changed more than `_FEW_RUNS` times.
-_MOST_LATE = 10  # a warning is given if more than one in ten instants is left out at the start
 _FAR_M, _NORM_SLACK, _FEW_RUNS = 10.0, 0.05, 5
 
 
 class Series(NamedTuple):
-    """Numbers of a part at each instant of an episode, [n, k], and whether they are known, [n]. A pose is x, y, z,
-    followed by w, x, y, z if the pose has an orientation.
+    """The k numbers of a part of the record at each of n instants, [n, k], and whether they are known, [n]. A pose is
+    x, y, z [m], then w, x, y, z if it has an orientation.
     """
 
     values: Floats
     known: Bools
-    # Origin of the messages' times, such as `header stamps`; "" = the same origin as for the instants' times.
+    # Where the times of the messages come from, such as `header stamps`; "" = from the clock.
     time_base: str = ""
-    rate_hz: float | None = None  # rate of the messages [Hz]; None = one message at each instant
-    longest_gap_s: float | None = None  # longest interval between messages; None = longest one between instants
+    rate_hz: float | None = None  # rate of messages [Hz]; None = one message per instant
+    longest_gap_s: float | None = None  # longest time between messages [s]; None = between instants
     between: tuple[Floats, NDArray[np.int64]] | None = None
-    """All messages, [M, k], and for each message the index of the first instant at or after its time, [M].
+    """The k numbers of all M messages, [M, k], and the first instant at or after each message's time, [M].
 
-    The index is -1 before the first instant, and n after the last. None = `values` are all messages."""
+    The instant's index is -1 before the first instant, and n after the last. None = `values` are all messages."""
     is_single: bool = False  # True if the log stores the part's numbers as float32
-    poses: int = 0  # number of messages with a known pose; 0 = not counted, as for a static pose
-    names: tuple[str, ...] = ()  # names of the numbers, if the log has them and the mapping does not
+    poses: int = 0  # number of messages with a known pose; 0 = not counted (static poses)
+    names: tuple[str, ...] = ()  # names of the numbers, if only the log gives them
 
 
 @dataclass(frozen=True)
 class LoggedEpisode:
-    """One episode of a log: the times of its instants [s], [n], and the series of each mapped part of the record."""
+    """One episode of a log: the times of its n instants [s], [n], and the series of each mapped part of the record."""
 
     name: str
     file: str
@@ -68,8 +68,8 @@ class LoggedEpisode:
     instruction: str | None = None
     success: bool | None = None
     embodiment: str | None = None
-    facts: mappings.Episode | None = None  # facts of a trial; None = the facts of the mapping
-    has_stamps: bool = False  # True if the records get time stamps even when they are evenly spaced
+    facts: mappings.Episode | None = None  # facts about a trial; None = [episode] in the mapping
+    has_stamps: bool = False  # True if even evenly spaced records get time stamps
 
 
 def are_known(values: Floats, columns: mappings.AnyColumns) -> Bools:
@@ -87,7 +87,7 @@ def drop_zero_turns(values: Floats, columns: mappings.AnyColumns, warn: Callable
     if not np.nan_to_num(values[:, :3]).any():
         return values
     warn("the orientation is left out, since it is zero or unknown throughout")
-    # A position of zeros, without an orientation, means that tracking failed.
+    # A position of zeros without an orientation means that tracking failed.
     positions = values[:, :3]
     return np.where(positions.any(axis=1, keepdims=True), positions, np.nan)
 
@@ -97,13 +97,13 @@ def build_episode(
 ) -> Batch:
     """Return a batch of one episode. `tasks` (from `name_tasks`) maps the episode's instruction or name to a task id.
 
-    Raises `RecordError` if no instant is a record, the outcome is unknown, torques lack limits, or a number is invalid.
+    Raises `RecordError` if no instant becomes a record, success is unknown, torques lack limits, or data are invalid.
 
-    An instant becomes a record if all parts except bodies are known at the instant; time stamps show the gaps. Records
-    begin once every tracked body has been seen, because displacement, height and tilt are relative to record 0.
+    An instant becomes a record if all parts but bodies are known at the instant; time stamps show the gaps. The first
+    record comes after every tracked body was seen, because displacement, height and tilt are relative to record 0.
     """
     place = Place(file=episode.file, episode=episode.name)
-    if episode.facts is not None:  # the facts of this trial
+    if episode.facts is not None:  # the facts about this trial
         mapping = msgspec.structs.replace(mapping, episode=episode.facts)
     warn = partial(warn_once, f"{episode.file}: {episode.name}")
     chosen = _choose_records(episode, place)
@@ -120,7 +120,7 @@ def build_episode(
     action = series.get("action")
     hand_poses = [series[name].values for name in mapping.columns_of("eef")]
     have_orientation = [pose.shape[1] == 7 for pose in hand_poses]
-    mappings.require_own_numbers({  # two moving parts with the same positions at all times read the same numbers
+    mappings.require_own_numbers({  # moving parts with identical positions read the same numbers
         name: ((columns.source,), [series[name].values[:, :3].tobytes()])
         for name, columns in mapping.sources.items()
         if isinstance(columns, mappings.PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
@@ -181,31 +181,31 @@ def _require_width(part: str, samples: Series, size: int) -> None:
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
-    """Return the indices of the instants that become records: all bodies were seen, and other parts are known."""
+    """Return the indices of the instants that become records, as `build_episode` explains."""
     unseen = [name for name, samples in episode.series.items() if not samples.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
         remedy = "Leave this part out of the mapping, or map it to recorded data."
-        raise RecordError(f"{', '.join(missing)} is unknown at every instant", remedy=remedy, place=place)
-    # True at each instant, [n], at which all parts except bodies are known.
+        raise RecordError(f"{', '.join(missing)} is not known at any time of the episode", remedy=remedy, place=place)
+    # Mask of the instants at which all parts except bodies are known, [n].
     is_usable = np.ones(len(episode.time_s), dtype=np.bool_)
     for name, samples in episode.series.items():
         if not name.startswith("bodies."):
             is_usable &= samples.known
-    # The first instant at which every part, also every body that is ever known, has been known at least once.
+    # The first instant up to which each part and body has been known at least once (bodies that are never known aside).
     first_complete = max((int(samples.known.argmax()) for samples in episode.series.values()), default=0)
     chosen = np.flatnonzero(is_usable & (np.arange(len(is_usable)) >= first_complete))
     if not len(chosen):
         remedy = "Map topics that overlap in time."
-        raise RecordError("the mapped parts are never known at the same instant", remedy=remedy, place=place)
+        raise RecordError("the mapped parts are never known at the same time", remedy=remedy, place=place)
     label = f"{episode.file}: {episode.name}"
     skipped_count = int((~is_usable[chosen[0] :]).sum())
     if skipped_count:
-        problem = f"{skipped_count} instants are left out, since a part of the robot is unknown at these instants"
+        problem = f"clock times left out, since a part of the robot is unknown then: {skipped_count}"
         warn_once(label, f"{problem}; the time stamps show the gaps")
     late_count = int((~is_usable[: chosen[0]]).sum())
     if late_count > 1 and late_count * _MOST_LATE > len(is_usable):
-        problem = f"{late_count} instants at the start are left out"
+        problem = f"clock times left out at the start: {late_count}"
         warn_once(label, f"{problem}, since a part of the robot is unknown until then")
     if unseen:
         warn_once(label, f"bodies never seen: {', '.join(unseen)}; specifications on these bodies have no verdict")
@@ -216,7 +216,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     return chosen
 
 
-_CHANNELS_OF_PART = {  # part of the mapping -> the channels of a record that it provides
+_CHANNELS_OF_PART = {  # part of the mapping -> channels of a record
     "eef": ("eef_pos_m", "eef_quat_wxyz"),
     "torque": ("joint_torque_nm",),
     "wrench": (wrench.CHANNEL,),
@@ -225,7 +225,7 @@ _CHANNELS_OF_PART = {  # part of the mapping -> the channels of a record that it
 
 
 def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
-    # Returns `extra` with a mark that names the channels of parts whose numbers the log stores as float32.
+    # Returns `extra`, with a mark that lists the channels whose numbers the log stores as float32.
     parts = {name.partition(".")[0] for name, samples in episode.series.items() if samples.is_single}
     channels = [
         channel for part, part_channels in _CHANNELS_OF_PART.items() if part in parts for channel in part_channels
@@ -234,8 +234,8 @@ def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> 
 
 
 def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """Return rows of a part's numbers, [M, k], and for each row the first record at or after the row's time, [M]. Each
-    record also gets a row with its sampled value. Messages up to the instant before record 0 are left out.
+    """Return M rows of a part's numbers, [M, k], and for each row the first record at or after its time, [M]. The rows
+    are messages and the sampled value of each record. Messages up to the instant before record 0 are left out.
     """
     messages, instants = samples.values, np.arange(len(samples.values))
     if samples.between is not None:
@@ -247,8 +247,8 @@ def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floa
 
 
 def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None:
-    # An unknown pose is replaced by the last known pose or, before any known pose, by the origin without rotation.
-    # Returns the columns of the bodies' poses, [n, bodies, k]; None without bodies.
+    # Returns `columns` of the poses of all bodies, [n, bodies, k]; None without bodies. An unknown pose is replaced by
+    # the last known pose or, before any known pose, by the origin without rotation.
     filled_bodies = []
     for body in bodies.values():
         last_known = np.maximum.accumulate(np.where(body.known, np.arange(len(body.known)), -1))
@@ -259,7 +259,7 @@ def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None
 
 
 def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
-    """Return each joint's torque of largest magnitude since the previous record, with its sign, per record, [n, k]."""
+    """Return, per record and joint, the signed torque of largest magnitude since the previous record [N·m], [n, k]."""
     rows, record_of_row = _assign_to_records(torques, chosen)
     if np.isinf(rows).any():
         refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")
@@ -268,8 +268,8 @@ def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callabl
         # The rows are sorted by record, and within a record by magnitude.
         order = np.lexsort((np.abs(joint_torques), record_of_row))
         order = order[np.isfinite(joint_torques[order])]
-        peaks[record_of_row[order], joint] = joint_torques[order]  # the largest torque is assigned last
-    # Messages before the first or after the last record may have a larger torque, which is not judged.
+        peaks[record_of_row[order], joint] = joint_torques[order]  # the last assignment, which counts, is the largest
+    # Torques before the first and after the last record are not judged; warn if one of them is larger.
     if torques.between is not None:
         logged_peak = np.nan_to_num(np.abs(torques.between[0])).max(axis=0)
         judged_peak = np.nan_to_num(np.abs(peaks)).max(axis=0)
@@ -289,7 +289,7 @@ def _measure_wrist_forces(
 ) -> Floats:
     assert isinstance(columns, mappings.WrenchColumns)
     forces, record_of_row = _assign_to_records(episode.series[name], chosen)
-    # The sensor of `wrench.left` is at the hand `eef.left`.
+    # The sensor of the table `wrench.left` is at the hand `eef.left`.
     hand = series.get(name.replace("wrench", "eef", 1))
     hand_poses = None if hand is None else hand.values
     time_s = episode.time_s[chosen] - episode.time_s[chosen[0]]
@@ -302,7 +302,7 @@ def _measure_wrist_forces(
 def _find_grip_contact(
     name: str, columns: mappings.AnyColumns, episode: LoggedEpisode, chosen: NDArray[np.int64]
 ) -> Bools:
-    # Returns for each record whether the gripper held something in any message of the record, [n].
+    # Returns for each record whether any of its messages says that the gripper held something, [n].
     assert isinstance(columns, mappings.GripColumns)
     rows, record_of_row = _assign_to_records(episode.series[name], chosen)
     grip_values = rows[:, 0]
@@ -341,7 +341,7 @@ def _build_header(
         _check_torques(columns, embodiment, episode.series[name], name)
     joint_counts = tuple(episode.series[name].values.shape[1] for name in torques)
     task_text = episode.instruction or episode.name
-    # The task of an episode that `tasks` does not list must not get an id that is in use.
+    # A task that is not in `tasks` gets an id that differs from all ids in `tasks`.
     task_id = facts.task or tasks.get(task_text) or name_tasks([*tasks, task_text])[task_text]
     return {
         "schema_version": ARMS_VERSION if mapping.arms else SCHEMA_VERSION,
@@ -362,7 +362,7 @@ def _build_header(
 
 
 def _join_torque_limits(torques: Collection[mappings.TorqueColumns], embodiment: str) -> tuple[float, ...] | None:
-    # Returns the limits of all arms, one arm after the other; None if the robot's published limits apply.
+    # Returns the torque limits of all arms in order [N·m]; None if the robot's published limits apply.
     if all(columns.limits_nm is None for columns in torques):
         return None
     robot = find_robot(embodiment)
@@ -371,7 +371,7 @@ def _join_torque_limits(torques: Collection[mappings.TorqueColumns], embodiment:
 
 
 def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Series, table: str) -> None:
-    # Raises an error if limits are unknown, if numbers may be motor currents, or if limits do not fit the joints.
+    # Raises an error if limits are unknown or do not match the joints, or if the numbers may be motor currents.
     robot = find_robot(embodiment)
     if columns.limits_nm is None and (robot is None or not robot.limits_nm):
         reason = "no torque limits are published for" if robot else "no torque limits are known for"
@@ -382,7 +382,7 @@ def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Se
     is_torque = columns.unit or columns.scale != 1 or source_says_torque
     joint_names = " ".join(samples.names or columns.names or ()).lower()
     is_ur = all(joint in joint_names for joint in _UR_JOINTS)
-    is_bimanual = table != "torque"  # bimanual robots such as ALOHA publish currents as `effort`
+    is_bimanual = table != "torque"  # robots with two arms, such as ALOHA, publish currents
     if (is_ur or is_bimanual or (robot is not None and robot.effort_is_current)) and not is_torque:
         remedy = (
             f'Write unit = "N m" under [{table}] if the numbers are torques. If they are currents, write the torque '
@@ -409,7 +409,7 @@ _UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "w
 
 
 def _joint_order(name: str) -> int:
-    # Key that sorts joints from base to hand: the index in `_UR_JOINTS`, else the last number in the name, else -1.
+    # Sort key of joints, from base to hand: index in `_UR_JOINTS`, else the last number in the name, else -1.
     matches = [index for index, joint in enumerate(_UR_JOINTS) if joint in name.lower()]
     numbers = re.findall(r"\d+", name)
     if matches:
@@ -420,13 +420,13 @@ def _joint_order(name: str) -> int:
 def name_tasks(texts: Iterable[str]) -> dict[str, str]:
     """Return a task id for each instruction or file name: its words (letters, marks, numbers) joined by hyphens.
 
-    Letters of all scripts are kept, in lower case and in Unicode's composed form (NFC). If several texts give the same
-    id, the first text gets this id. The ids of the other texts then end in a digest of the text.
+    Letters of all scripts are kept, in lower case and in Unicode's composed form (NFC). If several texts would get the
+    same id, only the first gets it. The ids of further texts end in a digest of the text.
     """
     tasks: dict[str, str] = {}
     for text in texts:
         plain = unicodedata.normalize("NFC", text.lower())
-        words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # all else becomes spaces
+        words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # drop punctuation
         task = "-".join(words.split()) or "task"
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         tasks.setdefault(text, f"{task}-{digest}" if task in tasks.values() else task)
@@ -436,16 +436,16 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
 def _find_implausible(
     file: str, mapping: mappings.LogMapping, series: Mapping[str, Series]
 ) -> Iterator[tuple[str, str]]:
-    # Yields (source, problem) for numbers that are possible, but probably wrong.
+    # Yields (file, problem) for numbers that are valid, but probably wrong.
     for name, columns in mapping.sources.items():
         if not isinstance(columns, mappings.PoseColumns) or not series[name].known.any():
             continue
         poses = series[name].values[series[name].known]
         distance_m = float(np.median(np.linalg.norm(poses[:, :3], axis=1)))
         if distance_m > _FAR_M:
-            problem = f"[{name}] is {distance_m:.0f} m from the origin; is it in millimeters?"
+            problem = f"[{name}] is {distance_m:.0f} m from the origin; are its positions in millimeters?"
             yield file, f'{problem} If so, write unit = "mm"'
-        # Numbers of records from one change of the pose to the next.
+        # How many records lie between successive changes of the pose.
         run_lengths = np.diff(np.flatnonzero((np.diff(poses, axis=0) != 0).any(axis=1)))
         if len(run_lengths) > _FEW_RUNS and np.median(run_lengths) >= 2:
             problem = f"[{name}] repeats each pose {np.median(run_lengths):.0f} times"

@@ -1,4 +1,4 @@
-"""Description of each channel of a log: source, time base, rate, extremes with units, and implausible values."""
+"""Description of each channel of a log: source, time base, rate, lowest and highest values, implausible values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 from safevla_recorder.episode import Floats
 
-# Limits for warnings: the speed of a pose, the ratio of a torque to its limit, and the number of periods in a gap.
+# Limits for warnings: speed of a pose [m/s], ratio of a torque to its limit, length of a gap in message periods.
 _FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10
 _UNITS = {"torque": " N·m", "wrench": " N, without subtracting the tare"}
-_MOST_SHOWN = 8  # for each channel, at most this many extremes and this many warnings are shown
+_MOST_SHOWN = 8  # for each channel, maximum number of value ranges, and of warnings
 
 
 def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:
-    """Yield for each mapped part a line that summarizes all episodes, then a line for each warning about the part."""
-    # For each part, the lowest and highest values, and as ordered sets its time bases with rates, and its problems.
+    """Yield, for each mapped part, a line that summarizes all episodes, then a line for each warning."""
+    # Part -> lowest and highest values; part -> time bases with rates; part -> problems (dicts serve as ordered sets).
     bounds: dict[str, tuple[Floats, Floats]] = {}
     clocks: dict[str, dict[str, None]] = {}
     problems: dict[str, dict[str, None]] = {}
@@ -28,7 +28,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
         for name, columns in mapping.sources.items():
             samples = episode.series[name]
             rows, times_s = samples.values[samples.known], episode.time_s[samples.known]
-            if samples.between is not None:  # use all messages, not only the last before each instant
+            if samples.between is not None:  # use all messages, not only the latest at each instant
                 all_messages = samples.between[0][np.isfinite(samples.between[0]).all(axis=1)]
                 rows = all_messages if len(all_messages) else rows
             if isinstance(columns, PoseColumns):

@@ -1,8 +1,8 @@
 """The tree of coordinate frames of a recording, and conversion of poses to one frame, as in tf2.
 
-Between two stamps a transform is interpolated: its position linearly, its rotation along the shorter arc. The transform
-is unknown before the first stamp, after the last, and in a gap that is longer than the limit. A static transform is
-valid at any time. `/map` and `map` are one frame. A transform that is NaN, or from a frame to itself, is ignored.
+Between two stamps, a transform is interpolated: the position linearly, the rotation along the shorter arc. A transform
+is unknown before its first stamp, after its last stamp, and in a gap that exceeds the limit. A static transform is
+valid at any time. `/map` and `map` are the same frame. A transform with NaN, or from a frame to itself, is ignored.
 
 The source in tf2 is ros2/geometry2, commit 1b005c6: tf2/src/buffer_core.cpp (setTransformImpl, walkToTopParent),
 tf2/src/cache.cpp (findClosest, interpolate), tf2/include/tf2/LinearMath/Quaternion.h (slerp).
@@ -22,18 +22,18 @@ from safevla_recorder.episode import Floats, Ints
 if TYPE_CHECKING:
     from scipy.spatial.transform import Rotation
 
-_XYZW = [4, 5, 6, 3]  # indices of a pose's quaternion in scipy's order: x, y, z, w
+_XYZW = [4, 5, 6, 3]  # indices of x, y, z, w (scipy's order) in a pose [7]
 
 
 def plain_frame(name: str) -> str:
-    """Return the name of a frame in tf2's form: without a leading slash."""
+    """Return the name of a frame as in tf2, without a leading slash."""
     return name.removeprefix("/")
 
 
 @dataclass(frozen=True)
 class Edge:
-    """The edge from a frame to its parent: the frame's poses in the parent frame, [n, 7] (x, y, z, w, x, y, z), by
-    ascending time [ns]. If the edge is static, the last pose is valid at any time. Several `parents` are an error.
+    """The edge from a frame to its parent: the frame's poses in the parent frame, [n, 7] (x, y, z [m], w, x, y, z), by
+    ascending time [ns]. If `static`, the last pose is valid at any time. Several `parents` are an error.
     """
 
     parents: tuple[str, ...]
@@ -46,12 +46,12 @@ class FrameTree:
     """The frames of a recording: each child frame has an edge to its parent."""
 
     def __init__(self, edges: Mapping[str, Edge], max_gap_ns: float) -> None:
-        """Keep the edges; transforms that are more than `max_gap_ns` apart are not interpolated."""
+        """Store the edges. Transforms that are more than `max_gap_ns` apart are not interpolated."""
         self._edges, self._max_gap_ns = edges, max_gap_ns
 
     def bring(self, poses: Floats, frame: str, into: str, time_ns: Ints) -> Floats:
         """Convert known poses [n, 3 or 7] from `frame` to the frame `into`, each pose at its own time. A pose becomes
-        NaN if a transform is unknown at its time. Raises `RecordError` if the tree does not connect the two frames.
+        NaN if a transform is unknown at this time. Raises `RecordError` if the tree does not connect the frames.
         """
         up_frames, down_frames = self._list_ancestors(frame), self._list_ancestors(into)
         # The poses go up from `frame` to the nearest common ancestor, then down to `into`.
@@ -79,7 +79,7 @@ class FrameTree:
         return position if rotation is None else np.hstack([position, rotation.as_quat()[:, [3, 0, 1, 2]]])
 
     def _list_ancestors(self, frame: str) -> list[str]:
-        # Returns the frame and its ancestors in order, without the root.
+        # Returns the frame and its ancestors in order, except the root.
         frames: list[str] = []
         while frame in self._edges:
             if frame in frames:
@@ -94,14 +94,14 @@ class FrameTree:
         return frames
 
     def _interpolate_frame(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
-        # Return a frame's origin (NaN = unknown) and rotation in its parent frame at each time.
+        # Return the origin [n, 3] (NaN = unknown) and the n rotations of a frame in its parent frame, at the n times.
         from scipy.spatial.transform import Rotation, Slerp
 
         edge = self._edges[child]
         if edge.static:
             poses = np.broadcast_to(edge.poses[-1], (len(time_ns), 7))
             return poses[:, :3], Rotation.from_quat(poses[:, _XYZW])
-        before = np.searchsorted(edge.time_ns, time_ns, side="right") - 1  # index of latest transform; -1 = none
+        before = np.searchsorted(edge.time_ns, time_ns, side="right") - 1  # index of the latest transform; -1 = none
         elapsed_ns = time_ns - edge.time_ns[np.maximum(before, 0)]
         # Time from the latest transform to the next one; 0 after the last.
         gap_ns = np.diff(edge.time_ns, append=edge.time_ns[-1])[before]

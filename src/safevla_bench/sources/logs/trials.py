@@ -1,4 +1,4 @@
-"""Trials of a recording: each recording is one episode, unless the mapping cuts it into several trials."""
+"""Trials of a recording. Each recording is one episode, unless the mapping cuts it into several trials."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from safevla_bench.sources.logs.records import LoggedEpisode
 from safevla_bench.text import escape_controls
 
 _BEGINNING, _END = -(1 << 62), 1 << 62
-_EPOCH_S = 1e8  # times of at least this size count from 1970, smaller times from the first message
+_EPOCH_S = 1e8  # larger times count from 1970, smaller times from the first message
 
 
 def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedEpisode | RecordError]:
-    """Yield one episode for the whole recording, or one per trial of the mapping. Each file is read once.
+    """Yield one episode for the whole recording, or one per trial in the mapping. Each file is read once.
 
     Raises `RecordError` if the reader is not installed, a file is damaged or too large, messages have an unsupported
     encoding, a name in the mapping does not exist, or the clock has fewer than two instants.
@@ -44,11 +44,11 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
 
 
 def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: TransformTree) -> int:
-    # Passes each message to the `takers` for the message's topic; returns the log time of the first message [ns].
+    # Passes each message to the `takers` for its topic. Returns the log time of the first message [ns].
     needs_transforms = any(isinstance(columns, PoseColumns) and columns.into for columns in mapping.sources.values())
     transform_topics = frozenset(mapping.transforms.topics if needs_transforms else ())
     topics, message_index = Topics({*transform_topics, *(taker.topic for taker in takers)}), 0
-    # Topic -> the decoder of its messages, the objects that take them, and whether they are transforms.
+    # Topic -> (decoder of its messages, takers of its messages, whether it has transforms).
     readers: dict[Topic, tuple[Decode, list[Any], bool]] = {}
     for path in recording.parts:
         with translated_errors(path, DAMAGE_REMEDY, *damage_errors()):
@@ -78,7 +78,7 @@ def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[An
 def _list_trials(
     recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker], first_ns: int
 ) -> Iterator[MessageSpan]:
-    # Yields the spans of the mapping's trials; without trials, the whole recording. Trials are numbered from 0.
+    # Yields the time spans of the mapping's trials; without trials, the whole recording. Names of trials count from 0.
     file = str(recording.parts[0])
     if not mapping.trials:
         yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode)
@@ -92,7 +92,8 @@ def _list_trials(
         else:
             times_ns, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
             # A change to true begins a trial, and a change to false ends it.
-            # If all values are true, each value begins a trial. The last trial may end at `_END`.
+            # If all values are true, each value begins a trial. The last trial may end at `_END` (the end of the
+            # recording).
             changes = [
                 index
                 for index, value in enumerate(values)

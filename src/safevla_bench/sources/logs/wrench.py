@@ -1,8 +1,8 @@
-"""The force at the hand: the force of a wrist sensor less its offset and, if its mass is known, the tool's weight.
+"""The force at the hand: a wrist sensor's force minus its offset and (if `mass_kg` is known) the tool's weight.
 
 A wrist sensor measures all forces on the tool: contacts of the gripper and the held object, their weights, and their
-inertia while the hand accelerates. It does not measure contacts of the arm above the sensor. The result is the force
-of the tool on the sensor, in the axes of the mapped hand: a hanging tool pulls down. `scale = -1` reverses the force.
+inertia while the hand accelerates. Contacts of the arm above the sensor are not measured. The result is the force of
+the tool on the sensor, in the axes of the mapped hand: a hanging tool pulls down. `scale = -1` reverses the force.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 CHANNEL = "wrist_force_n"
 _GRAVITY_M_S2 = 9.81
-# A hand is still up to this motion and rotation. A rotation since the tare above the last limit gives a warning.
+# Limits: motion [m] and rotation [rad] of a still hand; rotation since the tare [rad] above which there is a warning.
 _STILL_M, _STILL_RAD, _TURNED_RAD = 0.002, np.deg2rad(1.0), np.deg2rad(20.0)
 
 
 def measure_forces(
     forces: Floats, record: NDArray[np.int64], time_s: Floats, hand: Floats | None, columns: WrenchColumns
 ) -> tuple[Floats, str]:
-    """Return the force of largest norm in each record [N], [n, 3], and a warning; "" = no warning.
+    """Return the force with the largest norm in each record [N], [n, 3], and a warning; "" = no warning.
 
-    `forces` are all measurements, [M, 3], and `record` their records' indices, [M]; each record has a measurement.
+    `forces` are all M measurements, [M, 3], and `record` the record of each, [M]; every record has a measurement.
     `time_s` are the times of the records, [n]. `hand` are the hand's poses, [n, 7], or [n, 3] without orientation.
     Raises `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
     """
@@ -41,7 +41,7 @@ def measure_forces(
 
         rotations = Rotation.from_quat(hand[:, [4, 5, 6, 3]])
     if columns.tare is not None:
-        tare_records, offset_n = slice(0, 1), np.array(columns.tare)  # rotations are compared with that of record 0
+        tare_records, offset_n = slice(0, 1), np.array(columns.tare)  # compare rotations with record 0
     else:
         tare_records = _find_still_records(time_s, hand, rotations, columns.tare_s)
         is_tare_row = (record >= tare_records.start) & (record < tare_records.stop)
@@ -51,7 +51,7 @@ def measure_forces(
         if rotations is None:
             refuse_field("mass_kg needs the hand's orientation", "Map [eef] to poses with a rotation.", "wrench")
         weights_n = rotations.inv().apply([0.0, 0.0, -columns.mass_kg * _GRAVITY_M_S2])
-        # An offset that is measured at rest includes the tool's weight; an offset in the mapping does not.
+        # An offset that is measured at rest includes the tool's weight; the mapping's `tare` does not.
         weights_n -= weights_n[tare_records].mean(axis=0) if columns.tare is None else 0.0
     elif rotations is None:
         problem = "forces may include the weight of the hand's tool, since the hand's rotation is unknown"
@@ -63,7 +63,7 @@ def measure_forces(
                 "tool counts as a force; give the tool's mass_kg"
             )
     forces = forces - offset_n - weights_n[record]
-    order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # sorted by record, then by norm; NaN last
+    order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # sort by record, then by norm; NaN last
     order = order[np.isfinite(forces[order]).all(axis=1)]
     largest = np.full((len(time_s), 3), np.nan)
     largest[record[order]] = forces[order]  # the largest force is assigned last
@@ -71,9 +71,9 @@ def measure_forces(
 
 
 def _find_still_records(time_s: Floats, hand: Floats | None, rotations: Rotation | None, length_s: float) -> slice:
-    # Returns the first interval of records of this length in which the hand is still. Raises an error if there is none.
+    # Returns the first interval of `length_s` in which the hand is still. Raises `RecordError` if there is none.
     if hand is not None:
-        # For each record, the last record of the interval that begins there and lasts `length_s`; 1e-9 is a tolerance.
+        # For each record, the index of the record `length_s` later, which ends the interval; 1e-9 is a tolerance.
         last_records = np.searchsorted(time_s, time_s + length_s * (1 - 1e-9))
         for first, last in enumerate(last_records[last_records < len(time_s)].tolist()):
             interval = slice(first, last + 1)

@@ -1,6 +1,6 @@
-"""The index of the episodes in sources. One scan builds the index; then each episode can be read again.
+"""The index of the episodes in sources. One scan builds the index; then any episode can be read again.
 
-So an archive of any size can be judged with memory for only a few of its episodes.
+So an archive of any size can be judged with only a few of its episodes in memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from safevla_bench.trajectory.batch import Batch, Stamps, batch_of_headers, conc
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags, start_marks
 
-CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # minimum number of records or of bytes in a batch
-KEPT_BYTES = 1 << 26  # larger sets of valid episodes are not kept in memory, but read again from the files
+CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # a batch has at least this many records or bytes
+KEPT_BYTES = 1 << 26  # if valid episodes need more memory, they are read again from the files
 Indices = Sequence[int] | NDArray[np.int64]
 
 
@@ -38,17 +38,17 @@ class EpisodeNote(NamedTuple):
     header: Header
     length: int
     is_privileged: bool  # true if the policy saw state that a real robot cannot measure
-    earlier_resets: int | None  # number of resets since the environment was seeded; affects fixtures' poses
-    kitchen: Kitchen | None  # the values that fix the start of a RoboCasa episode, if recorded
-    start_marks: tuple[str, ...]  # header fields that mark a start which the suite does not define
+    earlier_resets: int | None  # resets since the environment was seeded; they affect fixtures' poses
+    kitchen: Kitchen | None  # the values that determine a RoboCasa episode's start, if recorded
+    start_marks: tuple[str, ...]  # header fields that mark a start that is not in the suite
     stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
     source: int  # index of the episode's source
-    place: int  # index among all episodes of its source, including invalid ones
+    place: int  # index among all (also invalid) episodes of the source
 
 
 @dataclass(frozen=True)
 class EpisodeIndex:
-    """The valid episodes of sources in order, and the location of each."""
+    """The valid episodes of sources in order, and the location of each episode."""
 
     sources: tuple[RecordSource, ...]
     notes: tuple[EpisodeNote, ...]
@@ -75,12 +75,12 @@ class EpisodeIndex:
 
     @cached_property
     def stamps_s(self) -> Stamps:
-        """Episode -> times of its records, for the episodes with time stamps."""
+        """Index of an episode -> times of its records [s], for the episodes with time stamps."""
         return {index: note.stamps_s for index, note in enumerate(self.notes) if note.stamps_s is not None}
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
-        """The policies that saw state which a real robot cannot measure, each once; None = a policy without a name."""
+        """The policies that saw state which no real robot can measure, without duplicates; None = unnamed policy."""
         return tuple(dict.fromkeys(note.header.policy for note in self.notes if note.is_privileged))
 
     @property
@@ -90,7 +90,7 @@ class EpisodeIndex:
 
     @property
     def absent(self) -> list[AbsentEpisode]:
-        """Planned episodes of all sources that crashed or are missing; episodes with a lost record are in `lost`."""
+        """Planned episodes of all sources that crashed or are missing. Episodes whose record was lost are in `lost`."""
         return [absent for source in self.sources for absent in source.absent]
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
@@ -99,8 +99,8 @@ class EpisodeIndex:
         return list(zip(self.sources, map(range, ends, ends[1:]), strict=True))
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
-        """Raise `CollectedError` with all problems, if there are any, unless `skip_invalid`. An episode that one source
-        has twice is such a problem. Raise `RunError` if two sources have the same episode.
+        """Raise `CollectedError` with all problems (if any), unless `skip_invalid`. A duplicate episode in one source
+        is a problem, too. Raise `RunError` if two sources have the same episode.
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems, is_any_valid=bool(self.notes)))
@@ -118,9 +118,9 @@ class EpisodeIndex:
                 raise RunError(problem, remedy=remedy, place=Place(file=str(path), episode=episode_id))
 
     def read_chunks(self, wanted: Collection[int] = (), kept: list[Batch] | None = None) -> Iterator[Batch]:
-        """Yield all valid episodes in batches, in order; the episodes of a batch are from one source. Batches of the
-        episodes at the indices `wanted` are appended to `kept`. Raises `RunError` if a source no longer has the number
-        of episodes that the scan found.
+        """Yield all valid episodes in batches, in order; each batch is from one source. Batches with the episodes at
+        the indices `wanted` are appended to `kept`. Raises `RunError` if the number of episodes in a source has changed
+        since the scan.
         """
         wanted = frozenset(wanted)
         for source_index, (source, indices) in enumerate(self.by_source()):
@@ -162,15 +162,15 @@ class EpisodeIndex:
         return episode
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
-        """Return all episodes in order. Episodes at `indices` have records; the others have only header and length."""
+        """Return all episodes in order. Those that are not at `indices` have only header and length, no records."""
         chosen = sorted(set(indices))
         with_records = self.read_episodes(chosen)
         batch = self.append_headers([] if with_records is None else [with_records], chosen)
-        order = np.argsort([*chosen, *self._other_indices(chosen)])  # from the order of `batch` to that of the index
+        order = np.argsort([*chosen, *self._other_indices(chosen)])  # indices in `batch`, in the order of the index
         return select_episodes(batch, order)
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
-        """Return the episodes of `batches` (those at `indices`), then only header and length of all other episodes."""
+        """Return the episodes of `batches` (those at `indices`), then the rest with only header and length."""
         others = self._other_indices(indices)
         without_records = batch_of_headers([self.headers[index] for index in others], self.lengths[others])
         return concatenate_batches([*batches, without_records])
@@ -179,15 +179,15 @@ class EpisodeIndex:
         return sorted(set(range(len(self))) - set(indices))
 
     def select_episodes(self, indices: Iterable[int]) -> EpisodeIndex:
-        """Return an index of only the episodes at `indices`, in unchanged order, as if there were no others.
-        Indices out of range are ignored. Problems and lost episodes stay in the index.
+        """Return an index with only the episodes at `indices`, in unchanged order. Indices out of range are ignored.
+        Problems and lost episodes stay in the index.
         """
         wanted = set(indices)
         return replace(self, notes=tuple(note for index, note in enumerate(self.notes) if index in wanted))
 
 
 class Scan:
-    """One pass over sources. Iteration yields batches of episodes; then `index` returns the index of all episodes."""
+    """One pass over sources. Iteration yields batches of episodes. `index` returns the index of all episodes."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.sources = open_sources(paths)
@@ -225,7 +225,8 @@ class Scan:
                 yield batch
 
     def _note_batches(self, source_index: int, source: RecordSource) -> Iterator[Batch]:
-        # Yields the source's valid episodes. Stores facts about the valid episodes, the errors, and the lost episodes.
+        # Yields the source's valid episodes. Stores the facts about them, the errors, and the lost episodes in the
+        # scan.
         place, damaged_ids = 0, set()
         for batch in source.scan():
             if isinstance(batch, RecordError):
@@ -237,7 +238,7 @@ class Scan:
                 else:
                     place += 1
                 continue
-            # Columns in the order of the fields of `EpisodeNote`.
+            # One sequence for each field of `EpisodeNote`, in the order of the fields.
             headers, lengths = map(self._share_values, batch.headers), batch.lengths.tolist()
             marks = mark_flags(batch, PRIVILEGED), earlier_resets(batch), kitchens(batch), start_marks(batch)
             times = map(batch.stamps_s.get, range(len(batch)))
@@ -249,7 +250,7 @@ class Scan:
         self._lost += [absent for absent in source.expected or () if absent.episode_id in damaged_ids]
 
     def _share_values(self, header: Header) -> Header:
-        """Return a copy of the header in which values are shared, so that equal values are stored only once."""
+        """Return a copy of the header that shares values with earlier headers, so that equal values are stored once."""
         shared_values = {}
         for name in _SHARED_FIELDS:
             value = getattr(header, name)
@@ -278,7 +279,7 @@ def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
 
 
 def open_archive(path: str | Path) -> Batch:
-    """Return all episodes of one archive file, run folder or log as one batch. Raises `RunError` if there are none,
+    """Return all episodes of an archive file, a run folder or a log as one batch. Raises `RunError` without episodes,
     `RecordError` or `CollectedError` for bad episodes.
     """
     source = Path(path)
@@ -292,7 +293,7 @@ def open_archive(path: str | Path) -> Batch:
 
 
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the episodes in batches with at least `CHUNK_RECORDS` records or `CHUNK_BYTES` bytes, except the last."""
+    """Merge small batches. Each result but the last has at least `CHUNK_RECORDS` records or `CHUNK_BYTES` bytes."""
     gathered: list[Batch] = []
     record_count = total_bytes = 0
     for batch in batches:
@@ -306,8 +307,8 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield concatenate_batches(gathered)
 
 
-# Limit on the memory for errors and for facts about episodes: enough for the facts about some 200,000 episodes.
-# If the sources' files have a larger total size than this limit, their total size is the limit.
+# Limit on the memory for errors and for facts about episodes, enough for some 200,000 episodes. If the total size of
+# the sources' files is larger, this size is the limit.
 MAX_NOTES_BYTES = 1 << 30
 _SHARED_FIELDS = (
     "versions",
@@ -323,12 +324,12 @@ _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 
 def _batch_bytes(batch: Batch) -> int:
-    # Returns the memory that a batch takes without its headers, since the index keeps the headers anyway.
+    # Returns the memory of a batch without its headers [bytes], since the index keeps the headers anyway.
     return _array_bytes(batch) + sum(_estimate_bytes(fields) for fields in batch.extra if fields)
 
 
 def _array_bytes(value: object) -> int:
-    # Returns the memory of all arrays in an array, mapping or dataclass; 0 for any other value.
+    # Returns the memory of all arrays in an array, mapping or dataclass [bytes]; 0 for any other value.
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, Mapping):
@@ -337,7 +338,7 @@ def _array_bytes(value: object) -> int:
 
 
 def _estimate_bytes(value: object) -> int:
-    # Returns the approximate memory that a value takes, with all that it contains.
+    # Returns the approximate memory of a value and of all values in it [bytes].
     if value is None or isinstance(value, int | float):
         return _OBJECT_BYTES // 2
     if isinstance(value, str):
@@ -367,7 +368,7 @@ def _filter_episodes(batches: Iterable[Batch | RecordError], keys: set[EpisodeKe
 def _read_wanted(
     source: RecordSource, wanted: Sequence[EpisodeNote], kept: Sequence[Batch] | None
 ) -> dict[EpisodeKey, Batch]:
-    # Returns key -> batch of one episode. Raises an error if the source does not have exactly the wanted episodes.
+    # Returns key -> batch of one episode. Raises `RunError` if the source lacks one of the wanted episodes.
     keys = {note.header.key for note in wanted}
     if not wanted:
         return {}

@@ -1,4 +1,4 @@
-"""The names of the files in a run folder, its tables and JSON documents, and the index of its pictures."""
+"""The names of the files in a run folder, the folder's tables and JSON documents, and the index of its pictures."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from safevla_recorder.identity import UNKNOWN, is_other_code
 _log = get_logger(__name__)
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
-# Version of the format of scores.json and scores.parquet. Files of version 1 state no version; their reasons are texts.
+# Format version of scores.json and scores.parquet. Files of version 1 have no version, and their reasons are texts, not
+# codes.
 SCORES_VERSION = 2
 ORIGIN = ("scores_version", "judged_by", "sources", "recorded_with")
-"""The keys of scores.json that describe the origin of the scores; scores.parquet has them in its schema's metadata."""
-DECISION = "decision"  # key of run.json: a stopping rule's result, and the number of episodes that the rule needed
+"""Keys of scores.json on the origin of the scores. In scores.parquet, they are in the metadata of the schema."""
+DECISION = "decision"  # key of run.json: the stopping rule's result and needed number of episodes
 BY_CHANCE = (
     "If answers vary, paired episodes also differ by chance. To see how much, compare two runs: "
     "safevla compare first=RUN again=RUN"
@@ -42,21 +43,21 @@ BY_CHANCE = (
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 VERDICTS = "verdicts.msgpack.gz"
-"""The file with all data from which summaries are computed; `safevla score --combine` reads it."""
+"""The file with all data for summaries; `safevla score --combine` reads it."""
 MAX_VERDICTS_BYTES = 1 << 30
-EXPERIMENTS = "experiments"  # subfolder of a run folder for judgements by rules other than the run's rules
+EXPERIMENTS = "experiments"  # subfolder of a run folder for scores by rules other than the run's rules
 _EXPORT_NAMES = (
     "safevla.csv submission.json episode.rrd episode.mcap model_card.md robocasa.json lerobot pairs pairs-found "
     "eval_info.json vla_eval.json eval_results.yaml tensorboard board figures sensitivity-physics.json"
 )
 EXPORTS = frozenset([*_EXPORT_NAMES.split(), EXPERIMENTS])
-"""Files that a command writes into a run folder if the run is its only source, apart from judgement and pictures."""
+"""Names of what commands write into a run folder if the run is their only source, except scores and pictures."""
 MISSING = "missing"
 _RESTORE = "Restore the file, or score the files in archive/ or raw/ directly."
 
 
 class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """The names that identify an episode in a table; the policy may be unknown."""
+    """The names that identify an episode in a table; `policy` is None if unknown."""
 
     episode_id: str
     benchmark: str
@@ -65,7 +66,7 @@ class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
-    """A planned episode without a record; `outcome` and `reason` say why it has no record, such as a crash."""
+    """A planned episode without a record. `outcome` (such as `crashed`) and `reason` say why it has no record."""
 
     outcome: str
     reason: str | None = None
@@ -78,34 +79,34 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
 
     @classmethod
     def from_row(cls, row: object, **values: str | None) -> AbsentEpisode:
-        """Return the episode with the fields of `row`, which is a header or a table's row. `values` override fields."""
+        """Return the episode with the fields of `row` (a header, or a row of a table). `values` override fields."""
         return cls(**{name: getattr(row, name, None) for name in cls.__struct_fields__} | values)  # type: ignore[arg-type]
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Wall-clock times [ms] of a policy's calls in one episode, kept apart from results, since they vary between runs.
-    If a policy returns several actions at a time, only the calls that infer actions count.
+    """Wall-clock times [ms] of a policy's calls in one episode. They vary between runs, so they are stored apart from
+    results. If a policy returns several actions at a time, only the calls that infer actions count.
     """
 
     calls: int
     p50_ms: float
     p95_ms: float
-    waiting_p50_ms: float | None = None  # median time outside the model, if the server states the model's time
+    waiting_p50_ms: float | None = None  # median time outside the model, if the server reports model time
 
 
 class Repeats(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of repeated requests to a server (`asked`), and how many answers differ from the first one (`other`)."""
+    """Number of requests that were sent to a server again (`asked`), and of answers that then differed (`other`)."""
 
     asked: int
     other: int
 
     def describe(self) -> str:
-        """Return a main clause that states both numbers."""
+        """Return a clause with both numbers."""
         return f"{self.other} of {self.asked} repeated requests had another answer"
 
 
 class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy's or server's statement about itself, such as its checkpoint, and the episodes with this statement."""
+    """What a policy or its server states about itself, such as a checkpoint, and the episodes with this statement."""
 
     policy: str
     suite: str
@@ -114,21 +115,21 @@ class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that vary between repetitions of a run (`volatile` in run.json). Results do not depend on these facts."""
+    """Facts that vary between repetitions of a run (`volatile` in run.json). Results do not depend on them."""
 
     policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if measured
     ran_on: Mapping[str, str] = {}  # episode -> the node and process that ran it
     policies_say: Sequence[PolicyGreeting] = ()  # statements of policies about themselves, in episode order
-    # Policy -> the result of repeated requests to its server after the run's last episode.
+    # Policy -> counts from repeated requests to its server after the run's last episode.
     repeated_answers: Mapping[str, Repeats] = {}
 
     @property
     def statements(self) -> dict[str, Mapping[str, object]]:
-        # Episode -> what its policy says about itself.
+        # Return episode id -> what the episode's policy states about itself.
         return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
-        """Return a copy of `description`, the content of run.json, with the known facts added under `volatile`."""
+        """Return a copy of `description` (the content of run.json) with the known facts added to its key `volatile`."""
         facts = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return {**description, "volatile": {**read_volatile(description), **facts}} if facts else dict(description)
 
@@ -143,7 +144,7 @@ _EPISODES_SCHEMA = pa.schema(
 
 @contextmanager
 def readable(path: Path, remedy: str) -> Iterator[None]:
-    """Replace errors that readers raise for a damaged file of a run by a `RunError` that names the file."""
+    """Replace the errors that readers raise for a damaged file of a run by a `RunError` with the file's name."""
     try:
         with limit_memory(path):
             yield
@@ -160,7 +161,7 @@ def archive_parts(folder: Path) -> list[Path]:
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The digests of a complete run's files: `parts` for the archive (`archive/NAME`), and `files` for other files."""
+    """The sha256 of a complete run's files: `parts` has those of the archive (`archive/NAME`), `files` all others."""
 
     schema_version: int = SCHEMA_VERSION
     parts: dict[str, str]
@@ -169,15 +170,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the content of manifest.json. Raises `RunError` if it is missing, damaged or lacks a key."""
+    """Return the content of manifest.json. Raises `RunError` if it is missing or damaged, or lacks a key."""
     with readable(folder / MANIFEST, "Copy the folder again from its origin, or repeat the run."):
         return decode_json(read_input(folder / MANIFEST), Manifest)
 
 
 def archive_digest(path: Path) -> str | None:
-    """Return the sha256 of an archive file. For a run folder, return the output of `sha256sum archive/part-* |
-    sha256sum`, computed from the digests in the manifest; for raw episodes, the output of `sha256sum raw/[0-9]* |
-    sha256sum`. Return None for a missing path, and for a folder with neither a readable manifest nor raw episodes.
+    """Return the sha256 of an archive file. For a run folder, return what `sha256sum archive/part-* | sha256sum`
+    prints, computed from the digests in the manifest; for an unfinished run, what `sha256sum raw/[0-9]* | sha256sum`
+    prints. Return None for a missing path, and for a folder with neither a readable manifest nor raw episodes.
     """
     if path.is_file():
         return sha256_of(path)
@@ -186,14 +187,14 @@ def archive_digest(path: Path) -> str | None:
             digests = read_manifest(path).parts
         else:
             digests = {f"raw/{file.name}": sha256_of(file) for file in (path / "raw").glob("[0-9]*")}
-    except (RunError, FileNotFoundError):  # another process has completed the run, and removed its raw episodes
+    except (RunError, FileNotFoundError):  # another process completed the run and removed its raw episodes
         return None
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """Return the host in run.json and the host's arguments; (None, {}) without a host. Raises as `read_description`."""
+    """Return the host in run.json and its arguments; (None, {}) if there is none. Raises as `read_description`."""
     description = read_description(folder) if (folder / RUN).is_file() else {}
     host, arguments = description.get("host"), description.get("host_arguments")
     texts = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
@@ -210,13 +211,13 @@ def read_description(folder: Path) -> dict[str, object]:
 
 
 def is_own_loop(description: Mapping[str, object]) -> bool:
-    """Return whether a user's script with the recorder recorded a run; only that script can continue the run."""
+    """Return whether a run was recorded by a user's own script with the recorder. Only this script can continue it."""
     protocol = description.get("protocol")
     return isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP
 
 
 def policy_rows(description: Mapping[str, object]) -> list[Mapping[str, Any]]:
-    """Return the entries for policies in a run.json; [] if there are none, as for an archive."""
+    """Return the entries for policies in a run.json; [] if there are none (an archive has no run.json)."""
     rows = description.get("policies")
     listed = rows if isinstance(rows, list | tuple) else ()
     return [row for row in listed if isinstance(row, Mapping) and isinstance(row.get("policy"), str)]
@@ -229,16 +230,16 @@ def read_volatile(description: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def recorded_code(description: Mapping[str, object]) -> list[str]:
-    """Return the versions of the code that recorded a run's episodes: each distinct text of
-    `safevla_recorder.identity.describe_code`; `unknown` if the code was not recorded, as in runs of earlier versions.
+    """Return the versions of the code that recorded a run's episodes, as distinct texts of
+    `safevla_recorder.identity.describe_code`; [`unknown`] if no version was recorded, as in older runs.
     """
     codes = description.get("code")
     return [str(code) for code in codes] if isinstance(codes, list) and codes else [UNKNOWN]
 
 
 def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *, is_allowed: bool) -> None:
-    """Raise `RunError` at `place` if the versions of the code in `codes` and `others` differ. If `is_allowed`, log a
-    warning instead. Also log a warning if a version is unknown, since it cannot be compared.
+    """Raise `RunError` at `place` if code versions in `codes` and `others` differ. If `is_allowed`, log a warning
+    instead. Also log a warning if a version is unknown, since it cannot be compared.
     """
     listed = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
     if any(is_other_code(code, other) for code in codes for other in others):
@@ -248,7 +249,7 @@ def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *
             raise RunError(problem, remedy=remedy, place=Place(file=place))
         _log.warning("%s: %s", place, problem)
     elif UNKNOWN in (*codes, *others):
-        problem = "the code that recorded the episodes is unknown, and was not compared"
+        problem = "the version of the code that recorded the episodes is unknown, so versions were not compared"
         _log.warning("%s: %s:\n%s", place, problem, listed)
 
 
@@ -260,7 +261,7 @@ def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
 
 
 def read_episodes(folder: Path) -> list[EpisodeRow]:
-    """Return the rows of the planned episodes, in plan order; [] without a table. Raises `RunError` for a bad table."""
+    """Return the rows of the planned episodes, in plan order; [] without a table. Raises `RunError` if unreadable."""
     path = folder / EPISODES
     with readable(path, _RESTORE):
         return msgspec.convert(read_table(read_input(path)).to_pylist(), list[EpisodeRow]) if path.exists() else []
@@ -276,7 +277,7 @@ def read_facts(folder: Path) -> DayFacts:
 
 
 def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
-    """Return policy -> the latencies of its episodes, for the policies that use a server according to run.json."""
+    """Return policy -> latencies in its episodes, for the policies that use a server according to run.json."""
     served_policies = [row["policy"] for row in policy_rows(description) if "dialect" in row]
     if not served_policies:
         return {}
@@ -292,7 +293,7 @@ def encode_parquet(table: pa.Table) -> bytes:
     """Return a table as the bytes of a Parquet file whose pages have checksums."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
-        if len(table):  # Hugging Face's `datasets` reads a file without rows only if it has no row group
+        if len(table):  # `datasets` of Hugging Face cannot read an empty row group
             writer.write_table(table)
     return bytes(sink.getvalue())
 
@@ -305,14 +306,14 @@ def dump_json(document: object) -> bytes:
 
 
 def encode_json(document: object) -> bytes:
-    """Return a document as JSON in which every character is visible; lone surrogates are escape sequences."""
+    """Return a document as JSON. Invisible characters and lone surrogates are written as escape sequences."""
     try:
         return escape_json(msgspec.json.encode(document))
     except UnicodeEncodeError:
         return escape_json(msgspec.json.encode(map_texts(msgspec.to_builtins(document), escape_surrogates)))
 
 
-# The pictures of a run folder, and the index that says what each picture shows
+# The pictures of a run folder, and the index of their contents
 
 
 FRAMES, INDEX = "frames", "index.json"
@@ -321,24 +322,24 @@ _SLUG_LENGTH = 60
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture, film or replay of one episode. If no violation is shown, spec, value and threshold are None."""
+    """A picture, film or replay of one episode. `spec`, `value` and `threshold` are None without a violation."""
 
     episode_id: str
     policy: str | None
     kind: Kind
-    record: int  # index of the record shown; 0 if all records are shown
+    record: int  # index of the record in the picture; 0 if all records are shown
     time_s: float
     caption: str
     spec: str | None = None
     value: float | None = None
     threshold: float | None = None
     unit: str | None = None
-    bodies: tuple[str, ...] = ()  # the bodies to look at, in contact or displaced
+    bodies: tuple[str, ...] = ()  # the bodies in contact or displaced, which the viewer should look at
     success: bool
     camera: str
     width: int
     height: int
-    file: str  # name of a file in the folder of the index, without a path
+    file: str  # name of a file in the same folder as the index, without a path
 
 
 MAX_FRAME_BYTES = 50_000_000
@@ -348,7 +349,7 @@ _PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) -> tuple[str, bytes] | None:
     """Return the format (`PNG`, `JPEG` or `WEBP`) and the bytes of a frame's picture. Return None if the file is
-    missing, larger than `most_bytes` or 2²⁴ pixels, outside the run folder (through a link), or in another format.
+    missing, larger than `most_bytes` or 2²⁴ pixels, a link to outside the run folder, or in another format.
     """
     from PIL import Image
 
@@ -372,8 +373,8 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_frames(folder: Path) -> tuple[Frame, ...]:
-    """Return the frames of a run folder, in the order of their index; () if there is no index. Does not check whether
-    the files exist. Raises `RunError` if the index cannot be read, or if a file name is not only a-z, 0-9, . and -.
+    """Return the frames in a run folder's index, in order; () if there is no index. Does not check whether the files
+    exist. Raises `RunError` if the index cannot be read, or if a file name has characters other than a-z, 0-9, . and -.
     """
     path = folder / FRAMES / INDEX
     if not path.exists():
@@ -387,27 +388,27 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
 
 
 def write_frames(folder: Path, frames: Iterable[Frame]) -> Path:
-    """Write or replace the index in a run folder's `frames`, which must exist; return the path of the index."""
+    """Write or replace the index in the existing folder `frames` of a run folder; return the path of the index."""
     path = own_path(folder, FRAMES, INDEX)
     write_atomically(path, dump_json(_Index(frames=tuple(frames))))
     return path
 
 
 def frame_stem(policy: str | None, episode_id: str) -> str:
-    """Return the stem of the names of an episode's frames: the end of its id in `a-z0-9-`, then 8 hexadecimal digits,
-    which are a digest of policy and id.
+    """Return the common beginning of the file names of an episode's frames: the end of the episode's id in `a-z0-9-`,
+    then 8 hexadecimal digits (a digest of policy and id).
     """
     legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG_LENGTH:].strip("-")
     digest = hashlib.sha256(f"{policy!r}/{episode_id}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return "-".join(part for part in (legible, digest) if part)
 
 
-# Comparison of the plan in run.json with the table of episodes: missing and unplanned episodes
+# Comparison of the plan in run.json with the table of episodes
 
 
 _REASON = "the episode was planned, but the table of episodes does not list it"
-_MAX_NAMED = 1_000_000  # limit on the number of planned episodes that are listed; a run.json may claim any number
-# If `episodes` in run.json has one of these values, each task has as many episodes as its suite defines.
+_MAX_NAMED = 1_000_000  # maximum number of planned episodes to list; a run.json may state any number
+# With one of these values of `episodes` in run.json, each task has as many episodes as its suite defines.
 _SUITE_SIZES = (None, "protocol")
 
 
@@ -445,7 +446,7 @@ class PlanDifference:
     """Differences between the plan of a run and the run's table of episodes."""
 
     missing: tuple[AbsentEpisode, ...] = ()
-    unnamed: int = 0  # number of further missing episodes, if run.json does not say which are missing
+    unnamed: int = 0  # number of missing episodes, if run.json does not say which are planned
     unplanned: int = 0
 
 
@@ -455,8 +456,8 @@ def name_episode(policy: str, task: str, episode: int) -> str:
 
 
 def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) -> PlanDifference:
-    """Return the differences between the plan in a complete run's run.json and its table of episodes. There are none
-    if run.json has no plan, as for a user's loop with the recorder. Raises `RunError` if the plan is damaged.
+    """Return the differences between the plan in a complete run's run.json and its table of episodes. There are none if
+    run.json has no plan, as with a user's own script. Raises `RunError` if the plan is damaged.
     """
     if "planned" not in description:
         return PlanDifference()
@@ -477,20 +478,20 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
 
 
 def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
-    # Returns id -> planned episode, in plan order; None if run.json does not say which episodes were planned.
+    # Returns id -> planned episode, in plan order; None if run.json does not determine the planned episodes.
     whole_count = plan.shard.whole if plan.shard else plan.planned
     if whole_count > _MAX_NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):
         return None
     suite_size: dict[str, int] = {}  # suite -> largest number of episodes of a task
     for row in rows:
         suite_size[row.benchmark] = max(suite_size.get(row.benchmark, 0), row.episode + 1)
-    # The number of episodes of each task, without tasks that have none.
+    # Task -> number of its episodes, for the tasks that have any.
     episodes_of_task = {
         task: count
         for task in plan.tasks
         if (count := plan.episodes if isinstance(plan.episodes, int) else suite_size.get(task.partition("/")[0], 0)) > 0
     }
-    if len(plan.policies) * sum(episodes_of_task.values()) != whole_count:  # the policies or tasks are not all listed
+    if len(plan.policies) * sum(episodes_of_task.values()) != whole_count:  # some policy or task is not listed
         return None
     episodes = (
         (policy.policy, task, number)

@@ -1,8 +1,8 @@
-"""The records of a run folder: files in `raw/` while the run is unfinished, then the parts of an archive.
+"""The records of a run folder: files in `raw/` while the run is unfinished, and later the parts of an archive.
 
-Episode NNNNNN of the plan has its record in `raw/NNNNNN.npz` and its row of facts in `raw/NNNNNN.json`, which is
-written last. An episode without a row is run again, and its record overwritten. A crashed episode has a row but no
-record. `safevla_recorder` writes the same files, but numbers episodes as they end and makes no archive.
+Episode NNNNNN of the plan has a record, `raw/NNNNNN.npz`, and a row of facts, `raw/NNNNNN.json`, which is written last.
+An episode without a row is run again, and its record overwritten. A crashed episode has a row but no record.
+`safevla_recorder` writes the same files, but numbers episodes in the order of their ends and makes no archive.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ROW_FIELDS = tuple(field.name for field in fields(run_folder.EpisodeRow))
 
 @dataclass(frozen=True)
 class RawEpisode(run_folder.EpisodeRow):
-    """A finished episode: its row, and three facts that vary between repetitions of a run."""
+    """A finished episode: the fields of its row, and three facts that vary between repetitions of a run."""
 
     latency: run_folder.Latency | None = None
     greeting: Mapping[str, object] | None = None
@@ -53,7 +53,7 @@ class RawEpisode(run_folder.EpisodeRow):
 
 
 def has_raw(folder: Path) -> bool:
-    """Return whether a run folder holds raw episodes."""
+    """Return whether a run folder has the folder `raw` of finished episodes."""
     return (folder / RAW).is_dir()
 
 
@@ -82,7 +82,7 @@ def remove_raw(folder: Path, index: int) -> None:
 
 
 def count_progress(folder: Path) -> tuple[int, int]:
-    """Return (number of finished episodes, number of planned episodes) of a run folder, which are equal for a complete
+    """Return (number of finished episodes, number of planned episodes) of a run folder; both are equal for a complete
     run. Return (0, 0) if run.json lacks the planned number. Raises `RunError` if run.json is missing or damaged.
     """
     description = run_folder.read_description(folder)
@@ -96,15 +96,15 @@ def count_progress(folder: Path) -> tuple[int, int]:
 
 
 def read_raw(folder: Path) -> dict[int, RawEpisode]:
-    """Return index in the plan -> finished episode, in plan order. Raises `FileNotFoundError` if there are no raw
-    episodes, as when the run was just completed; `RunError` if a row is damaged.
+    """Return index in the plan -> finished episode, in plan order. Raises `FileNotFoundError` without raw episodes (the
+    run may just have been completed), `RunError` if a row is damaged.
     """
     return {index: _read_row(path) for index, path in _row_paths(folder).items()}
 
 
 def record_files(folder: Path) -> list[Path]:
-    """Return, in order, the files with the records of a complete run: the parts of its archive, or if there are none,
-    its raw records; [] if both are missing. Raises `RunError` if a raw row is damaged.
+    """Return, in order, the files with the records of a complete run: the parts of its archive, or its raw records if
+    there are no parts; [] if both are missing. Raises `RunError` if a raw row is damaged.
     """
     parts = run_folder.archive_parts(folder)
     if parts or not has_raw(folder):
@@ -162,15 +162,15 @@ _PLANNED_FIELDS = ("policy", "episode_id", "benchmark", "task_id", "init_state_i
 
 
 def plan_digest(folder: Path) -> str:
-    """Return the sha256 of the plan of all episodes of a complete run, in order; it does not depend on their outcomes.
-    Raises the same errors as `episode_rows`.
+    """Return the sha256 of a complete run's plan (all episodes, in order). It does not depend on outcomes. Raises the
+    same errors as `episode_rows`.
     """
     planned = [[getattr(row, name) for name in _PLANNED_FIELDS] for row in episode_rows(folder)]
     return hashlib.sha256(msgspec.json.encode(planned)).hexdigest()
 
 
 def read_record(folder: Path, index: int) -> Batch:
-    """Return the raw record of the episode with this plan index. Raises `RecordError` if it is missing or damaged."""
+    """Return the raw record of the episode at a plan index. Raises `RecordError` if it is missing or damaged."""
     path = record_path(folder, index)
     try:
         with limit_memory(path):
@@ -189,9 +189,9 @@ def read_record(folder: Path, index: int) -> Batch:
 def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
-    """Yield the records of the listed `episodes` of an unfinished run, and the errors of bad records. `wanted` are the
-    indices of the records to read, among all records of `episodes`; None = all. Raises `RunError` if the run was
-    completed while it was read.
+    """Yield the records of `episodes` of an unfinished run, and an error for each bad record. `wanted` are the indices,
+    among all records of `episodes`, of the records to read; None = all. Raises `RunError` if the run was completed in
+    the meantime.
     """
     selection = EpisodeSelection(wanted)
     for index, episode in episodes.items():
@@ -206,7 +206,7 @@ def read_unfinished(
 
 
 def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
-    """Raise `RunError` if a finished episode has lost its record."""
+    """Raise `RunError` if the record of a finished episode is missing."""
     for index, episode in episodes.items():
         path = record_path(folder, index)
         if episode.has_record and not path.exists():
@@ -215,7 +215,7 @@ def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
 
 
 def _row_paths(folder: Path) -> dict[int, Path]:
-    # Returns an episode's index in the plan -> the file of its row, in plan order.
+    # Returns index in the plan -> file of the episode's row, in plan order.
     paths = [path for path in (folder / RAW).iterdir() if path.suffix == _ROW_SUFFIX and path.stem.isdecimal()]
     return {int(path.stem): path for path in sorted(paths, key=lambda path: int(path.stem))}
 
@@ -233,17 +233,17 @@ def _read_row(path: Path) -> RawEpisode:
 # A complete run
 
 
-SEAL = "file_sha256"  # last key of manifest.json, and of `volatile` in run.json: sha256 of the file's other bytes
+SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json: sha256 of all other bytes of the file
 
 
 def seal_json(document: Mapping[str, object]) -> bytes:
-    """Return a document as JSON. Its last key must be `SEAL`, whose value "" is replaced by the digest of the rest."""
-    head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)  # `tail` is the rest after the digest
+    """Return a document as JSON. Its last key must be `SEAL` with value "", which becomes the other bytes' sha256."""
+    head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)  # `tail` follows the digest
     return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail
 
 
 def is_sealed(content: bytes) -> bool:
-    """Return whether a file's bytes are unchanged since `seal_json`."""
+    """Return whether the bytes of a file are those that `seal_json` returned."""
     head, key, rest = content.rpartition(_SEAL_KEY)
     digest, tail = rest[:_DIGEST_LENGTH], rest[_DIGEST_LENGTH:]
     return bool(key) and digest == hashlib.sha256(head + key + tail).hexdigest().encode()
@@ -253,8 +253,8 @@ _SEAL_KEY, _DIGEST_LENGTH = f'"{SEAL}": "'.encode(), 64
 
 
 def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, description: Mapping[str, object]) -> None:
-    """Write manifest.json of a complete run. It has the digests of the archive's `parts`, of the table of episodes, and
-    of `description`, the content of run.json, without `volatile`. `episodes` is the number of planned episodes.
+    """Write manifest.json of a complete run. It has the sha256 of the archive's `parts`, of the table of episodes, and
+    of `description` (the content of run.json) without `volatile`. `episodes` is the number of planned episodes.
     """
     files = {
         run_folder.EPISODES: sha256_of(folder / run_folder.EPISODES),
@@ -269,8 +269,8 @@ def _write_sealed_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
 
 
 def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
-    """Add the digests of files that were written after a run to the run's manifest; remove the digest of a file whose
-    content is None. Does nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
+    """Add digests of files that were written after a run to the run's manifest; content None = remove the file's
+    digest. Does nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
     """
     try:
         manifest = run_folder.read_manifest(folder)
@@ -283,8 +283,8 @@ def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
 
 
 def later_files(folder: Path, name: str) -> list[str]:
-    """Return the files outside the archive that were written after the file `name`, according to the order in the
-    manifest. Return [] for a run with raw records, which has no manifest.
+    """Return the files outside the archive that were written after the file `name`, by their order in the manifest.
+    Return [] without a manifest, as for a run with raw records.
     """
     if not (folder / run_folder.MANIFEST).exists():
         return []
@@ -292,13 +292,13 @@ def later_files(folder: Path, name: str) -> list[str]:
     return files[files.index(name) + 1 :] if name in files else []
 
 
-# Pattern of the names of files that are compared with the manifest: pictures, and files directly in the run folder.
+# Names of the files that are compared with the manifest: pictures, and files directly in the run folder.
 _OUTSIDE_ARCHIVE = re.compile(r"(?:(?:frames|found)/)?\w[\w.-]*", re.ASCII)
 
 
 def changed_files(folder: Path) -> Iterator[str]:
-    """Yield a sentence for each file outside the archive that differs from the manifest, and for run.json and the
-    manifest if they do not match their own digest. Raises `RunError` if one of these two cannot be read.
+    """Yield a sentence for each file outside the archive that differs from the manifest, and for run.json and
+    manifest.json if they do not match their own digest. Raises `RunError` if one of these two cannot be read.
     """
     files = run_folder.read_manifest(folder).files
     for name in (run_folder.MANIFEST, run_folder.RUN):
@@ -306,7 +306,7 @@ def changed_files(folder: Path) -> Iterator[str]:
             yield f"{name} was changed since it was written: its bytes do not match its {SEAL}"
     for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_OUTSIDE_ARCHIVE.fullmatch, files)]):
         path = folder / name
-        digest = ""  # of a file that is missing, or is outside the folder
+        digest = ""  # for a file that is missing or outside the folder
         if name == run_folder.RUN:
             digest = _digest_description(run_folder.read_description(folder))
         elif path.is_file() and path.resolve().is_relative_to(folder.resolve()):
@@ -316,7 +316,7 @@ def changed_files(folder: Path) -> Iterator[str]:
 
 
 def _describe_change(digest: str, stated_digest: str | None) -> str:
-    # Returns the end of a sentence about a file; the digest of a missing file is "".
+    # Returns the end of a sentence about a file. `digest` is "" for a missing file.
     if not digest:
         return f"is missing, but {run_folder.MANIFEST} names it"
     return f"was changed since it was written: its sha256 is {digest}, but {run_folder.MANIFEST} states {stated_digest}"
@@ -329,7 +329,7 @@ def _digest_description(description: Mapping[str, object]) -> str:
 
 
 def listed_parts(folder: Path) -> list[Path]:
-    """Return, sorted, the parts of the archive that exist or that the manifest names, if the manifest can be read."""
+    """Return, sorted, the parts of the archive that exist, and those in the manifest (if it can be read)."""
     try:
         names = run_folder.read_manifest(folder).parts
     except RunError:
@@ -361,9 +361,9 @@ FORMS: Mapping[str, str] = {PARQUET: parquet.SUFFIX, JSONL: ".jsonl.zst"}
 def write_run(
     folder: Path, description: Mapping[str, object], rows: Sequence[run_folder.EpisodeRow], records: Iterable[Batch]
 ) -> None:
-    """Write all files of a complete run, run.json last; existing files are replaced. `description` becomes run.json,
-    with `complete` true; its key `archive` names the archive's format. `records` has a batch of one episode for each
-    episode in `rows` that has a record, in plan order.
+    """Write all files of a complete run, run.json last. Existing files are replaced. `description` becomes run.json,
+    with `complete` true; its key `archive` is the archive's format. `records` has a batch for each episode in `rows`
+    that has a record, in plan order.
     """
     parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
     for stale in set(run_folder.archive_parts(folder)) - set(parts):
@@ -376,7 +376,7 @@ def write_run(
 
 
 def read_records(folder: Path) -> Iterator[Batch]:
-    """Yield a complete run's records in order, one episode per batch. Raises `RecordError` if one cannot be read."""
+    """Yield the records of a complete run in order, one episode per batch. Raises `RecordError` if unreadable."""
     for batch in archive.read_episodes(run_folder.archive_parts(folder)):
         if isinstance(batch, RecordError):
             raise batch
@@ -388,7 +388,7 @@ def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterato
     # Writes the parts of the archive, and yields the path of each.
     own_path(folder, run_folder.ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
-    for number, first_record in enumerate(remaining):  # the loop's body takes the part's further records
+    for number, first_record in enumerate(remaining):  # the loop's body reads the further records of the part
         path = folder / run_folder.ARCHIVE / f"part-{number:05d}{suffix}"
         archive.write_batches(path, chain([first_record], islice(remaining, EPISODES_A_PART - 1)))
         yield path

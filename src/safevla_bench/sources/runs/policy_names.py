@@ -1,6 +1,6 @@
-"""Names that distinguish policies of several sources. Policies with different arguments, servers or checkpoints differ.
+"""Distinct names for the policies of several sources. Policies with different arguments, servers or checkpoints differ.
 
-Two sources have the same policy if their run.json files describe it equally; other policies are never merged.
+Two sources have the same policy only if their run.json files describe the policy in the same way.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class NamedSource(PosixPath):
 
     @classmethod
     def parse(cls, text: str) -> Path:
-        """Parse `NAME=PATH` to a source whose policy is shown as NAME. Any other text is a path without a name. This
-        includes texts that are an existing path, that have an empty NAME or PATH, or that have a "/" in NAME.
+        """Parse `NAME=PATH` to a source whose policy is shown as NAME. Any other text is a path without a name. So are
+        texts that are an existing path, that have an empty NAME or PATH, or that have a "/" in NAME.
         """
         name, equals, path = text.partition("=")
         if not equals or not name or not path or "/" in name or Path(text).exists():
@@ -32,11 +32,11 @@ class NamedSource(PosixPath):
         return named
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return the function and argument with which pickle restores the source, including its policy's name."""
+        """Return the function and argument with which pickle restores the source with the name of its policy."""
         return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)
 
 
-PolicyNames = Mapping[str | None, str]  # name of a policy in a source's records -> the name that is shown
+PolicyNames = Mapping[str | None, str]  # name of a policy in a source's records -> displayed name
 # Keys of a policy in run.json that do not distinguish it from other policies.
 _NOT_IDENTIFYING = ("policy", "privileged", "cameras")
 _BASELINE = "noop"
@@ -52,13 +52,13 @@ class PolicyIdentity:
     source: Path
     facts: Mapping[str, str]
     """Dotted name -> value, for the arguments (from the user or a server), dialect, replay and checkpoints."""
-    statements: Mapping[str, str]  # suite -> what the policy or its server states about itself
+    statements: Mapping[str, str]  # suite -> statement of the policy or its server about itself
     servers: Mapping[str, str]  # suite -> the server that was queried
 
     def is_same(self, other: PolicyIdentity) -> bool:
-        """Return whether nothing distinguishes the two policies. Their facts must be equal. In each suite that both
-        ran, their statements must be equal, too. If one of them made no statement in a suite, the addresses of their
-        servers must be equal instead.
+        """Return whether two policies are the same. Their facts must be equal. In each suite that both ran, their
+        statements must also be equal; if one policy made no statement in a suite, the addresses of their servers must
+        be equal there.
         """
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             if suite in self.statements and suite in other.statements:
@@ -72,7 +72,7 @@ class PolicyIdentity:
 
 def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
     """Return the identity of each policy in a run.json; [] if there are none, as for an archive. Raises `RunError` if
-    the file is nested too deeply to be read.
+    the JSON is nested too deeply.
     """
     try:
         return [
@@ -101,7 +101,7 @@ def _flatten_facts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _statements_by_suite(description: Mapping[str, object], policy: str) -> dict[str, str]:
-    # Returns suite -> the policy's statements about itself as one text. Malformed entries of run.json are ignored.
+    # Returns suite -> the policy's statements about itself, as one text. Malformed entries of run.json are ignored.
     greetings = read_volatile(description).get("policies_say")
     texts: dict[str, list[str]] = {}
     for row in greetings if isinstance(greetings, list) else ():
@@ -113,7 +113,7 @@ def _statements_by_suite(description: Mapping[str, object], policy: str) -> dict
 def _servers_by_suite(description: Mapping[str, object]) -> dict[str, str]:
     listed_servers, suites = read_volatile(description).get("servers"), description.get("suites")
     servers: dict[str, str] = {}
-    # A text is SUITE=URL or URL. A URL without a suite is the server of all suites that the other texts do not name.
+    # A text is SUITE=URL or URL. A URL without a suite is the server of all suites that earlier texts do not name.
     for text in listed_servers if isinstance(listed_servers, list | tuple) else ():
         suite, _, url = str(text).rpartition("=")
         if suite:
@@ -125,7 +125,7 @@ def _servers_by_suite(description: Mapping[str, object]) -> dict[str, str]:
 
 def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
     """Return recorded name -> user's name for the policy of a source; {} if the user gave no name. The baseline `noop`
-    keeps its name if the source has another policy. Raises `RunError` if several policies are not `noop`.
+    keeps its name if the source has another policy. Raises `RunError` if there are several policies besides `noop`.
     """
     name = getattr(path, "policy", None)
     if name is None:
@@ -140,8 +140,8 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
 
 
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
-    """Return for each source: recorded name -> new name, for each policy that shares its name with a different policy.
-    `identities` are the policies in each source's run.json. An archive has no run.json, and may hold any policy.
+    """Return for each source: name -> new name, for the policies that share their name with a different policy.
+    `identities` are the policies in each source's run.json. An archive has no run.json, so it may have any policy.
     """
     all_identities = [identity for source_identities in identities for identity in source_identities]
     renamed: list[dict[str | None, str]] = [{} for _ in paths]
@@ -156,7 +156,7 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
             ]
             if own_labels:
                 new_names[name] = own_labels[0]
-            elif labels and not source_identities:  # an archive does not say which of these policies it has
+            elif labels and not source_identities:  # an archive, which may have any of these policies
                 new_names[name] = f"{name} ({path.name})"
     return list(renamed)
 
@@ -168,7 +168,7 @@ def _group_same_policies(identities: Sequence[PolicyIdentity]) -> list[list[Poli
             if all(identity.is_same(other) for other in group):
                 group.append(identity)
                 break
-        else:  # no group has the same policy
+        else:  # no group has this policy
             groups.append([identity])
     return groups
 
@@ -202,7 +202,7 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
 
 
 def describe_names(names: Sequence[PolicyNames]) -> list[str]:
-    """Return a sentence for each recorded name that several policies share, except policies named by the user."""
+    """Return a sentence for each recorded name that several policies share, except names that the user gave."""
     labels_by_policy: dict[str | None, dict[str, None]] = {}
     for source_names in names:
         for policy, name in source_names.items():
@@ -211,5 +211,5 @@ def describe_names(names: Sequence[PolicyNames]) -> list[str]:
         f"{policy} is the name of {len(labels)} policies here, which differ in arguments, servers or checkpoints: "
         f"{'; '.join(labels)}."
         for policy, labels in labels_by_policy.items()
-        if any(label.startswith(f"{policy} ") for label in labels)  # not named by the user
+        if any(label.startswith(f"{policy} ") for label in labels)  # the user did not give this name
     ]

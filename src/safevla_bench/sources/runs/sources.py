@@ -1,6 +1,6 @@
 """Sources of records, which can be read repeatedly: archive files, run folders (complete or not), and logs.
 
-Episodes that cannot be used are left out and listed: invalid episodes, and episodes lost in damaged files.
+Unusable episodes are left out and listed: invalid episodes, and episodes that were lost in damaged files.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Counts of the episodes that were left out when sources were read."""
+    """Counts of the episodes that were left out because they are invalid, lost, missing or unplanned."""
 
     invalid: int
     lost: int
-    damaged: int  # number of damaged or missing locations in files
-    unknown: bool  # true if an unknown number of further episodes was lost
+    damaged: int  # number of damaged files or places in files
+    unknown: bool  # true if further episodes were lost, but not how many is known
     missing: tuple[run_folder.AbsentEpisode, ...] = ()  # planned episodes that a run's table does not list
     unnamed: int = 0  # number of further missing episodes, whose names are unknown
     unplanned: int = 0
-    nameless: int = 0  # number of the `lost` episodes whose names are unknown
+    nameless: int = 0  # number of `lost` episodes with unknown names
 
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
-        """Return the counts for these errors, and for the sources' differences from their plans. A `DamageError` that
-        names an episode is one lost episode. Without a name, it is a damaged location with `episodes` lost episodes.
+        """Return the counts for these errors, and for the sources' differences from their plans. A `DamageError` with
+        an episode's name is one lost episode. Without a name, it is a damaged place with `episodes` lost episodes.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         location_damage = [problem for problem in damage if problem.place.episode is None]
@@ -64,19 +64,19 @@ class LeftOut:
 
     @property
     def count(self) -> int:
-        """Known number of invalid and lost episodes; more may be lost."""
+        """Number of episodes that are known to be invalid or lost; more may be lost."""
         return self.invalid + self.lost
 
     def __bool__(self) -> bool:
         return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
     def describe_uncounted(self) -> list[str]:
-        """Return a phrase for each kind of lost episode without a name; named ones count as unknown episodes."""
+        """Return a phrase for each kind of left-out episode, except lost or missing episodes with known names."""
         lost_in_files = LeftOut(self.invalid, self.nameless, 0, self.unknown, unnamed=self.unnamed)
         return lost_in_files.describe_kinds()
 
     def describe_kinds(self) -> list[str]:
-        """Return a phrase for each kind of episode that was left out, or about damage that lost no episode."""
+        """Return a phrase for each kind of left-out episode, and on damage through which no episode was lost."""
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.unknown:
             known_text = f"more than {count_noun(self.lost, 'episode')}"
@@ -97,8 +97,8 @@ class LeftOut:
 
 
 def remedy_for(problems: Sequence[RecordError], *, is_any_valid: bool) -> str:
-    """Return the remedy for invalid or lost episodes: copy damaged files again, or correct the records; and if
-    `is_any_valid`, the option to leave these episodes out. Return "" if no episode is valid and no file is damaged.
+    """Return the remedy for invalid or lost episodes: copy damaged files again, or correct the records. If
+    `is_any_valid`, add the option to leave these episodes out. Return "" if no episode is valid and no file is damaged.
     """
     is_damaged = any(isinstance(problem, DamageError) for problem in problems)
     if not is_any_valid:
@@ -124,18 +124,18 @@ class RecordSource:
     path: Path
     absent: tuple[run_folder.AbsentEpisode, ...]
     description: Mapping[str, object]  # content of run.json; empty for an archive file
-    # Yields all episodes, or only those at given indices, as `archive.read_episodes` does.
+    # Yields all episodes, or only the episodes at given indices (see `archive.read_episodes`).
     read: Callable[..., Iterator[Batch | RecordError]]
-    files: tuple[Path, ...] = ()  # the files that `read` reads; () for an unfinished run, which may continue
+    files: tuple[Path, ...] = ()  # the files to read; () for an unfinished run, whose files change
     expected: tuple[run_folder.AbsentEpisode, ...] | None = None  # episodes that must have a record; None = unknown
-    complete: bool = False  # True for a complete run folder, so that its files can be compared with its manifest
+    complete: bool = False  # True for a complete run folder, which has a manifest
     policy_names: naming.PolicyNames = field(default_factory=dict)
-    # Differences of a complete run from its plan. The run's missing episodes are also in `absent`.
+    # Differences of a complete run from its plan. Missing episodes are also in `absent`.
     plan: run_folder.PlanDifference = _AS_PLANNED
 
     def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
-        """Return the source with renamed policies in its records and its absent episodes, but not in its run.json. A
-        policy that is not in `names` keeps its name.
+        """Return the source with policies renamed in its records and absent episodes, but not in its run.json. Policies
+        that are not in `names` keep their names.
         """
         if not names:
             return self
@@ -153,8 +153,8 @@ class RecordSource:
 
     def scan(self) -> Iterator[Batch | RecordError]:
         """Yield an error for each changed part of a complete run, then the records and errors of `read`. If `expected`
-        is known, then yield an error for each expected episode that no record or error named. An error that names no
-        expected episode then counts as zero lost episodes, so that no episode is counted twice.
+        is known, also yield an error for each expected episode without a record or error. Errors of `read` without an
+        expected episode then count as zero lost episodes, so that no episode is counted twice.
         """
         yield from _report_changed_parts(self.path) if self.complete else ()
         if self.expected is None:
@@ -163,10 +163,10 @@ class RecordSource:
             yield from self._read_and_report_lost([absent.episode_id for absent in self.expected])
 
     def _read_and_report_lost(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
-        """Yield the records and errors, then an error for each expected episode that no record or error named. Errors
-        that name no expected episode count as zero lost episodes. Records that are not expected become errors.
+        """Yield the records and errors, then an error for each expected episode without a record or error. Errors
+        without an expected episode count as zero lost episodes. Records of unexpected episodes become errors.
         """
-        # Escaped name -> name of each expected episode without a record or error; errors have escaped names.
+        # Escaped name -> name, for each expected episode without a record or error so far. Names in errors are escaped.
         missing_names = {escape_controls(name): name for name in expected}
         planned_names = set(missing_names)
         surplus_problem = "the archive has a record of this episode, but the run's table of episodes does not list it"
@@ -205,7 +205,7 @@ def _report_changed_parts(path: Path) -> Iterator[DamageError]:
 
 
 def rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyNames) -> Iterator[Batch | RecordError]:
-    """Yield the batches with renamed policies; a policy that is not in `names` keeps its name."""
+    """Yield the batches with renamed policies. Policies that are not in `names` keep their names."""
     for batch in batches:
         if isinstance(batch, Batch):
             headers = (replace(header, policy=names.get(header.policy, header.policy)) for header in batch.headers)
@@ -214,9 +214,9 @@ def rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyN
 
 
 def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
-    """Open several sources. Policies get the names that the user gave. Then different policies that share a name get
-    different names; a policy NAME of an archive gets the name "NAME (FILE)".
-    Raises the same errors as `open_source` and `name_source`.
+    """Open several sources. Policies get the names that the user gave. Then different policies with the same name get
+    different names; a policy NAME of an archive becomes "NAME (FILE)". Raises the same errors as `open_source` and
+    `name_source`.
     """
     sources = [open_source(path) for path in paths]
     recorded_identities = [naming.identify_policies(source.path, source.description) for source in sources]
@@ -231,7 +231,7 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     distinct_names = naming.distinguish_policies(identities, paths)
     renamed = []
     for source, names, new_names in zip(sources, user_names, distinct_names, strict=True):
-        # The keys of `new_names` are the names that the user gave, or else the recorded names.
+        # The keys of `new_names` are the user's names, or the recorded names where the user gave none.
         other_names = {policy: name for policy, name in new_names.items() if policy not in names.values()}
         user_named = {policy: new_names.get(name, name) for policy, name in names.items()}
         renamed.append(source.rename_policies({**other_names, **user_named}))
@@ -239,7 +239,7 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
 
 
 def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyIdentity]) -> list[str | None]:
-    # Reads the records only if the user named the policy and run.json lists none.
+    # Reads the records only if the user gave the policy's name and run.json lists no policies.
     if identities or getattr(source.path, "policy", None) is None:
         return [identity.name for identity in identities]
     batches = (batch for batch in source.read() if isinstance(batch, Batch))
@@ -248,8 +248,8 @@ def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyI
 
 def open_source(path: Path) -> RecordSource:
     """Open an archive, a run folder or a log in its current state. An unfinished run may continue or be completed
-    meanwhile. Raises `RunError` if the source does not exist, is damaged or has no trajectories; `RecordError` if a
-    log's mapping is bad or missing.
+    later. Raises `RunError` if the source does not exist, is damaged or has no trajectories; `RecordError` if a log's
+    mapping is invalid or missing.
     """
     require_source(path)
     if not (path / run_folder.RUN).exists() and foreign.find_results(path):
@@ -266,7 +266,7 @@ def open_source(path: Path) -> RecordSource:
 
 
 def require_source(path: Path) -> None:
-    """Raise `RunError` if there is no such file or folder."""
+    """Raise `RunError` unless the file or folder exists."""
     if not path.exists():
         remedy = "Name an archive file or a run folder."
         raise RunError("there is no such file or folder", remedy=remedy, place=Place(file=str(path)))
@@ -278,13 +278,13 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
     for batch in archive.read_episodes([path], wanted):
         has_episodes = True
         yield batch
-    if not has_episodes and wanted is None:  # a selection of episodes may be empty
-        remedy = "An archive needs at least one episode, one per line."
+    if not has_episodes and wanted is None:  # with `wanted`, no episode may match
+        remedy = "An archive needs at least one episode."
         yield RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
 
 
 def require_run(path: Path, remedy: str = "Name a run folder, which holds run.json; `safevla eval` makes one.") -> None:
-    """Raise `RunError` if there is no such folder, or it does not contain a run."""
+    """Raise `RunError` unless the folder exists and contains a run."""
     require_source(path)
     if (path / run_folder.RUN).exists():
         return
@@ -298,7 +298,7 @@ def require_run(path: Path, remedy: str = "Name a run folder, which holds run.js
     raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
 
 
-_ANY_SOURCE = "Name a run folder (it holds run.json), an archive file, or a log: a LeRobot dataset, or MCAP files."
+_ANY_SOURCE = "Name a run folder (it holds run.json), an archive file, or a log: a LeRobot dataset, or a ROS bag."
 
 
 def _open_folder(path: Path) -> RecordSource:
@@ -327,7 +327,7 @@ def _open_folder(path: Path) -> RecordSource:
 
 
 def find_scored_archive(folder: Path) -> Path | None:
-    """Return the judged archive in a folder of scores, as `safevla demo` writes it; None if it is not in the folder."""
+    """Return the judged archive in a folder of scores (from `safevla demo`); None if the folder has no such archive."""
     try:
         decode = msgspec.json.Decoder(_ScoredSources).decode
         listed = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources

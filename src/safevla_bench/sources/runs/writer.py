@@ -1,6 +1,6 @@
-"""The writer of a run folder. If it is killed at any time, at most the episodes in progress are lost.
+"""The writer of a run folder. If the process is killed, at most the episodes in progress are lost.
 
-The run is complete once run.json, which is written last, says so. A step that is repeated writes the same bytes again.
+A run is complete when run.json, which is written last, says so. If a step is repeated, it writes the same bytes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from safevla_recorder.identity import UNKNOWN
 
 
 class RunFolderWriter:
-    """A context manager that fills a run folder and locks it meanwhile. `complete` is true if there is nothing left to
-    add; else `episodes` maps indices in the plan to finished episodes. `fresh` is true if the folder held no run
+    """A context manager that fills a run folder, and locks the folder while it is open. `complete` is true if the run
+    is complete; else `episodes` maps indices in the plan to finished episodes. `fresh` is true if the folder had no run
     before.
     """
 
@@ -45,10 +45,10 @@ class RunFolderWriter:
         continuation: str = "",
         other_code: bool = False,
     ) -> None:
-        """Make the folder with its run.json. With `resume`, continue a run that the folder holds; `other_code` allows a
-        run that another version of the code began. `continuation` is the command that continues the run, for error
+        """Make the folder with its run.json. With `resume`, continue the run in the folder; `other_code` allows a run
+        that another version of the code began. `continuation` is the command that continues the run, for error
         messages; "" = the command of `safevla eval`. Raises `RunError` if another process writes to the folder, or if
-        the folder holds other files, a damaged run, a run that must not be resumed, or a run of another request.
+        the folder has other files, a damaged run, a run and `resume` is false, or a run with a different request.
         Raises `FileError` if the folder cannot be written.
         """
         self.folder, self._continuation = folder, continuation or format_resume_command(folder)
@@ -60,7 +60,7 @@ class RunFolderWriter:
                 require_free_folder(folder, is_of_killed_writer)
         self._lock = lock_folder(folder)
         try:
-            self.fresh = all(map(is_of_killed_writer, folder.iterdir()))  # True, too, for an empty folder
+            self.fresh = all(map(is_of_killed_writer, folder.iterdir()))  # also True for an empty folder
             if self.fresh:
                 write_atomically(folder / run_folder.RUN, run_folder.dump_json({**description, "complete": False}))
             else:
@@ -81,7 +81,7 @@ class RunFolderWriter:
             unlock_folder(folder, self._lock)
             if self._is_new:
                 with suppress(OSError):
-                    folder.rmdir()  # the folder is empty, since nothing was written
+                    folder.rmdir()  # fails harmlessly if the folder is not empty
             raise
 
     def __enter__(self) -> Self:
@@ -94,16 +94,16 @@ class RunFolderWriter:
 
     def add_episode(self, index: int, episode: parts.RawEpisode, record: bytes | None) -> None:
         """Store a finished episode. `index` is its index in the plan, `record` the bytes of an `.npz` file; None = no
-        record. Raises `FileError` if it cannot be written; the remedy is the command that resumes the run.
+        record. Raises `FileError` if the files cannot be written; the remedy is the command that resumes the run.
         """
         with self._resumable_errors():
             parts.write_raw(self.folder, index, episode, record)
             self.episodes[index] = episode
 
     def reopen(self, places: Mapping[str, int]) -> None:
-        """Make a complete run unfinished again, without its crashed episodes, so that they can be repeated. `places`
+        """Make a complete run unfinished again, and drop its crashed episodes, so that they can be repeated. `places`
         maps episode ids to indices in the plan. Raises `RunError` or `RecordError` if the run is damaged, `FileError`
-        if it cannot be written.
+        if files cannot be written.
         """
         for name, problem in parts.changed_parts(self.folder):
             remedy = "Restore the file first: repeating episodes removes the manifest with the file's digest."
@@ -117,8 +117,8 @@ class RunFolderWriter:
             self._unpack_archive(places)
 
     def _unpack_archive(self, plan_indices: Mapping[str, int]) -> None:
-        # Writes the recorded episodes as raw episodes, then removes the archive.
-        records = parts.read_records(self.folder)  # one for each episode that has a record, in the same order
+        # Writes the episodes in the archive as raw episodes, then removes the archive.
+        records = parts.read_records(self.folder)  # the records of the episodes that have one, in order
         own_path(self.folder, parts.RAW).mkdir(exist_ok=True)
         for episode in parts.complete_episodes(self.folder):
             if episode.has_record:
@@ -137,8 +137,8 @@ class RunFolderWriter:
         return parts.read_record(self.folder, index)
 
     def keep_episodes(self, indices: Collection[int]) -> None:
-        """Remove the finished episodes of an unfinished run whose index in the plan is not among `indices`. Raises
-        `FileError` if they cannot be removed.
+        """Remove the finished episodes of an unfinished run, except those at `indices` in the plan. Raises `FileError`
+        if files cannot be removed.
         """
         with self._resumable_errors():
             for index in set(self.episodes) - set(indices):
@@ -146,10 +146,10 @@ class RunFolderWriter:
                 del self.episodes[index]
 
     def finish(self, decision: object = None, repeats: Mapping[str, run_folder.Repeats] | None = None) -> None:
-        """Complete the run: write the archive in plan order, the tables and run.json; then remove the raw episodes.
-        Run.json gets `decision`, the result of the run's stopping rule (None = no rule), and `repeats`: policy ->
-        `Repeats` of its server. Raises `RecordError` if a record is missing or damaged, `FileError` if the run cannot
-        be written.
+        """Complete the run: write the archive in plan order, the table of episodes and run.json; then remove the raw
+        episodes. `decision` is the result of the run's stopping rule (None = no rule); `repeats` is policy -> `Repeats`
+        of its server. Both go into run.json. Raises `RecordError` if a record is missing or damaged, `FileError` if the
+        run cannot be written.
         """
         with self._resumable_errors():
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
@@ -175,13 +175,13 @@ class RunFolderWriter:
             raise
 
     def discard(self) -> None:
-        """Remove the files of a run in which no episode was recorded. Remove the folder, too, if the run created it."""
+        """Remove the files of a run without recorded episodes. Also remove the folder if the run created it."""
         remove_unused(self.folder, is_new=self._is_new)
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], continuation: str) -> None:
-    # Raises `RunError` unless the request may resume the folder's run. If `continuation` is "", a request that equals
-    # the run's may; otherwise none may, and the error's remedy suggests the command `continuation`.
+    # Raises `RunError` unless the request `description` may resume the folder's run. If `continuation` is "", the
+    # request must equal the run's request. Otherwise, always raises; the error's remedy has the command `continuation`.
     place = Place(file=str(folder))
     existing = run_folder.read_description(folder)
     if continuation and run_folder.is_own_loop(existing):
@@ -203,7 +203,7 @@ def _require_continuable(folder: Path, description: Mapping[str, object], contin
 
 
 def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
-    # Returns the fields of run.json that a repeated request must not change.
+    # Returns the fields of run.json that must be the same in a repeated request.
     varying = ("volatile", "complete", "code", run_folder.DECISION)
     return {name: value for name, value in description.items() if name not in varying}
 
@@ -211,8 +211,8 @@ def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
 def list_differences(
     existing: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
 ) -> Iterator[str]:
-    """Yield a line for each value that differs between two JSON documents; a missing key counts as None. Each line has
-    both values, after the two `words`. `name` is the path, such as `a.b[2]`, of both documents in larger documents.
+    """Yield a line for each value that differs between two JSON values; a missing key counts as None. A line has both
+    values, each after one of `words`. `name` is the path of the two values in their documents, such as `a.b[2]`.
     """
     if isinstance(existing, dict) and isinstance(asked, dict):
         for key in [*existing, *(key for key in asked if key not in existing)]:
@@ -230,7 +230,7 @@ def _format_value(value: object) -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    # Removes raw episodes, which are superfluous once the manifest exists, and partial files of killed processes.
+    # Removes raw episodes if the manifest exists (the archive then has their records), and files of killed processes.
     if (folder / run_folder.MANIFEST).exists() and (folder / parts.RAW).is_dir():
         shutil.rmtree(folder / parts.RAW)
     for path in [*folder.glob(".*.partial"), *own_path(folder, run_folder.ARCHIVE).glob(".*.partial")]:
@@ -238,11 +238,11 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def format_resume_command(folder: Path, *words: str) -> str:
-    """Return the shell command that continues the run of `safevla eval` in a folder."""
+    """Return the shell command that continues a run of `safevla eval` in a folder."""
     return shlex.join(["safevla", "eval", "--resume", *words, "--out", str(folder)])
 
 
-# Merging of the shards of one plan into a run folder that has the same bytes as the folder of a single run
+# Merging of the shards of a plan into one run folder, with the same bytes as if the plan had been run without shards
 
 
 _DAMAGED = "Copy the shard again from its origin, or run it again."
@@ -259,7 +259,7 @@ class _Shard:
 
     @property
     def plan(self) -> dict[str, object]:
-        # The part of run.json that is the same for all shards of a plan.
+        # The content of run.json that must be the same in all shards of a plan.
         common = {name: value for name, value in self.description.items() if name not in _SHARD_FIELDS}
         return {**common, "shard": {"count": self.stretch.count, "whole": self.stretch.whole}}
 
@@ -271,11 +271,11 @@ def merge_shards(
     *,
     other_code: bool = False,
 ) -> list[run_folder.EpisodeRow]:
-    """Merge complete shards, given in any order, into a run folder; return the row of each episode, in plan order. The
-    folder appears complete or not at all; an existing folder must have the same content, and is not changed.
+    """Merge complete shards (in any order) into the run folder `out`; return the row of each episode, in plan order.
+    The folder appears complete or not at all. If it exists, it must have the same content, and is not changed.
     `format_continuation` returns the command that completes a shard. `other_code` allows shards that different versions
-    of the code recorded. Raises `RunError` unless the folders are all shards of one plan, each given once and intact;
-    `RecordError` for a record that cannot be read; `FileError` if the folder cannot be written.
+    of the code recorded. Raises `RunError` unless `folders` are all shards of one plan, each once and intact;
+    `RecordError` for an unreadable record; `FileError` if the folder cannot be written.
     """
     existing_digests = _result_digests(out)
     if out.exists() and not existing_digests:
@@ -290,7 +290,7 @@ def merge_shards(
     scratch = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
-            shutil.rmtree(scratch, ignore_errors=True)  # a killed process with the same id may have left the folder
+            shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process with the same process id
             scratch.mkdir(parents=True)
             records = chain.from_iterable(map(_shard_records, shards))
             parts.write_run(scratch, _merged_description(shards), rows, records)
@@ -305,7 +305,7 @@ def merge_shards(
 
 
 def _result_digests(folder: Path) -> dict[str, str]:
-    """Return the digests of a complete and intact run's archive, table and run.json; {} for any other folder."""
+    """Return file -> digest for archive, table and run.json of a complete, intact run; {} for any other folder."""
     try:
         if run_folder.read_description(folder).get("complete") is not True or any(parts.changed_parts(folder)):
             return {}
@@ -333,7 +333,8 @@ def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Sh
 
 
 def _require_whole_plan(shards: Sequence[_Shard]) -> None:
-    # Raises `RunError` unless the shards, sorted by number, are all shards of one plan, each once and complete.
+    # Raises `RunError` unless `shards` (sorted by number) are all shards of one plan, each once and with all its
+    # episodes.
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
@@ -349,7 +350,7 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
         for number, folders in by_number.items()
         if len(folders) > 1
     ]
-    missing = list(islice(find_missing(by_number, count), _MAX_NAMED + 1))  # `count` may be any number
+    missing = list(islice(find_missing(by_number, count), _MAX_NAMED + 1))  # `count` may be huge
     if missing:
         named = ", ".join(map(str, missing[:_MAX_NAMED])) + (" and more" if len(missing) > _MAX_NAMED else "")
         problems.append(f"of {count} shards, these are missing: {named}")
@@ -363,7 +364,7 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
             _refuse_folder(shard.folder, f"the episodes do not end at {end}, where the next shard begins", _DAMAGED)
 
 
-_MAX_NAMED = 6  # limit on the number of missing shards that a message names
+_MAX_NAMED = 6  # maximum number of missing shards that a message names
 
 
 def find_missing(numbers: Collection[int], count: int) -> Iterator[int]:
@@ -374,9 +375,9 @@ def find_missing(numbers: Collection[int], count: int) -> Iterator[int]:
 def list_shard_states(
     folders: Sequence[Path], format_continuation: Callable[[Path], str] = format_resume_command
 ) -> Iterator[tuple[str, str]]:
-    """Yield (state, command) for each shard that is unfinished, given twice or missing, and for each folder that holds
-    no shard, or a shard of a different plan than the first shard. The command continues or starts the shard; "" = no
-    command. Raises `RunError` if there is no shard.
+    """Yield (state, command) for each shard that is unfinished, given twice or missing, and for each folder that has no
+    shard, or a shard of another plan than the first shard. The command continues or starts the shard; "" = no command.
+    Raises `RunError` if no folder has a shard.
     """
     shard_by_number: dict[int, _Shard] = {}
     for folder in folders:
@@ -410,7 +411,7 @@ def list_shard_states(
 
 
 def _format_shard_command(command: str, number: int, count: int) -> str:
-    """Return `command`, which runs another shard, changed to run shard `number`; its --out then ends in `number`."""
+    """Return `command`, which runs another shard, with --shard and --out changed for shard `number`."""
     words: list[str] = []
     with suppress(ValueError):  # raised if the command is damaged
         words = shlex.split(command)
@@ -418,14 +419,14 @@ def _format_shard_command(command: str, number: int, count: int) -> str:
         return f"the command of another shard, with --shard {number}/{count} and another --out"
     shard_word, out_word = words.index("--shard") + 1, words.index("--out") + 1
     stem = words[out_word].removesuffix(words[shard_word].partition("/")[0])
-    # If --out ends in the other shard's number, the new number replaces this number; else it is appended.
+    # If --out ends in the other shard's number, replace this number; else append the new number.
     words[out_word] = f"{stem}{number}" if stem != words[out_word] else f"{stem}-{number}"
     words[shard_word] = f"{number}/{count}"
     return shlex.join(words)
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
-    # Returns the content of run.json for the run that the shards form.
+    # Returns the content of run.json for the merged run.
     repeats: dict[str, run_folder.Repeats] = {}
     for shard in shards:
         for policy, counts in run_folder.read_facts(shard.folder).repeated_answers.items():
@@ -439,7 +440,7 @@ def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
-    # Yields the shard's records. Raises an error after the last one if there are too few or too many.
+    # Yields the shard's records. Raises `RunError` after the last record if there are too few or too many.
     expected = sum(episode.has_record for episode in shard.episodes)
     count = 0
     for record in parts.read_records(shard.folder):
