@@ -229,7 +229,7 @@ def test_shards_are_resumed_as_they_were_asked_and_merged_into_the_whole_run(saf
         safevla.ok("eval", "--record-only", *PLAN, "--shard", f"{number}/2", "--out", shard)
         safevla.ok("eval", "--record-only", "--resume", "--out", shard)
     err = safevla.refuses("eval", "--record-only", *PLAN, "--resume", "--shard", "2/2", "--out", shards[0])
-    assert "1, asked is" in err
+    assert "1, the request has" in err
     safevla.ok("eval", *PLAN, "--out", tmp_path / "whole")
     merged = tmp_path / "merged"
     assert f"safevla score {merged}" in safevla.ok("merge", *reversed(shards), "--out", merged)

@@ -50,7 +50,7 @@ def test_filters_choose_and_keep_the_numbers():
 
 @pytest.mark.parametrize("filters", [{"policy": "nobody"}, {"task": "task_7"}, {"outcome": "timeout"}])
 def test_a_filter_that_nothing_passes_lists_the_choices(filters):
-    with pytest.raises(RunError, match="There are: ") as caught:
+    with pytest.raises(RunError, match="Available: ") as caught:
         episode_list.filter_episodes(episode_list.list_episodes(SCORES, DT_S), **filters)
     assert next(iter(filters.values())) in str(caught.value)
 
@@ -87,7 +87,7 @@ def test_an_episode_is_found_by_id_position_and_unique_suffix():
     assert episode_list.find_episode(rows, "task_1/ep_000").number == 3
     assert episode_list.find_episode(rows, "001").number == 2, "with leading zeros it is the end of an id"
     assert episode_list.find_episode(rows, ":6").number == 6, "a lost episode has a number too"
-    with pytest.raises(RunError, match="2 episodes fit"):
+    with pytest.raises(RunError, match="2 episodes match"):
         episode_list.find_episode(rows, "ep_000")
     with pytest.raises(RunError, match="'suite/task_0/ep_002'"):
         episode_list.find_episode(rows, "suite/task_0/ep_002")

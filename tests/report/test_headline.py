@@ -67,14 +67,14 @@ CASES = {
     ),
     "two clean policies": (
         joined(verdicts(*[SAFE] * 9), verdicts(*[SAFE] * 20, **B)),
-        "None of 2 policies broke a safety limit in 29 episodes; the fewest episodes are from a: up to",
+        "None of 2 policies broke a safety limit in 29 episodes; a has the fewest episodes: up to",
         [],
     ),
     "a policy without any verdict is not counted as clean": (
         joined(verdicts(*[SAFE] * 15, *[UNSAFE] * 5), verdicts(SILENT, (True, NAN, np.inf), **B)),
         "No: 5 of 20 judged episodes of a broke a safety limit; Safety is 75.0 %",
         [
-            "Without a verdict, so not in rates of safety: b on libero-goal: 2 episodes (1 every specification is "
+            "Without a verdict, so not in safety rates: b on libero-goal: 2 episodes (1 every specification is "
             "vacuous; 1 no specification applies).",
             "5 of 20 successes (25.0 %) were unsafe.",
         ],
@@ -82,22 +82,22 @@ CASES = {
     "policies are told apart without those that have no verdict": (
         joined(verdicts(SAFE), verdicts(UNSAFE, **B), verdicts(SILENT, policy="c")),
         "1 of 2 policies broke safety limits; Safety ranges from 0.0 %",
-        ["Without a verdict, so not in rates of safety: c on libero-goal: 1 episode (no specification applies)."],
+        ["Without a verdict, so not in safety rates: c on libero-goal: 1 episode (no specification applies)."],
     ),
     "a suite without verdicts does not dilute the others": (
         joined(verdicts(UNSAFE), verdicts(SILENT, suite="libero-10")),
         "No: 1 of 1 judged episode of a broke a safety limit;",
-        ["Without a verdict, so not in rates of safety: a on libero-10: 1 episode (no specification applies)."],
+        ["Without a verdict, so not in safety rates: a on libero-10: 1 episode (no specification applies)."],
     ),
     "unjudged episodes do not dilute the unsafe ones": (  # 50 %, not 96.5 %
         verdicts(*[SILENT] * 80, *[UNSAFE] * 3, *[SAFE] * 3),
         "No: 3 of 6 judged episodes broke a safety limit; Safety is 50.0 %",
-        ["Without a verdict, so not in rates of safety: a on libero-goal: 80 episodes (no specification applies)."],
+        ["Without a verdict, so not in safety rates: a on libero-goal: 80 episodes (no specification applies)."],
     ),
     "what a violation stopped leaves only Safety": (
         STOPPED,
         "No: 1 of 2 episodes broke a safety limit; Safety is 50.0 %",
-        ["A violation stopped episodes of a on libero-goal (1): SR, SBU, P[U|S] and VSI are not known there."],
+        ["A violation stopped episodes of a on libero-goal (1): their SR, SBU, P[U|S] and VSI are unknown."],
     ),
     "doing nothing is a baseline, which competes with nobody": (
         joined(verdicts(UNSAFE, SAFE, policy="h"), verdicts((False, 1, 1), policy="noop")),

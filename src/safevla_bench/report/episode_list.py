@@ -277,7 +277,7 @@ def _filter_by_name(filter_name: str, wanted: str, rows: list[ListedEpisode]) ->
     selected = [row for row in rows if wanted in names_of(row)]
     if not selected:
         available = ", ".join(sorted({names_of(row)[-1] for row in rows}, key=natural_key)) or "none"
-        raise RunError(f"{filter_name} {wanted!r} fits no episode here", remedy=f"There are: {available}.")
+        raise RunError(f"{filter_name} {wanted!r} matches no episode here", remedy=f"Available: {available}.")
     return selected
 
 
@@ -344,7 +344,7 @@ def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
         shown = [f"{row.position} is {row.episode_id} of {row.policy or UNNAMED}" for row in matches[:_MAX_SHOWN]]
         others = f"; and {len(matches) - _MAX_SHOWN} more" if len(matches) > _MAX_SHOWN else ""
         remedy = f"Give the position: {'; '.join(shown)}{others}."
-        raise RunError(f"{len(matches)} episodes fit {wanted!r}", remedy=remedy)
+        raise RunError(f"{len(matches)} episodes match {wanted!r}", remedy=remedy)
     raise RunError(f"there is no episode {wanted!r}", remedy=_suggest_ids(rows, wanted))
 
 
@@ -369,4 +369,4 @@ def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     is_number = f":{wanted}" in [row.position for row in rows]
     position = f":{wanted}" if is_number else f":{min(2, len(rows))}"
     listed = "the only episode" if len(rows) == 1 else f"all {len(rows)} episodes"
-    return f"{similar_text}`safevla episodes` lists {listed}; {position} is number {position[1:]}."
+    return f"{similar_text}`safevla episodes` lists {listed}; {position} is episode number {position[1:]}."

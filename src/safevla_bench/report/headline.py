@@ -82,9 +82,9 @@ def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
     names = [f"{shorten_name(policy_name(cell))} on {shorten_name(cell.suite or NO_VALUE)}" for cell in cells]
     named_cells = list(zip(names, cells, strict=True))
     if unjudged := [f"{name}: {describe_unjudged(cell.no_verdict)}" for name, cell in named_cells if cell.unjudged]:
-        yield f"Without a verdict, so not in rates of safety: {', '.join(unjudged)}."
+        yield f"Without a verdict, so not in safety rates: {', '.join(unjudged)}."
     if stopped := [f"{name} ({cell.stopped_on_violation})" for name, cell in named_cells if cell.stopped_on_violation]:
-        yield f"A violation stopped episodes of {', '.join(stopped)}: SR, SBU, P[U|S] and VSI are not known there."
+        yield f"A violation stopped episodes of {', '.join(stopped)}: their SR, SBU, P[U|S] and VSI are unknown."
 
 
 # The report mentions different mixtures of tasks if they can change Safety by at least this fraction (0.01 = 1 point).
@@ -154,7 +154,7 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bo
         episodes = count_noun(sum(rate.n for rate in rates.values()), noun)
         fewest = min(rates, key=lambda name: rates[name].n)
         bound = describe_clean_bound(rates[fewest].starts or rates[fewest].n)
-        return f"{violating} broke a safety limit in {episodes}; the fewest episodes are from {fewest}: {bound}."
+        return f"{violating} broke a safety limit in {episodes}; {fewest} has the fewest episodes: {bound}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
     if not is_ranked or _format_rate(rates[best]) == _format_rate(rates[last]):

@@ -63,7 +63,7 @@ def test_a_search_that_was_interrupted_goes_on_to_the_same_bytes(tmp_path):
     assert 0 < len(again.ended) < 8
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     search_starts(asked, tmp_path / "cut", running=ExecutionOptions(resume=True))
-    with pytest.raises(RunError, match="32, asked is"):
+    with pytest.raises(RunError, match="32, the request has"):
         search_starts(replace(asked, budget=48), tmp_path / "cut", running=ExecutionOptions(resume=True))
 
 

@@ -188,7 +188,7 @@ def test_margins_are_in_thresholds_and_leave_out_what_reached_none():
 def test_a_specification_without_a_margin_is_named_as_such():
     value = violations.compute_margins(verdicts((True, 1, NAN), (True, 1, INF)))
     assert value.silent == ("tilt",)
-    assert any("any episode: tilt" in text for text in read(violations.draw_margins(value)))
+    assert any("any margin: tilt" in text for text in read(violations.draw_margins(value)))
 
 
 def test_the_count_of_vacuous_episodes_stands_in_the_label():

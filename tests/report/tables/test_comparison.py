@@ -93,7 +93,7 @@ def test_an_end_of_zero_that_is_excluded_is_open():
 
 
 def test_looking_again_is_warned_of_where_a_verdict_is_for_one_look():
-    warning = "repeated looks make wrong verdicts likelier, except with eval --until."
+    warning = "repeated looks make wrong verdicts more likely, except with eval --until."
     assert any(warning in note for note in comparing.difference_table(comparison(difference())).notes)
 
 

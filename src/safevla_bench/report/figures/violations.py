@@ -218,7 +218,7 @@ def _format_counts(row: MarginRow) -> str:
 
 
 def _margin_notes(margins: Margins) -> list[str]:
-    silent_note = [f"No margin in any episode: {', '.join(margins.silent)}."] if margins.silent else []
+    silent_note = [f"Specifications without any margin: {', '.join(margins.silent)}."] if margins.silent else []
     return [
         "Margins below zero (shaded) are violations. Marker: median; box: quartiles; line: least to greatest margin. "
         "The axis is linear between −1 and 1, and logarithmic beyond.",

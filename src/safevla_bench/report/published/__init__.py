@@ -137,4 +137,4 @@ def find_paper_cells(name: str) -> list[PublishedCell]:
     if chosen := [cell for cell in cells if f"{PREFIX}{cell.policy}" == name]:
         return chosen
     names = ", ".join(dict.fromkeys(f"{PREFIX}{cell.policy}" for cell in cells))
-    raise RunError(f"the paper has no results of policy {name.removeprefix(PREFIX)!r}", remedy=f"There are: {names}.")
+    raise RunError(f"the paper has no results of policy {name.removeprefix(PREFIX)!r}", remedy=f"Policies: {names}.")

@@ -230,7 +230,7 @@ KINDS = (
     ),
     TableKind("severity", "P[U|S], VSI and VSI|U by suite", _severity_tables),
     TableKind("violations", "violation rates by specification", _violation_tables, {"7": _LIBERO, "8": _ROBOCASA}),
-    TableKind("composition", "what unsafe successes violate", _composition_tables, {"10": _LIBERO, "11": _ROBOCASA}),
+    TableKind("composition", "limits broken in successes", _composition_tables, {"10": _LIBERO, "11": _ROBOCASA}),
     TableKind("tasks", "SR, Safety, SBU by task", _task_tables, {"12": None}),
     TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}, _TAGS),
     TableKind("applicability", "violations removed by the applicability registry", _applicability_tables, remedy=_TAGS),

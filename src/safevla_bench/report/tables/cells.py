@@ -103,7 +103,7 @@ class Roster:
         policies = {policy or UNNAMED for policy in (*scores.policy, *(episode.policy for episode in scores.absent))}
         for name in (*self.training, *self.auxiliary):
             if name not in policies:
-                remedy = f"There are: {', '.join(sorted(policies)) or 'none'}."
+                remedy = f"Policies with episodes: {', '.join(sorted(policies)) or 'none'}."
                 raise RunError(f"no episode has the policy {name!r}", remedy=remedy)
 
     def is_privileged(self, policy: str | None) -> bool:

@@ -139,8 +139,8 @@ def range_cell(counts: Iterable[int]) -> Cell:
 
 
 _LOST_COLUMNS = {
-    "crashed": Column("Crashed", "outside n"),
-    "stopped": Column("Stopped", "outside n"),
+    "crashed": Column("Crashed", "not counted in n"),
+    "stopped": Column("Stopped", "not counted in n"),
     "unjudged": Column("No verdict", "safety unknown"),
 }
 

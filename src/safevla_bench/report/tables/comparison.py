@@ -56,10 +56,10 @@ def difference_table(comparison: Comparison) -> Table:
             "p-value of the hypothesis that the differences of tasks are symmetric about 0",
             partial(_pvalue_cell, "p_by_task"),
         ),
-        Column("adj.", "the larger of the two adjusted p-values", partial(_pvalue_cell, "p_by_task_adjusted")),
+        Column("adj.", "the larger of adjusted p and adjusted p by task", partial(_pvalue_cell, "p_by_task_adjusted")),
         Column(
             "without one task",
-            "least and greatest difference if one task is left out",
+            "smallest and largest difference without one of the tasks",
             lambda row: format_ends(row.metric, row.result.leave_one_out),
         ),
         text_column("Better", lambda row: verdict_cell(row.result, row.metric, letters, row.compared.primary)),
@@ -197,7 +197,7 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     yield (
         f"A policy is better on these tasks if p is at most {level}{adjusted}. A policy is also better for tasks like "
         "these if p by task meets the same limit, and if the differences of tasks are symmetric. The number of "
-        "episodes must be fixed in advance: repeated looks make wrong verdicts likelier, except with eval --until."
+        "episodes must be fixed in advance: repeated looks make wrong verdicts more likely, except with eval --until."
     )
     if tasks_needed := max((row.result.tasks_needed or 0 for row in rows), default=0):
         yield f"The test by task cannot show a difference with fewer than {tasks_needed} tasks."
@@ -254,7 +254,7 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         text_column("Suites", lambda row: ", ".join(row.suites)),
         Column("Pairs", value=lambda row: row.differences[MEASURED[0].key].pairs or 0),
         *(Column(metric.label, "points", partial(_difference_cell, metric)) for metric in MEASURED),
-        Column("Unknown", "paired episodes", lambda row: Cell.fault(row.unknown)),
+        Column("Unknown", "pairs with an unknown value", lambda row: Cell.fault(row.unknown)),
         Column("Left out", "episodes without a counterpart", lambda row: row.left_out),
         text_column("Tasks differ in", lambda row: ", ".join(row.differing) or "no recorded property"),
     )

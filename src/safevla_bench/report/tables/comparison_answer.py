@@ -292,7 +292,7 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
     lead = _lead_metric(scope)
-    others_text = "; the others are exploratory" if len(scope.metrics) > 1 else ""
+    others_text = "; all other verdicts are exploratory" if len(scope.metrics) > 1 else ""
     status = (
         f"The primary verdict is on {METRICS[lead.metric].label}{others_text}"
         if lead.primary

@@ -214,7 +214,7 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
         text_column("Suite", lambda row: row[0]),
         text_column("Task", lambda row: Cell(row[1], emphasis="total" if row[1] == "all" else "")),
         Column("n", value=lambda row: row[2].n),
-        Column("Errors", "outside n", lambda row: Cell.fault(row[3])),
+        Column("Errors", "not counted in n", lambda row: Cell.fault(row[3])),
         Column(SR.heading, value=lambda row: rate_cell(row[2], "no episode")),
         *(Column(metric.heading, value=lambda row: Cell.dash(NOT_RECORDED)) for metric in (SAFETY, SBU, VSI)),
         notes=(WILSON, f"{results.kind} lacks {LACKS}.", *(f"{remark}." for remark in results.remarks)),

@@ -172,7 +172,7 @@ def _require_width(part: str, samples: Series, size: int) -> None:
     width = samples.values.shape[1]
     if width != size:
         listed = f" The names are: {escape_controls(', '.join(samples.names))}." if samples.names else ""
-        chosen = "the forces x, y, z" if size == 3 else "the one that shows the grip"
+        chosen = "the forces x, y, z" if size == 3 else "the number that shows the grip"
         remedy = f"Choose {chosen} by `names` or `index` (from 0 to {width - 1}) under [{part}].{listed}"
         if width < size:
             remedy = f"Under [{part}], write a topic or a `field` with {size} numbers."

@@ -206,7 +206,7 @@ def read_description(folder: Path) -> dict[str, object]:
     with readable(folder / RUN, _RESTORE):
         loaded = load_json(read_input(folder / RUN))
         if not isinstance(loaded, dict):
-            raise ValueError("it is not a JSON object")
+            raise ValueError("the content is not a JSON object")
     return loaded
 
 

@@ -104,7 +104,7 @@ def remedy_for(problems: Sequence[RecordError], *, is_any_valid: bool) -> str:
     if not is_any_valid:
         return "Copy the files again from their origin." if is_damaged else ""
     first = "Copy the files again from their origin; or" if is_damaged else "Correct the records, or"
-    return f"{first} pass --set invalid=skip to use the readable episodes and count the others."
+    return f"{first} pass --set invalid=skip to use the valid episodes and only count the others."
 
 
 # Sources
@@ -291,7 +291,7 @@ def require_run(path: Path, remedy: str = "Name a run folder, which holds run.js
     problem = "this is not a run folder"
     if (path / run_folder.SCORES).exists():
         problem = f"contains scores, but is not a run folder: it has no {run_folder.RUN}"
-        remedy = "Name the run folder or archive that was judged, with its --set, --library or --rules."
+        remedy = "Name the judged run folder or archive, and repeat its --set, --library or --rules."
     elif any(path.glob(f"*/{run_folder.RUN}")):
         problem = "contains run folders, but is not a run folder"
         remedy = f"Name the run folders: {shlex.quote(str(path))}/*"

@@ -209,7 +209,7 @@ def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
 
 
 def list_differences(
-    existing: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
+    existing: object, asked: object, words: tuple[str, str] = ("the run has", "the request has"), name: str = ""
 ) -> Iterator[str]:
     """Yield a line for each value that differs between two JSON values; a missing key counts as None. A line has both
     values, each after one of `words`. `name` is the path of the two values in their documents, such as `a.b[2]`.
