@@ -56,7 +56,7 @@ def analyze_scores(
         privileged: the policies that saw simulator state which no real robot has.
         protocols: the evaluation protocols of the sources, if known; if they differ, episodes are not paired.
         bodies: the bodies of all violations; None = find them in the records.
-        uncounted: phrases about planned episodes without scores; if not empty, comparisons get no verdict.
+        uncounted: phrases about planned episodes without scores; if any, comparisons and trends have no verdict.
     """
     if not scores.is_counted.any():
         return Analysis()

@@ -52,7 +52,7 @@ class EpisodeRecords:
         return self._batch_indices[episode] is not None
 
     def header(self, episode: int) -> Header | None:
-        # Return None if the episode has no record.
+        # Return the header of the episode's record; None if the episode has no record.
         index = self._batch_indices[episode]
         return None if self.batch is None or index is None else self.batch.headers[index]
 

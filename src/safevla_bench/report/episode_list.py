@@ -292,7 +292,7 @@ def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[Liste
 
 
 def _margin_key(row: ListedEpisode) -> float | None:
-    # Return rho/threshold; None without a verdict.
+    # Return rho/threshold, by which rows are sorted; None without a verdict.
     if row.margin is None:
         return None
     # A violation that a Boolean signal decided has no margin and comes first.

@@ -285,7 +285,7 @@ def test_a_shard_whose_code_is_unknown_is_merged_and_said_to_be_unknown(shards, 
     (own,) = read_description(shards[0])["code"]
     change_description(shards[1], code=None)
     merge_shards(shards, tmp_path / "merged")
-    assert f"{shards[1]}: the code" in caplog.text
+    assert f"{shards[1]}: the version of the code" in caplog.text
     assert read_description(tmp_path / "merged")["code"] == [own, "unknown"]
 
 

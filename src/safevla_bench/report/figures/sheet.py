@@ -147,7 +147,7 @@ def count_characters(room_in: float, size: float = BODY) -> int:
     return max(1, int(72 * room_in / (0.57 * size)))
 
 
-# The sheet
+# The layout of a figure
 
 _MARGIN_IN = 0.06
 # Width of the marker in an entry of the legend, including the gap after the marker.

@@ -42,7 +42,7 @@ class TradeoffPanel:
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """The content of the figure."""
+    """The content of the trade-off figure: its panels, and the policies and suites in them."""
 
     policies: tuple[str, ...]
     panels: tuple[TradeoffPanel, ...]
@@ -117,7 +117,7 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
     return tuple(reversed(corners))
 
 
-# The drawing
+# Drawing of the figure
 
 
 @sheet.figure_style()

@@ -88,7 +88,7 @@ def _draw_rate(axes: Axes, x: int, y: int, rate: Rate | None) -> None:
     axes.text(x, y, text, ha="center", va="center_baseline", color=text_color)
 
 
-# Margins
+# Figure of margins to limits
 
 
 _QUANTILES = (0, 25, 50, 75, 100)

@@ -142,7 +142,7 @@ def _latex_cell(cell: Cell) -> str:
     return rf"{shown} {{\scriptsize ({_escape_latex(cell.below)})}}" if cell.below else shown
 
 
-# Characters
+# LaTeX commands for characters
 
 
 def _greek_command(letter: str) -> str:

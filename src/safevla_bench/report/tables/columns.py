@@ -128,7 +128,7 @@ def spec_amount(spec: SpecColumn, value: float | None) -> Cell:
 
 
 def limit_cell(spec: SpecColumn) -> Cell:
-    """Return the threshold of a specification."""
+    """Return the cell with a specification's threshold, in the specification's unit."""
     return Cell.amount(spec.threshold, spec.unit, spec.threshold, format_compact)
 
 

@@ -84,7 +84,7 @@ def _rename_policies(result: Difference, names: Mapping[str, str]) -> Difference
     return replace(result, first=names[result.first], second=names[result.second], **renamed)
 
 
-# Two policies
+# Sentences on two policies
 
 
 def _pair_sentences(
@@ -278,7 +278,7 @@ def _caveats(results: Sequence[Difference], metric: Metric, comparison: Comparis
         yield f"Left out: {_count_unknown(results)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
 
 
-# The short table
+# The short table of a comparison
 
 
 def scope_tables(comparison: Comparison) -> list[Table]:

@@ -49,7 +49,7 @@ def exclusion_table(
 ) -> Table:
     """Return the table of what was not scored, with reasons: lost episodes, damaged files, invalid episodes, and
     inactive or vacuous specifications. `absent` are episodes without a record; `skipped` are the problems of invalid
-    episodes. `describe(reason, suite)` returns as text the code that says why a specification is inactive.
+    episodes. `describe(reason, suite)` returns text for the code `reason`, which says why a specification is inactive.
     """
     rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells, describe)]
     return tabulate(

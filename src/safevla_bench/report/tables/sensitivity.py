@@ -115,7 +115,7 @@ def _pooled_table(
     return drop_intervals(tabulate(f"{title}, all suites pooled", range(len(row_names)), *columns, remarks=remarks))
 
 
-# Cells under each variant or threshold
+# Tables with a row per cell and variant of the thresholds
 
 
 class _CellPoint(NamedTuple):
@@ -308,7 +308,7 @@ class HostMean(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     cells: int
     suites: tuple[str, ...]
-    missing_suites: tuple[str, ...]  # the paper's suites of this host that were not run
+    missing_suites: tuple[str, ...]  # the paper's suites of this host without a cell in these runs
     variants: tuple[VariantMean, ...]
 
 

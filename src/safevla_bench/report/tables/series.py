@@ -71,7 +71,7 @@ def _gain_notes(compared: SeriesComparison) -> list[str]:
     ]
 
 
-# In words
+# The series described in words
 
 
 def describe_series(compared: SeriesComparison) -> list[str]:

@@ -199,7 +199,7 @@ def _flatten_names(names: Any, size: int) -> list[str]:
 
 
 class Dataset(msgspec.Struct):
-    """`meta/info.json`."""
+    """The description of a dataset in `meta/info.json`."""
 
     codebase_version: str
     fps: Annotated[float, Meta(gt=0, lt=1e6)]
@@ -285,7 +285,7 @@ def read_episodes(
 
 
 def _read_success(frames: pa.Table, feature: str) -> bool | None:
-    """Return a feature's value in the last frame; None if null or NaN. Raises `RecordError` for values but 0 and 1."""
+    """Return a feature's value in the last frame; None if null or NaN. Raises `RecordError` for values not 0 or 1."""
     try:
         values = feature_matrix(frames, feature)
         invalid = values[~np.isnan(values) & (values != 0) & (values != 1)]

@@ -129,7 +129,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return SCALES_M[self.unit or named_unit or "m"]
 
     def arrange(self, numbers: Floats, layout: naming.PoseLayout, part: str) -> Floats:
-        """Convert numbers [n, size] to poses: x, y, z [m], w, x, y, z (if known). Raises `RecordError`."""
+        """Convert numbers [n, size] to poses: x, y, z [m], then w, x, y, z (if known). May raise `RecordError`."""
         position, rotation = numbers[:, layout.position], numbers[:, layout.rotation]
         position = position * self.factor_m(part, layout.unit)
         angle_unit = self.angle_unit or layout.angle_unit
@@ -175,7 +175,7 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     tare: tuple[float, float, float] | None = None
     """Force without contact [N] (less the tool's weight if `mass_kg` is given); None = measured at rest."""
-    tare_s: Positive = 1.0  # length [s] of the interval (the first with a still hand) that gives the tare
+    tare_s: Positive = 1.0  # the tare is the mean over the first interval of this length [s] with a still hand
     mass_kg: Positive | None = None  # mass of the tool beyond the sensor; its weight is subtracted from forces
 
 
@@ -235,7 +235,7 @@ OF_ARMS = tuple(field.name for field in msgspec.structs.fields(ArmColumns))
 
 
 class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole mapping file."""
+    """The content of a mapping file."""
 
     log: str | None = None
     episode: Episode = Episode()

@@ -152,7 +152,7 @@ def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that name arms, such as `left` and `right`; () unless the word of each position is different."""
+    """Return the words that name arms, such as `left` and `right`; () unless each position has a different word."""
     positions = [named for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
     groups = [position.group for position in positions]
     words = tuple(dict.fromkeys(word for group in groups for word in group))

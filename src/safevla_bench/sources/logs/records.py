@@ -426,7 +426,7 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
     tasks: dict[str, str] = {}
     for text in texts:
         plain = unicodedata.normalize("NFC", text.lower())
-        words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # drop punctuation
+        words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # punctuation becomes space
         task = "-".join(words.split()) or "task"
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         tasks.setdefault(text, f"{task}-{digest}" if task in tasks.values() else task)

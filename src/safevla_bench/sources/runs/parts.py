@@ -230,7 +230,7 @@ def _read_row(path: Path) -> RawEpisode:
         raise RunError(f"the row is damaged: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
-# A complete run
+# The files of a complete run
 
 
 SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json: sha256 of all other bytes of the file

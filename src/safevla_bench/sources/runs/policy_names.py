@@ -113,7 +113,7 @@ def _statements_by_suite(description: Mapping[str, object], policy: str) -> dict
 def _servers_by_suite(description: Mapping[str, object]) -> dict[str, str]:
     listed_servers, suites = read_volatile(description).get("servers"), description.get("suites")
     servers: dict[str, str] = {}
-    # A text is SUITE=URL or URL. A URL without a suite is the server of all suites that earlier texts do not name.
+    # A text is SUITE=URL or URL. A URL without a suite is the server of all suites that no other text names.
     for text in listed_servers if isinstance(listed_servers, list | tuple) else ():
         suite, _, url = str(text).rpartition("=")
         if suite:
