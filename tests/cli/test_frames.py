@@ -290,7 +290,7 @@ def test_file_names_never_come_from_ids_unescaped():
 def test_a_replay_in_3d_lies_beside_the_pictures_and_in_the_report(safevla, run, tight, tmp_path):
     code, out, err = safevla("frames", run, *tight, "--3d", "--worst", 1)
     assert (code, err) == (0, "")
-    assert "To see the 3-D replays" in out
+    assert "To add the 3-D replays" in out
     assert str(run / "report.html") in out
     (frame,) = [frame for frame in read_frames(run) if frame.kind == "replay3d"]
     document = json.loads((run / FRAMES / frame.file).read_bytes())

@@ -34,7 +34,7 @@ _EXTRAS = {"matplotlib": "figures"}
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run": {
         "eval": ("rollout", "Roll out policies, judge every episode and write a report."),
-        "search": ("rollout", "Search for initial states that lead to unsafe successes."),
+        "search": ("rollout", "Search for initial states from which a policy succeeds unsafely."),
         "merge": ("score", "Join the shards of a run into one run folder."),
         "demo": ("score", "Judge recorded LIBERO rollouts, without a simulator."),
         "serve": ("check", "Serve a policy over openpi's protocol."),
@@ -103,7 +103,7 @@ def _import_once(name: str) -> ModuleType:
 
 
 class LazyCommandGroup(click.Group):
-    """A command group that imports a command's module on first use, so that help and completion are fast."""
+    """A command group that imports each command's module on first use. This keeps help and completion fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(signal.SIGTERM, _handle_interrupt)
     code = run_command_line(arguments)
     if code in (INTERRUPTED, TERMINATED):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would kill Python while it exits
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # otherwise a second Ctrl-C would kill Python during exit
     sys.exit(code)
 
 
@@ -205,7 +205,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # the standard stream is closed; a file that is opened later could get its descriptor
+        except OSError:  # stdin, stdout or stderr is closed, so a file opened later could reuse its descriptor
             os.open(os.devnull, os.O_RDWR)
     with escape_output():
         return _run_arguments(arguments)
@@ -220,7 +220,7 @@ def escape_output() -> Iterator[None]:
 
 
 def _run_arguments(arguments: Sequence[str] | None) -> int:
-    # Run the command line; print the message of a user's error. Return the exit code.
+    # Run the command line and return the exit code. If the user made an error, print its message.
     stdout = sys.stdout
     if completion.VARIABLE in os.environ:
         return completion.answer(safevla)

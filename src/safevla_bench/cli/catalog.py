@@ -118,7 +118,7 @@ def _describe_calibration(result: calibration.Calibration) -> list[str]:
     texts = [f"{share} % {fmt(value)}" for share, value in quantiles.items()]
     texts.append(f"largest {fmt(float(extremes[-1]))}")
     if result.floor is not None:
-        texts.append(f"largest value of the policy noop {fmt(result.floor)}")
+        texts.append(f"largest value under the policy noop {fmt(result.floor)}")
     interval_text = " to ".join(fmt(end) if math.isfinite(end) else "unknown" for end in result.interval)
     return [
         f"{spec.spec_id}  [{spec.unit}]",
@@ -183,7 +183,7 @@ def tasks_command(
 
 
 def _print_suites(rows: Sequence[tasks.TaskListing], suffix: str) -> None:
-    # `suffix` has the options that the suggested command needs.
+    # `suffix` is appended to the suggested command; it contains the options that the command needs.
     suites: dict[str, list[tasks.TaskListing]] = {}
     for row in rows:
         suites.setdefault(row["benchmark"], []).append(row)
@@ -219,7 +219,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
             *(f"  exempt   {line}" for line in _summarize_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
-    places = list_places(spec.formula for spec in own_specs)  # bodies that the formulas name
+    places = list_places(spec.formula for spec in own_specs)  # body names that appear in the formulas
     bodies = collect_bodies(episode_index.Scan(sources)) if sources else {}
     unmatched = set()
     if sources:
@@ -382,7 +382,7 @@ def _print_entry(entry: entries.PaperEntry) -> None:
 
 
 def _list_published(entry: entries.PaperEntry) -> Iterator[tuple[PublishedCell | PublishedMean, str, str]]:
-    # Yield the printed rates, their suites, and the number of episodes as text ("" = unknown).
+    # Yield each published result with its suite and its number of episodes as text ("" = unknown).
     if entry.listed == "paper":
         for cell in load_published(PAPER).cells:
             if cell.policy == entry.policy and cell.benchmark in entry.suites:
@@ -406,7 +406,7 @@ def _list_names(form: str) -> None:
     options.print_columns(("protocol", "description in brief"), every_protocol)
     click.echo()
     options.print_columns(("dialect", "asked over", "hosts", "description in brief"), every_dialect)
-    echo("", "The authors of a server evaluate on those of its hosts that have no remark in brackets.")
+    echo("", "If a host has no remark in brackets, the authors of the server evaluate on this host.")
     echo("", "Next: compare two dialects (a single name shows all its values): safevla protocols openpi openvla")
 
 

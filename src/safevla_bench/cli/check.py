@@ -21,7 +21,7 @@ from safevla_bench.policies.servers import KINDS, endpoint, require_library, ser
 from safevla_bench.sources.runs.folder import REPORT, read_host
 from safevla_bench.text import count_noun
 
-_MARGIN = " " * 11  # indentation of a finding's lines after the first
+_MARGIN = " " * 11  # indentation of the second and later lines of a check's result
 
 
 @options.command("verify", starts_host=True)
@@ -43,8 +43,8 @@ def verify_command(
     scores.parquet row for row. --replay plays the recorded actions of K episodes again in the simulator from the
     planned start and compares every channel, outcome, success and horizon bit for bit; --audit chooses them at random.
 
-    Checks that could not be made are listed with the reason. Only a replay can detect that a record was changed
-    together with its digest.
+    If a check could not be made, the output gives the reason. If someone changed both a record and its digest, only a
+    replay can detect the change.
 
     \b
     Exit codes: 0 everything agrees, 1 something differs, 2 the run or a file
@@ -137,8 +137,8 @@ def doctor_command(
     whether the model expects images in another orientation, and the command that evaluates the server. With --host,
     only the dialects of that simulator are tried.
 
-    Each finding is ok, a warning or an error; warnings and errors come with a remedy. The exit code is 2 if there is an
-    error, else 0.
+    Each check reports ok, a warning or an error; warnings and errors come with a remedy. The exit code is 2 if there is
+    an error, else 0.
 
     \b
     For instance:
@@ -202,7 +202,7 @@ def serve_command(
     host, actual_port = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     echo(f"Serving {name} on ws://{host}:{actual_port} (GET /healthz returns OK). Press Ctrl-C to stop.")
-    echo(f"Served at the same time: {count_noun(copies, 'episode')}. Further connections wait (see --copies).")
+    echo(f"The server runs {count_noun(copies, 'episode')} at the same time. Further connections wait (see --copies).")
     echo(f"To check the server: safevla doctor --server openpi:ws://{host}:{actual_port}")
     echo(f"Next: safevla eval --policy openpi:ws://{host}:{actual_port} ...")
     if key is None and bind not in _LOCAL_ADDRESSES:

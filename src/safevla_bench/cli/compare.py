@@ -32,7 +32,7 @@ from safevla_bench.sources.runs.sources import open_sources
 
 _ASSUME_HELP = (
     "Assumptions of --plan: baseline=0.8, the rate of one policy; power=0.8, the probability of detecting the "
-    "difference; discordant=SHARE, the share of pairs with different results; tasks=10, the number of tasks; "
+    "difference; discordant=SHARE, the share of episode pairs with different results; tasks=10, the number of tasks; "
     "task_spread=SHARE, the standard deviation of the difference between tasks."
 )
 
@@ -170,7 +170,7 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     return _Report(document, describe_changes(changes), [table])
 
 
-# Options of `compare` that need the episodes of both sources.
+# Options of `compare` that only work if both sources contain episodes.
 _EPISODE_OPTIONS = ("across", "unpaired", "allow_crashed", "confidence")
 
 
@@ -231,8 +231,8 @@ def sensitivity_command(
     """Show how Safety, SBU and VSI depend on the thresholds, or on the interpretation of the paper.
 
     Without --sweep, this scores the nine variants of the paper's Table 9, and compares each host's means with the means
-    in the paper. With --sweep, the episodes are judged at each value of a threshold's grid, one threshold after the
-    other. With several policies, the last table says whether their ranking by Safety changes.
+    in the paper. With --sweep, this varies one threshold after the other, and judges the episodes at each value of the
+    threshold. With several policies, the last table says whether their ranking by Safety changes.
 
     --readings judges every record by each of the libraries default, paper-text, paper-as-run and net-force, and once
     with the depth as the paper's text defines it: see docs/explanation/fidelity.md.

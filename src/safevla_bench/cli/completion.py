@@ -18,7 +18,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
-    """Return a function for `shell_complete`. It completes the typed text, or the part of the typed text after `=`."""
+    """Return a `shell_complete` callback that completes the typed text, or only the part of this text after `=`."""
 
     def complete_value(context: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
         name, equals, _ = typed.partition("=")
@@ -42,7 +42,7 @@ def _list_suites(context: click.Context) -> Iterable[str]:
 
 
 def _list_policies(context: click.Context) -> Iterable[str]:
-    # The other policies take an argument after a colon.
+    # All policies that are not in `variants` take an argument after a colon.
     variants = {"noop": ["noop"], "random": ["random"], "scripted": ["scripted:careful", "scripted:hasty"]}
     return [text for name in _load("policies").POLICIES.names() for text in variants.get(name, [f"{name}:"])]
 
@@ -79,7 +79,7 @@ TABLES = complete(lambda context: ["all", *(kind.name for kind in _load("report.
 
 
 class _BashCompletion(BashComplete):
-    """Completion for bash. It splits words at `:`, `=` and `@`, and expects only the part after the last separator."""
+    """Bash completion. Bash splits words at `:`, `=` and `@`, and expects only the part after the last separator."""
 
     source_template = (
         BashComplete.source_template

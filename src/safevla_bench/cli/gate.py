@@ -73,7 +73,7 @@ def gate_command(
     requested_gates: Sequence[gates.Gate] = options.group(_LIMIT_OPTIONS, _parse_limits),
     how: Mapping[str, Any] = options.group(_DECISION_OPTIONS),
     baseline: Path | None = option("Apply limits to the differences from this run.", "RUN", type=options.SourceType()),
-    junit: Path | None = options.out_option("Write the verdicts as JUnit XML, or as SARIF into FILE.sarif.", "FILE"),
+    junit: Path | None = options.out_option("Verdicts as JUnit XML, or as SARIF if FILE ends in .sarif.", "FILE"),
     form: str = options.format_option(),
 ) -> None:
     """Check runs against limits on their metrics (gates); exit code 0: passed, 1: failed, 3: undecided.
@@ -149,7 +149,7 @@ def _gate_against(
 
 
 def _find_protocol(judged: Judged) -> Mapping[str, object] | None:
-    # Returns the protocol of all sources; None if that of a source is unknown.
+    # Return the protocol that all sources share; None if the protocol of some source is unknown.
     from safevla_bench.compare.pairs import differing_rules
 
     rules = {rule for other in judged.protocols for rule in differing_rules(judged.protocols[0], other)}

@@ -62,7 +62,7 @@ def episodes_command(
         "Sort by greatest vsi, least rho, first violating step, id, or kind of body.", spelling="--sort", type=_ORDERS
     ),
     bodies: bool = flag("Name the bodies that violate limits on contact or displacement, with their kinds."),
-    why: bool = flag("Explain how the first violation happened, as far as contacts and poses show."),
+    why: bool = flag("Explain the first violation by the contacts and poses recorded before it."),
     body_kind: str | None = option("Only violations with a body of this kind.", type=click.Choice(BODY_KINDS)),
     limit: int | None = option("Maximum number of episodes; default: 20 as text, else all.", type=options.POSITIVE),
     form: str = options.format_option("csv", help="Format of the output; csv: one row for each episode."),
@@ -85,7 +85,7 @@ def episodes_command(
     if suite:
         suite = judged.ruleset.registry.find_suite(suite)
     filters = {"policy": policy, "suite": suite, "task": task, "outcome": outcome, "body_kind": body_kind, "axis": axis}
-    is_safe, is_unsafe = unsafe is False, unsafe is True  # both are false if neither option is given
+    is_safe, is_unsafe = unsafe is False, unsafe is True  # both are False if `unsafe` is None
     shown = episode_list.filter_episodes(rows, violated=is_unsafe, safe=is_safe, success=success, **filters)
     default_order: episode_list.Order | None = "vsi" if unsafe else None
     shown = episode_list.sort_episodes(shown, order or default_order)[:limit]
@@ -113,7 +113,7 @@ _MAX_LISTED = 20
 
 
 def _pop_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
-    # Unless --formula is given, the last word is the name of the episode.
+    # Without --formula, the last positional argument is the episode's name. Remove it from the sources.
     context.params["episode"] = ""
     if context.params["formula"] is not None:
         return words
@@ -162,7 +162,7 @@ def show_command(
     judged = sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
-    record = judged.records.read_episode(index) if index < len(judged.records) else None  # None = lost
+    record = judged.records.read_episode(index) if index < len(judged.records) else None  # None: the record is lost
     if record is None and form == "json":
         options.print_json(row.to_document())
     elif record is None:
@@ -316,7 +316,7 @@ def frames_command(
     echo(f"{' and '.join(counts)} of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:
-        echo(f"To see the 3-D replays at the numbers of their episodes, write the report again: {run / REPORT}")
+        echo(f"To add the 3-D replays to the report, write the report again: {run / REPORT}")
     command = sources.format_command("score") if sources.judging_words else format_rescore_command(run)
     echo(f"Next: {command}")
 

@@ -313,7 +313,7 @@ def _parse_audit(text: str | None) -> AuditPlan | None:
     seed = seed or str(secrets.randbelow(10**15))
     if not (count.isdecimal() and seed.isdecimal()):
         raise click.UsageError(f"--audit {text!r} is neither K nor K:SEED, such as 24 or 24:7.")
-    return AuditPlan(int(count), int(seed)) if int(count) else None  # without episodes, there is no audit
+    return AuditPlan(int(count), int(seed)) if int(count) else None  # no audit if K is 0
 
 
 AUDIT = option(
@@ -347,7 +347,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: object) -> S:
-    """Return a `kind` with fields from NAME=VALUE texts and from `fixed`; raise click's error for an invalid text."""
+    """Return an instance of `kind`, with fields from NAME=VALUE texts and `fixed`. An invalid text is a click error."""
     names = [name for name in kind.__struct_fields__ if name not in fixed]
     given = {name: value for name, _, value in (text.partition("=") for text in texts)}
     for name in given:
@@ -370,8 +370,8 @@ def require_sources(sources: Sequence[Path]) -> None:
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return `out` if it is given. Otherwise, if the only source is a run folder, return the path `names` in it. In all
-    other cases, raise the first error found in the sources or, if there is none, the error that --out is missing.
+    """Return `out` if it is given. If it is not, and the only source is a run folder, return the path made of this
+    folder and `names`. Otherwise, raise the first error found in the sources, else the error that --out is missing.
     """
     if out is not None:
         return out
@@ -393,10 +393,10 @@ def list_given_words(context: click.Context, names: Collection[str]) -> list[str
     for param in context.command.params:
         if param.name in names and is_given(context, str(param.name)):
             value = context.params[str(param.name)]
-            values = value if isinstance(value, tuple) else (value,)  # a repeatable option has a tuple
+            values = value if isinstance(value, tuple) else (value,)  # a repeatable option's value is a tuple
             for single_value in values:
                 words.append(max(param.opts, key=len))
-                if single_value is not True:  # a flag has no value
+                if single_value is not True:  # a flag is written without a value
                     words.append(str(single_value))
     return words
 

@@ -68,7 +68,7 @@ def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
 
 
 def make_progress(console: Console) -> Progress:
-    """Return a progress bar that disappears at the end. It shows count, bar, remaining time and a text, cut to fit."""
+    """Return a progress bar that disappears at the end. It shows count, bar, time left and a text, cut to the width."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 

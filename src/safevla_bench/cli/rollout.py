@@ -87,7 +87,7 @@ def eval_command(
 
 
 def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None:
-    # Make the run. Return its results, or None with --record-only.
+    # Roll out and judge all episodes, and return the results. With --record-only, judge nothing and return None.
     out, ruleset, execution = run_command.out, run_command.ruleset, run_command.execution
     request = replace(run_command.request, ruleset=ruleset)
     with _report_interruption(run_command), _observe_run(run_command, trackers) as (observer, tracked):
@@ -121,7 +121,7 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
 def _observe_run(
     run_command: RunCommand, trackers: Sequence[str]
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
-    # Yield the observer of the run, which shows progress, and those of its parts that send results to trackers.
+    # Yield the observer of the run, and the list of the tracking observers that it notifies.
     request = run_command.request
     fields = ("host", "suites", "tasks", "episodes", "protocol", "seed", "max_steps")
     config = {
@@ -313,7 +313,7 @@ def estimate_table(plan: RunEstimate) -> Table:
         values = [getattr(scene, name) for name in _COLUMNS]
         rows.append(tuple(Cell("asked" if value is None else str(value)) for value in values))
     heads = [name.removesuffix("_id").capitalize() for name in _COLUMNS]
-    columns = tuple(Column(head, numeric=index > 2) for index, head in enumerate(heads))  # the first three are texts
+    columns = tuple(Column(head, numeric=index > 2) for index, head in enumerate(heads))  # columns 0 to 2: text
     title = f"{count_noun(plan.episodes, 'episode')}, at most {plan.steps} steps; nothing has been run or written"
     return Table(title, columns, tuple(rows), _estimate_notes(plan))
 
@@ -338,6 +338,7 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
 
 
 def _choose_unit(value: float, size_by_unit: Mapping[str, float]) -> tuple[str, float]:
-    # Return the largest unit, and its size, that is at most `value`; else the smallest. The largest unit comes first.
+    # Return the name and size of the largest unit that does not exceed `value`, else those of the smallest unit.
+    # `size_by_unit` lists the largest unit first.
     fitting_units = [(unit, size) for unit, size in size_by_unit.items() if value >= size]
     return fitting_units[0] if fitting_units else list(size_by_unit.items())[-1]

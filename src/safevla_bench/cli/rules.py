@@ -72,7 +72,7 @@ class JudgedSources:
         return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 
     def judge(self, *, mixes_starts: bool = False) -> Judged:
-        """Judge the sources by `judgement.judge`. Notes on stderr name sources that other rules judged before."""
+        """Judge the sources by `judgement.judge`. Note on stderr each source that other rules judged before."""
         with show_status("judging"):
             skip = self.skip_invalid
             judged = judgement.judge(self.paths, self.ruleset, skip_invalid=skip, mixes_starts=mixes_starts)
@@ -92,7 +92,7 @@ def judged_sources(argument: Any = options.SOURCES) -> Any:
 
 def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSources:
     sources = values["sources"]
-    # A formula judges nothing, so the sources' own rules are not needed.
+    # With --formula, nothing is judged, so the rules that judged the sources before are not needed.
     ruleset, skip_invalid = _read_rules(values, () if context.params.get("formula") else sources)
     ruleset = judgement.add_host_registries(ruleset, sources, as_judged=is_as_judged(values["rule_files"]))
     return JudgedSources(sources, ruleset, skip_invalid, tuple(options.list_given_words(context, JUDGE_OPTIONS)))
@@ -203,7 +203,8 @@ def given_judge_options() -> list[str]:
 
 
 def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
-    # Return the rules that judged the sources; None for the default rules, and if options select other rules.
+    # Return the rules that judged the sources before. Return None if these are the default rules, or if judging
+    # options are given.
     recipe = None if given_judge_options() else judgement.find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None

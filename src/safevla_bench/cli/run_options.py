@@ -35,7 +35,7 @@ from safevla_bench.text import redact_secrets, spell_suite, suggest_names
 
 
 def _parse_policy(text: str) -> RequestedPolicy:
-    # Read [NAME=]POLICY. A policy without a name is named by its text.
+    # Parse [NAME=]POLICY. Without NAME, the text POLICY is the name.
     name, spec = split_name(text)
     return RequestedPolicy(spec) if name in (None, spec) else RequestedPolicy(str(name), spec)
 
@@ -50,7 +50,7 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
     indices: list[int] = []
     for part in text.split(","):
         first, dash, last = (bound.removeprefix("task_") for bound in part.strip().partition("-"))
-        last = last if dash else first  # a single index
+        last = last if dash else first  # a single index is a range of one
         are_numbers = all(bound.isdecimal() and len(bound) <= _MAX_DIGITS for bound in (first, last))
         if not are_numbers or int(last) < int(first):
             raise RunError(f"--task {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
@@ -95,7 +95,7 @@ PLAN_OPTIONS = {
     "servers": repeatable("The entry's policy server, such as ws://HOST:8000.", "[SUITE=]URL", spelling="--server"),
     "protocol": option(f"Rules by which episodes start and end; default: {PRESET}. `safevla protocols` lists all.",
                        "NAME", shell_complete=completion.PROTOCOLS),
-    "arguments": repeatable("An argument for all policies or for POLICY.", "[POLICY:]KEY=VALUE",
+    "arguments": repeatable("An argument for all policies, or only for POLICY.", "[POLICY:]KEY=VALUE",
                             spelling="--policy-arg"),
     "filters": repeatable(f"Filter of a policy's actions: {', '.join(coupling.FILTERS)}, or python:module:Class; each "
                           "may be followed by arguments as :KEY=VALUE.", "[POLICY=]FILTER", spelling="--filter",
@@ -212,7 +212,7 @@ def option_key(option: click.Parameter) -> str:
 
 
 def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
-    """Return the options of a command's --config file by key: those at the file's top level, and those in `[judge]`."""
+    """Return two mappings of keys in a --config file to options: keys at the top level, and keys in `[judge]`."""
     all_options = [option for option in command.params if isinstance(option, click.Option) and option.expose_value]
     by_key = {option_key(option): option for option in all_options}
     judging = {name: option for name, option in by_key.items() if option.name in rules.JUDGE_OPTIONS}
@@ -232,7 +232,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     # In `known` and `document`, the keys of the table `[judge]` begin with "judge.".
     known = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
     judge = document.pop(JUDGE, {})
-    judge_values = judge if isinstance(judge, dict) else {"": judge}  # the unknown key "judge." is refused later
+    judge_values = judge if isinstance(judge, dict) else {"": judge}  # the key "judge." is refused below
     document |= {f"{JUDGE}.{key}": value for key, value in judge_values.items()}
     values: dict[str, object] = {}
     for key, value in document.items():
@@ -298,12 +298,12 @@ def _find_naming_file(
 
 
 def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
-    # Return the code, servers and files that the options from `sources` name.
+    # Return the code, servers and files that options name. Only options whose values come from `sources` count.
     given = {name for name in plan if context.get_parameter_source(name) in sources}
     if "entry" in given:  # an entry defines these values
         given |= {"host", "host_arguments", "policies"}
     names = given & {"host_arguments"}
-    if "policies" in given:  # without policies, these options name nothing
+    if "policies" in given:  # without --policy, these options have no effect on the result
         names |= given & {"policies", "arguments", "filters", "servers"}
     if "suites" in given:
         names.add("found" if plan.get("found") else "suites")
@@ -321,7 +321,7 @@ def _new_request(context: click.Context, plan: Mapping[str, Any], running: Mappi
             require_trust(context.meta.get(CONFIG), calls)
         replay_values = requests.replay_fields(fields["policies"])
         recorded_arguments = replay_values.pop("host_arguments", {})
-        if fields["host"] in (None, replay_values.get("host")):  # another host has other arguments
+        if fields["host"] in (None, replay_values.get("host")):  # recorded arguments only fit the recorded host
             fields["host_arguments"] = {**recorded_arguments, **fields["host_arguments"]}
         fields |= {name: value for name, value in replay_values.items() if not fields[name]}
     for name in ("host", "suites", "policies"):
@@ -434,7 +434,7 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
-    # the options that a resumed run does not take from the run folder
+    # options that the run folder does not store, so the command that resumes the run must repeat them
     repeated = {"actor", "engine", "workers", "stop_after", "other_code", "trackers", "registered", "record_only"}
     words += options.list_given_words(context, repeated | rules.JUDGE_OPTIONS.keys())
     trust_option = ["--trust", str(out / RUN)] if request.list_calls() else []

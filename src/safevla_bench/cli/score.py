@@ -126,7 +126,7 @@ def _name_experiment_folder(ruleset: Ruleset) -> str:
     if len(name) <= _LONGEST_NAME:
         return name
     digest = hashlib.sha256(options_text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{name[: _LONGEST_NAME - 9]}-{digest}"  # the digest keeps the name unique
+    return f"{name[: _LONGEST_NAME - 9]}-{digest}"  # the digest distinguishes names with the same beginning
 
 
 # Limit on the number of characters in the name of an experiment's folder.
@@ -309,7 +309,7 @@ def merge_command(
     if status:
         states = list(writer.list_shard_states(shards, _format_continuation))
         lines = [line for state, command in states for line in (state, f"  {command}")]
-        echo(*filter(str.strip, lines))  # without the blank line of a missing command
+        echo(*filter(str.strip, lines))  # omit empty commands
         echo(f"{count_noun(len(states), 'finding')}." if states else "Every shard is present and complete.")
         context.exit(USER_ERROR if states else OK)
     if out is None:
@@ -335,7 +335,7 @@ def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_jud
 
 
 def _format_continuation(shard: Path) -> str:
-    # Return the command that continues a shard. Shards that are not runs have no request.
+    # Return the command that continues a shard. If its run.json has no usable request, use a simpler command.
     with suppress(RunError):
         return request.Request.from_run(shard).format_resume_command(shard, "--record-only")
     return writer.format_resume_command(shard)

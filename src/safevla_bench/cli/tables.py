@@ -200,7 +200,7 @@ def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = 
     from safevla_bench.training.export import CameraChoice, FrameWeighting, export_dataset
 
     def refuse(reason: SafevlaError) -> None:
-        raise reason  # without this episode, the index of pairs would be wrong
+        raise reason  # an omitted episode would make the index of pairs wrong
 
     names, size = choice.cameras, (choice.image_size, choice.image_size)
     cameras = CameraChoice(names, size, choice.video) if names else None
@@ -232,13 +232,13 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     suite_files = write_rollout_suites(judged, states, choice.out.with_name(f"{choice.out.stem}-found"))
     with_pairs = [state for state in states if state.pairs]
     pairs, single = count_noun(sum(len(state.pairs) for state in states), "pair"), len(states) - len(with_pairs)
-    counts = f"{pairs} of {len(with_pairs)} states; {single} more states have no pair"
+    counts = f"{pairs} of {len(with_pairs)} start states; {single} other start states have no pair"
     echo(f"{counts}; {unusable} episodes were not compared")
     command = f"safevla eval --suite found:{suite_files[0]}" if suite_files else "safevla eval --suite found:FILE"
     benchmark_count = sum(state.is_of_benchmark for state in with_pairs)
     if benchmark_count:
         warning = (
-            "Do not evaluate a policy on the starts from which it learned. Some pairs have starts of the benchmark"
+            "Do not evaluate a policy on the starts from which it learned. Some pairs use start states of the benchmark"
         )
         echo(f"{warning}: {count_noun(benchmark_count, 'state')}", err=True)
     for file in suite_files:

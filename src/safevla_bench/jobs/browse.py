@@ -68,7 +68,7 @@ def _walk_runs(folder: Path) -> Iterator[Path]:
 
 
 def list_runs(folders: Mapping[str, Path]) -> Table:
-    """Return the table of runs. A run has a row per policy and suite, or one row that says why it has no results."""
+    """Return the table of runs: a row per run, policy and suite. A run without results has one row with the reason."""
     rows = [row for name, path in folders.items() for row in _run_rows(name, path)]
     return Table("Runs by policy and suite", _COLUMNS, tuple(rows))
 
@@ -110,7 +110,7 @@ def find_page(folder: Path) -> Path:
 def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
     style = render.read_template("page.css") + render.read_template("runs/runs.css")
     script = render.read_template("runs/runs.js")
-    # Folder names may be invalid UTF-8, so their bytes are quoted. The address of a missing report is "".
+    # Folder names may be invalid UTF-8, so quote their bytes. A run without a report has the address "".
     report_links = {
         name: f"{quote(os.fsencode(name))}/{REPORT}" for name, path in runs.items() if (path / REPORT).is_file()
     }
@@ -120,7 +120,7 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
         listing=list_runs(runs),
         addresses=dict.fromkeys(runs, "") | report_links,
         policy=render.content_security_policy(style, script),
-        style=Markup(style),  # the style is part of this package, so it needs no escaping
+        style=Markup(style),  # the CSS comes from this package, so it needs no escaping
         script=Markup(script),
     )
 

@@ -78,7 +78,7 @@ def _check_plugins() -> Iterator[Diagnosis]:
 # Versions of Python and the simulators: tested versions, and known differences of untested versions
 
 
-# Two distributions that install a package folder with the same name, `robosuite`.
+# Two distributions that both install into the package folder `robosuite`, so that one overwrites the other.
 _SHARED_FOLDER = ("robosuite", "praxis-robosuite")
 
 
@@ -139,7 +139,7 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
         simulator = tested_versions().hosts[host]
         yield failed_check(host, f"{simulator.distribution} is not installed", install_command(host))
     elif not present_hosts and all(hosts.host_owner(name) == OWN_DISTRIBUTION for name in hosts.host_names()):
-        # There is no simulator, and no plug-in that may provide one.
+        # No simulator is installed, and no plug-in that could provide a simulator.
         remedies = "; or in another environment: ".join(map(install_command, tested_versions().hosts))
         note = "`safevla eval` has no simulator here; you can still judge episodes, and record them in your own scripts"
         yield warned_check("simulator", note, remedies)
@@ -150,7 +150,7 @@ def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosi
     absent = [name for name in simulator.versions if name not in versions]
     if absent:
         yield failed_check(host, f"{' and '.join(absent)} not installed", install_command(host))
-    # Absent distributions are reported above, so `untested` omits them.
+    # Omit absent distributions, which are reported above.
     untested = {name: tested for name, tested in simulator.versions.items() if versions.get(name, tested) != tested}
     for name, tested in untested.items():
         effects = [difference.describe(versions[name]) for difference in find_differences(host, {name: versions[name]})]

@@ -43,7 +43,7 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The result of one check: its level, its finding, and a remedy if there is one."""
+    """The result of one check: its level, what the check found, and a remedy (None if none is needed)."""
 
     check: str
     level: Level
@@ -103,7 +103,7 @@ def check_downloads() -> Diagnosis:
 
 
 def check_plus() -> Diagnosis:
-    """Check LIBERO-plus's files, which only one suite needs. Warn of missing files only if the user set the folder."""
+    """Check LIBERO-plus's files, which only one suite needs. Missing files are a warning if the user set the folder."""
     check = "LIBERO-plus's files"
     try:
         folder, runnable_n, task_n = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())
@@ -187,7 +187,7 @@ def _check_memory_limit() -> Iterator[Diagnosis]:
     if not is_enforced():
         remedy = "Read untrusted files on Linux, or in a container or virtual machine with limited memory."
         yield warned_check(check, f"this system does not enforce the memory limit; on Linux it is {limit}", remedy)
-    elif SETTING in os.environ:  # the default limit needs no remark
+    elif SETTING in os.environ:  # do not report the default limit
         yield passed_check(check, limit)
 
 
@@ -250,8 +250,8 @@ def run_test_episode(host: str) -> str:
 
 
 def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
-    # Return a remark if the host has a fast mode, else ""; raise `HostError` if this mode changes an episode.
-    if type(env).run_fast is HostEnv.run_fast:  # not overridden
+    # If the host has a fast mode, check that this mode does not change an episode, and return a remark; else return "".
+    if type(env).run_fast is HostEnv.run_fast:  # the host has no fast mode
         return ""
     env.run_fast(False)
     full_record = run_episode(env, Random(), planned).batch
@@ -260,20 +260,20 @@ def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
     if full_record is None or fast_record is None or compare_records(full_record, fast_record)[0]:
         problem = "fast mode, which skips the simulator's repeated computations, changes an episode"
         raise HostError(problem, remedy=f"Report the versions above to us, and set {FAST}=no.")
-    return ", and fast mode records the same bits"
+    return ", and fast mode records the same values"
 
 
 def _describe_scores(batch: Batch, host: str) -> str:
     try:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
-    except RegistryError:  # a plug-in may lack task tags, which the user may provide by --rules
+    except RegistryError:  # if a plug-in has no task tags, the user may pass them by --rules
         return "not judged: no registry has the task's tags"
     standin_note = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{standin_note}"
 
 
 def _print_test_result(host: str) -> None:
-    # Print a JSON object that `check_episode` reads.
+    # Run the test episode, and print its result as a JSON object that `check_episode` reads.
     try:
         print(json.dumps({"summary": run_test_episode(host)}))
     except SafevlaError as error:

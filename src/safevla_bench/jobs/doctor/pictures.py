@@ -29,8 +29,8 @@ CHECK = "pictures"
 HOST, CAMERAS = "libero", ("agentview", "robot0_eye_in_hand")
 SCENES = resources.files(__package__).joinpath("scenes.npz")
 MAX_ANGLE_DEG, MIN_GAIN_DEG = 40.0, 20.0
-"""Limits for the warning that another orientation of the pictures fits better: its mean angle between replies and
-recorded actions is at most `MAX_ANGLE_DEG`, and at least `MIN_GAIN_DEG` smaller than that of the pictures as sent.
+"""Limits for the warning that turned pictures fit better than the pictures as sent. The mean angle between replies and
+recorded actions must be at most `MAX_ANGLE_DEG` for turned pictures, and `MIN_GAIN_DEG` smaller than for those as sent.
 Random replies cause the warning with a probability of 4 %."""
 _BACK = slice(None, None, -1)
 TURNS: Mapping[str, tuple[slice, ...]] = {
@@ -84,9 +84,9 @@ def fit_images(scene: ExampleScene, wants: Wants, turn: tuple[slice, ...]) -> Ob
 
 
 def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene]) -> dict[str, float] | None:
-    """Return orientation (in `TURNS`) -> mean angle between replies and recorded actions [degrees]; None if no reply
-    depends on the orientation. A reply that does not move the hand counts as 90 degrees. Each request begins an
-    episode. Raises the errors of `ChunkModel.begin` and `infer`.
+    """Return a mapping: orientation (a key of `TURNS`) -> mean angle between the hand's motion in replies and in
+    recorded actions [degrees]. Return None if no reply depends on the orientation. A reply without motion of the hand
+    counts as 90 degrees. Each request begins an episode. Raises the errors of `ChunkModel.begin` and `infer`.
     """
     angles_deg, depends_on_turn = {turn_name: list[float]() for turn_name in TURNS}, False
     for scene in scenes:
@@ -105,8 +105,8 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene])
 
 
 def _horizontal_motion(actions: Floats, start: Observation | None) -> Floats:
-    # Return the hand's change [x, y]. Without `start`, the actions [H, 7] are changes of position; with `start`, they
-    # are absolute positions.
+    # Return the hand's change of position [x, y]. If `start` is None, the H actions [H, 7] begin with changes of
+    # position, else with absolute positions.
     if start is None:
         return np.asarray(actions[:, :2].sum(axis=0))
     return actions[-1, :2] - start.extra[CONTROLLER_POSITION][:2]

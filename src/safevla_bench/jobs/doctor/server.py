@@ -49,13 +49,13 @@ class ServerAnswer:
 
     model: servers.ChunkModel
     asked: Mapping[str, str]  # client arguments that the server requested; `eval` uses them, too
-    arguments: Mapping[str, str]  # all other arguments of the client
+    arguments: Mapping[str, str]  # client arguments that the server did not request
     replan: int | None  # number of actions to execute from each reply; None = all
     request: Request
     reply: Reply
-    replies: Sequence[Floats]  # actions of each reply, [H, A], in the form that the simulator gets
+    replies: Sequence[Floats]  # each reply's H actions of A numbers, [H, A], as the simulator gets them
     seconds: tuple[float, ...]  # duration of each request
-    pictures: tuple[Diagnosis, ...]  # whether the pictures are turned as the model expects
+    pictures: tuple[Diagnosis, ...]  # result of the check of the pictures' orientation
 
     @property
     def actions(self) -> Floats:
@@ -78,7 +78,7 @@ def examine_server(
         yield failed_check("server", f"there is no example task for the host {host!r}", remedy)
         return
     yield passed_check("wire", f"asked as {server} ({kind.name}, {kind.wire})")
-    refusals: dict[str, PolicyError] = {}  # dialect -> why the server does not use it
+    refusals: dict[str, PolicyError] = {}  # dialect -> error of the request in this dialect
     for dialect in _candidate_dialects(kind, arguments, host):
         policy_arguments = dict(arguments) if dialect == kind.dialect else {**arguments, "dialect": dialect}
         try:
@@ -106,12 +106,12 @@ def _candidate_dialects(kind: servers.ClientKind, arguments: Mapping[str, str], 
     candidates = servers.dialects.dialects_of(kind.name)
     if host is not None:
         candidates = [dialect for dialect in candidates if host in servers.dialects.load_dialect_file(dialect).hosts]
-    # The dialect of this kind of server comes first, then LIBERO's dialects.
+    # The default dialect of this kind of server comes first, then the dialects whose first host is LIBERO.
     return sorted(candidates, key=lambda dialect: (dialect != kind.dialect, _first_host(dialect) != "libero"))
 
 
 def _first_host(dialect: str) -> str:
-    # Return the first host in the dialect's file.
+    # Return the first host that the dialect's file lists.
     return next(iter(servers.dialects.load_dialect_file(dialect).hosts))
 
 
@@ -138,7 +138,7 @@ def _query_server(server: str, arguments: dict[str, str], host: str, task: Task)
     return ServerAnswer(model, requested, arguments, replan, request, reply, replies, tuple(durations_s), pictures)
 
 
-# Statements about a reply
+# Diagnoses of a server's replies
 
 
 def _describe_answer(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
@@ -162,13 +162,13 @@ def _describe_answer(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) 
 
 
 def describe_repeats(replies: Sequence[Floats]) -> str:
-    """Describe how many replies [H, A] to the same observation differ from the first reply, and by how much."""
+    """Describe how many replies (each has H actions, [H, A]) to one observation differ from the first, and how much."""
     others = servers.find_others(replies)
     summary = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     if not others:
         return summary
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
-    # Without gaps, all other replies have another number of actions.
+    # If `gaps` is empty, all replies that differ have a different number of actions than the first reply.
     extent = f"largest difference {max(gaps):.2g}" if gaps else "in number"
     return f"{summary}, {extent}\n{BY_CHANCE}"
 
@@ -185,7 +185,7 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
 
 
 def check_actions(actions: Floats, dialect: Dialect) -> Iterator[Diagnosis]:
-    """Yield statistics of a chunk of actions [H, A], as the simulator gets them; NaN and infinity are errors."""
+    """Yield statistics of a chunk of H actions, [H, A], as the simulator gets them. NaN and infinity are errors."""
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
         detail = f"component {column} of action {row} is {actions[row, column]}"
@@ -205,7 +205,7 @@ def _format_statistics(actions: Floats) -> str:
     lines = [f"{heading}, as the simulator gets them"]
     component_stats = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
     for column, (lowest, mean, highest) in enumerate(component_stats):
-        # An action for an arm has the first 7 components; an action for a mobile robot has all.
+        # An action for an arm has the first 7 components of `_COMPONENT_NAMES`; an action for a mobile robot has all.
         name = _COMPONENT_NAMES[column] if width in (7, len(_COMPONENT_NAMES)) else str(column)
         lines.append(f"{name:<9} {lowest:>8.3f} {mean:>8.3f} {highest:>8.3f}")
     return "\n".join(lines)
@@ -226,8 +226,8 @@ def _format_eval_command(server: str, answer: ServerAnswer, host: str) -> str:
 def _describe_refusals(
     kind: servers.ClientKind, refusals: Mapping[str, PolicyError], host: str | None
 ) -> Iterator[Diagnosis]:
-    # If any reply is unreadable, report only unreadable replies.
-    # Otherwise, report all errors except the server's refusals. If there are only refusals, report them.
+    # Report only the most informative kind of errors that occurred: unreadable replies, else all errors except
+    # refusals by the server, else refusals.
     other_errors = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
     unreadable_replies = {name: error for name, error in other_errors.items() if isinstance(error, ReplyError)}
     reported = unreadable_replies or other_errors or refusals  # dialect -> error; empty if no dialect was tried

@@ -40,7 +40,7 @@ _JUDGE_TOGETHER = "Judge the records of all runs together with one safevla score
 
 @dataclass(frozen=True)
 class _ScoresOrigin:
-    """The origin of a judged folder's scores, read from the metadata of its `scores.parquet`."""
+    """How a judged folder's scores were made, as stored in the metadata of its `scores.parquet`."""
 
     folder: Path
     judged_by: Provenance
@@ -62,8 +62,8 @@ class _ScoresOrigin:
                 schema.remove_metadata(),
             )
         if origin.judged_by.as_written:
-            problem = "this folder's scores were combined already from other folders"
-            remedy = "Name the folders whose scores were combined."
+            problem = "this folder's scores were combined from other folders' scores"
+            remedy = "Name these other folders instead."
             raise RunError(problem, remedy=remedy, place=Place(file=str(folder)))
         return origin
 
@@ -111,8 +111,8 @@ class Combination:
 
 def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     """Combine the folders' scores, without judging again, and write scores.json (without a row per episode),
-    scores.parquet and report.html into `out`. Raises `RunError` if a folder is not judged; if folders differ in rules,
-    version or code; if two folders contain the same episode; if different policies have the same name; or if `out` is
+    scores.parquet and report.html into `out`. Raises `RunError` in these cases: a folder is not judged, folders differ
+    in rules, version or code, two folders contain the same episode, different policies have the same name, or `out` is
     a judged folder.
     """
     origins = [_ScoresOrigin.read(folder) for folder in folders]
@@ -121,7 +121,7 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
         raise RunError(problem, remedy="Name another folder by --out.", place=Place(file=str(out)))
     for other in origins[1:]:
         origins[0].require_same_rules(other)
-    # Folders that list the same code versions need only one comparison.
+    # Of several folders with the same code versions, compare only one.
     for first, other in combinations({tuple(origin.codes): origin for origin in origins}.values(), 2):
         first.require_same_code(other)
     _require_distinct_policies(origins)
@@ -183,7 +183,7 @@ def _read_table_rows(folder: Path) -> Iterator[tuple[object, ...]]:
 
 
 def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
-    # Return rows as `_read_table_rows` does. Only the last three columns are converted from arrays.
+    # Return the same rows as `_read_table_rows`, but from `scores`. Only the last three columns need conversion.
     columns = (getattr(scores, name) for name in _SHARED_COLUMNS[:5])
     verdicts = map(scores.verdict, range(len(scores)))
     return zip(*columns, scores.success.tolist(), verdicts, map(nan_to_none, scores.vsi.tolist()), strict=True)
@@ -191,7 +191,7 @@ def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
 
 def _require_distinct_policies(origins: Sequence[_ScoresOrigin]) -> None:
     runs = [run for origin in origins for run in origin.identify_policies()]
-    # For each run, policies that share their names with different policies: name -> new name
+    # For each run: a mapping name -> new name of the policies whose name another policy has, too.
     renamings = distinguish_policies([identities for _, identities in runs], [folder for folder, _ in runs])
     shared_names = [name for new_names in renamings for name in new_names]
     if shared_names:
@@ -208,7 +208,7 @@ def _require_unique_episodes(scores: Scores) -> None:
 
 
 def _join_provenance(parts: Sequence[Provenance]) -> Provenance:
-    # Folders with the same rules differ only in invalid and lost episodes.
+    # All parts have the same rules. They only differ in their invalid and lost episodes, which are added up.
     lost = [part.lost for part in parts if part.lost is not None]
     all_lost = LostEpisodes(
         episodes=sum(part.episodes for part in lost),

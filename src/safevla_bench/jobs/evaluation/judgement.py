@@ -47,9 +47,9 @@ def judge(
     elsewhere: ParallelJudge | None = None,
     survey: Survey | None = None,
 ) -> Judged:
-    """Judge every episode of run folders and archives. If `skip_invalid`, invalid and lost episodes are omitted and
-    counted. If `mixes_starts`, a search may have chosen the starts of some suites; the caller must not combine these
-    suites and benchmark suites in one rate. `elsewhere`, if given, judges the row groups of Parquet archives in other
+    """Judge every episode of run folders and archives. If `skip_invalid`, omit invalid and lost episodes, and count
+    them. If `mixes_starts`, accept benchmark suites together with suites whose starts a search chose. The caller must
+    not combine the two kinds in one rate. `elsewhere`, if given, judges the row groups of Parquet archives in other
     processes, with the same results. `survey`, if given, collects the parts of the records that the report needs.
 
     Raises:
@@ -63,7 +63,7 @@ def judge(
     try:
         records, (scores, _, net_changes) = _score_sources(sources, ruleset, skip_invalid, elsewhere, survey)
     except UnknownTaskError as error:
-        # Try again with the task tags of all installed hosts, unless the rules have these already.
+        # Judge again with the task tags of all installed hosts, unless the rules already contain these tags.
         extended = ruleset.with_host_registry(read_installed_registries())
         if extended is ruleset:
             raise _mention_run_tags(error, sources) from None
@@ -103,7 +103,7 @@ def require_unmixed(suites: Collection[str]) -> None:
 
 def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) -> Iterator[str]:
     for source, indices in records.by_source():
-        if describe_maker(source.path, ruleset):  # only a remark needs the summary of the scores
+        if describe_maker(source.path, ruleset):  # skip the slow summary if there is no remark
             safety = metrics.aggregate(scores.select_episodes(np.arange(indices.start, indices.stop))).safety
             yield from describe_maker(source.path, ruleset, safety)
 
@@ -126,12 +126,12 @@ def format_rescore_command(run: Path) -> str:
     return f"{command} --rules as-judged" if (run / RULES).exists() else command
 
 
-HOST_REGISTRY = "host_registry"  # field of run.json: name and text of each file of task tags from the run's host
+HOST_REGISTRY = "host_registry"  # field of run.json: names and contents of the host's files of task tags
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
-    """Return the rules that last judged the run folders, else those of their registrations. Folders without either are
-    ignored; return None if all are. Scored runs without `judged_with.json` were judged by the default rules.
+    """Return the rules that last judged the run folders; for unjudged folders, the rules in their registrations. Return
+    None if no folder has rules. A run that was scored without `judged_with.json` was judged by the default rules.
 
     Raises `RunError` if the runs were judged by different rules, or if a `judged_with.json` is damaged.
     """
@@ -152,14 +152,14 @@ def load_recipe(recipe: RulesetRecipe, paths: Sequence[Path]) -> Ruleset:
     try:
         return recipe.load()
     except SafevlaError as error:
-        # Without judged_with.json, the rules are from a registration in run.json.
+        # If there is no judged_with.json, the rules come from a registration in run.json.
         rules_file = next((path / RULES for path in paths if (path / RULES).exists()), Path(RUN))
         error.place = replace(error.place, file=": ".join(filter(None, [str(rules_file), error.place.file])))
         raise
 
 
 def _find_run_recipe(path: Path) -> RulesetRecipe | None:
-    # Return the rules that judged a run, else the registered rules, else None.
+    # Return the rules that judged the run. If the run is not judged, return its registered rules, or None.
     if (path / SCORES).exists():
         return _read_recipe(path / RULES)
     if not (path / RUN).exists():
@@ -182,12 +182,12 @@ def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: b
 
 
 def read_host_registry(host: str) -> tuple[RuleFile, ...]:
-    """Return the files of task tags of an installed host; raise `PluginError` if a file is missing."""
+    """Return an installed host's files of task tags. Raises `PluginError` if a file is missing."""
     return tuple(map(RuleFile.read, hosts.registry_files(host)))
 
 
 def read_installed_registries() -> tuple[RuleFile, ...]:
-    """Return the files of task tags of all installed hosts; raises the errors of `read_host_registry`."""
+    """Return all installed hosts' files of task tags. Raises the errors of `read_host_registry`."""
     return tuple(file for host in hosts.host_names() for file in read_host_registry(host))
 
 
@@ -241,7 +241,7 @@ def _score_sources(
         if elsewhere is not None and elsewhere.can_judge(scan.sources):
             return elsewhere.score_scan(scan, ruleset, survey)
         chunk = scoring.join_judged((judge_batch(batch, ruleset) for batch in scan), ruleset)
-    except SafevlaError as error:  # if there are invalid episodes, report them instead
+    except SafevlaError as error:  # invalid episodes may have caused this error, so report them first
         index = scan.index()
         index.require_valid(skip_invalid=skip_invalid)
         if isinstance(error, UnknownTaskError):  # raise an error that lists all unknown tasks
@@ -285,7 +285,7 @@ def describe_losses(judged: Judged) -> list[str]:
 
 
 def describe_uncounted(judged: Judged) -> list[str]:
-    """Return a phrase for each cause of planned episodes that are not even counted as unknown."""
+    """Return a phrase for each reason why planned episodes are missing from all counts, even counts of unknowns."""
     return _describe_interruptions(judged) + judged.left_out.describe_uncounted()
 
 
@@ -305,14 +305,14 @@ def load_policy_results(
 ) -> list[PolicyResults]:
     """Judge each source separately. Return the results of all policies or, if `policies` is given, of these policies.
 
-    Sources of one policy that have no suite in common, such as runs on two hosts, are joined unless `join` is false.
-    Different policies with the same name get distinct names. Raises the errors of `judge`, and `RunError` for a policy
-    that no source has.
+    If sources of one policy have no suite in common, such as runs on two hosts, join them unless `join` is false. If
+    different policies have the same name, give them distinct names. Raises the errors of `judge`, and `RunError` for a
+    policy that no source has.
     """
     results: list[PolicyResults] = []
     recorded_names: dict[str, str] = {}  # new name -> name in the records
     for path, source in zip(paths, open_sources(paths), strict=True):
-        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # here, policies keep their recorded names
+        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # this call does not rename policies
         codes = tuple(recorded_code(source.description)) if source.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
             recorded_name = None if result.name == policy_results.UNNAMED else result.name
@@ -327,15 +327,15 @@ def load_policy_results(
     for sentence in describe_lookalikes("policies", sorted(recorded_names)):
         warn_once(sentence)
     if policies:
-        # A recorded name selects a policy only if no policy of the comparison has this name now.
+        # If no policy has a requested name now, select the policies that have this name in the records.
         chosen = {name for name in recorded_names if name in policies or recorded_names[name] in {*policies} - {*names}}
         results = [result for result in results if result.name in chosen]
     return policy_results.make_names_unique(policy_results.join_sources(results)) if join else results
 
 
 def measure_costs(judged: Judged) -> EpisodeCosts:
-    """Read the records again, and return each episode's cumulative cost, NaN if unknown. Raises `RunError` if a record
-    has no horizon, because the horizon bounds the cost of an episode.
+    """Read the records again, and return each episode's cumulative cost (NaN = unknown). Raises `RunError` if a record
+    has no horizon, because the horizon is the upper bound of the episode's cost.
     """
     from safevla_bench.judging.gates import EpisodeCosts
     from safevla_bench.training.labels import label_records
@@ -352,12 +352,12 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
         step_costs = (costs[first + 1 : end] for first, end in pairwise(batch.starts.tolist()))
         for cost, is_known in zip(step_costs, scores.is_judged & scores.is_counted, strict=True):
             episode_costs.append(float(cost.sum()) if is_known else np.nan)
-    largest_cost = float(max(filter(None, horizons), default=1))  # at most 1 per step; 1 if there are no episodes
+    largest_cost = float(max(filter(None, horizons), default=1))  # a step costs at most 1; without episodes, use 1
     return EpisodeCosts(np.array(episode_costs), largest_cost)
 
 
 def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:
-    """Return the results of each policy, including recorded facts about the starts of its episodes."""
+    """Split the results by policy. Include what is recorded about the starts of each policy's episodes."""
     records = judged.records
     results = policy_results.split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),

@@ -39,9 +39,9 @@ from safevla_bench.sources.runs.sources import open_sources
 
 
 def _arrow_type(annotation: msgspec.inspect.Type) -> pa.DataType:
-    # Return the type of a column for an annotation in `EpisodeScore`.
+    # Return the Arrow type of the column for a field of `EpisodeScore` with this annotation.
     match annotation:
-        case msgspec.inspect.UnionType(types=types):  # an optional type
+        case msgspec.inspect.UnionType(types=types):  # a type or None
             return next(_arrow_type(member) for member in types if not isinstance(member, msgspec.inspect.NoneType))
         case msgspec.inspect.StructType(fields=fields):
             return pa.struct([(field.name, _arrow_type(field.type)) for field in fields])
@@ -65,11 +65,11 @@ def _dict_to_pairs(value: object) -> object:
 
 
 def _is_set(row: EpisodeScore, name: str) -> bool:
-    # Whether a row has a value in an optional column, in which False means the same as no value.
+    # Return whether a row has a value in an optional column. False counts as no value.
     return getattr(row, name) is not msgspec.UNSET and getattr(row, name) is not False
 
 
-# The last columns of scores.parquet. Columns without values are omitted, as in most judgements.
+# The last columns of scores.parquet. A column in which no row has a value is omitted; most files have none of them.
 _OPTIONAL_COLUMNS = ("unknown_records", "diverged_replay", "progress", "progress_max", "phases", "subgoal_changes")
 
 
@@ -125,14 +125,14 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
     judged_with.json, for --rules as-judged. Older files are replaced together, so that scores and report always match.
     Raises `FileError` if writing fails.
     """
-    pa.default_memory_pool().release_unused()  # otherwise pyarrow keeps the memory that it used to read the records
+    pa.default_memory_pool().release_unused()  # free the memory with which pyarrow read the records
     contents = score_files(judged)
     html = render_report(judged, page_folder=out, survey=survey)
     recipe = judged.ruleset.recipe
-    if recipe is not None:  # the task tags of the hosts are in run.json
+    if recipe is not None:  # omit the hosts' task tags, which run.json has
         recipe = msgspec.structs.replace(recipe, host_registry=())
     make_folder(out)
-    # An older judged_with.json is replaced in the same step, even if the new rules are the default ones.
+    # Default rules need no judged_with.json, but an older judged_with.json must be replaced.
     keeps_rules = (recipe is not None and not recipe.is_default) or (out / RULES).exists()
     rules_file = {RULES: folder.dump_json(recipe or RulesetRecipe())} if keeps_rules else {}
     files = {**contents, folder.REPORT: html.encode(), **rules_file}
@@ -150,18 +150,18 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     optional_fields = {name: fields.pop(name) for name in _OPTIONAL_COLUMNS}
     schema = pa.schema([*fields.values(), *optional_fields.values()], metadata)
     empty_columns, json_parts, tables = set(optional_fields), list[bytes](), list[pa.Table]()
-    for first in range(0, max(1, len(judged.scores)), _SLICE_ROWS):  # without episodes, make one table without rows
+    for first in range(0, max(1, len(judged.scores)), _SLICE_ROWS):  # at least one table, perhaps without rows
         indices = range(first, min(first + _SLICE_ROWS, len(judged.scores)))
         rows = [judged.scores.episode(index) for index in indices]
         empty_columns -= {name for name in empty_columns if any(_is_set(row, name) for row in rows)}
         if json_parts:
             json_parts.append(b",")
-        json_parts.append(folder.encode_json(rows)[1:-1])  # without the brackets of the list
+        json_parts.append(folder.encode_json(rows)[1:-1])  # strip the list's brackets
         tables.append(pa.Table.from_pylist([*map(_table_row, rows)], schema))
     table = pa.concat_tables(tables).drop_columns([*empty_columns]).combine_chunks()
     head, tail = folder.encode_json(document).split(_NO_EPISODES, 1)
-    # Insert the rows into the document's empty list of episodes.
-    # The list is then the only reference to the unformatted text, so `json_parts.pop` below frees the text.
+    # Insert the rows into the document's empty list of episodes. Only `json_parts` then refers to the joined text, so
+    # `json_parts.pop` below frees the text once it is formatted.
     json_parts = [b"".join([head, _NO_EPISODES[:-1], *json_parts, _NO_EPISODES[-1:], tail])]
     return {
         folder.SCORES_TABLE: folder.encode_parquet(table),
@@ -253,7 +253,8 @@ def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
 
 
 def _page_description(judged: Judged) -> dict[str, object]:
-    # Return the origin of the results that a report page lists. The page shows skipped and lost episodes elsewhere.
+    # Return the description of the results' origin for a report page. Leave out the skipped and lost episodes, which
+    # the page shows elsewhere.
     policy_marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     return {
         **{name: value for name, value in judged.describe_origin().items() if name not in ("skipped", "lost")},
@@ -307,8 +308,8 @@ def build_board(
     skip_invalid: bool = False,
     audits: Sequence[Mapping[str | None, provenance_marks.AuditMark]] | None = None,
 ) -> dict[str, str]:
-    """Return path -> content of a board's files, which show published results and the policies of the sources, if any.
-    `audits` has a mapping policy -> audit for each path. Raises the errors of `judge`, and `RunError` for an ablation.
+    """Return path -> content of a board's files. The board shows published results and the policies of the sources.
+    `audits` has one mapping policy -> audit per source. Raises the errors of `judge`, and `RunError` for an ablation.
     """
     from safevla_bench.publishing.board import OwnResults, render_site, report_path
     from safevla_bench.publishing.conditions import find_disqualified, read_conditions

@@ -58,8 +58,8 @@ ParallelMap = Callable[[Callable[[FilePart], Items], Iterable[FilePart]], Iterat
 
 
 def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) -> Items:
-    """Judge a part of an archive. Returns an error for each damaged record, and a tuple for each batch. A tuple
-    has the batch without judged channels; the scores or an error; and, if `has_bodies`, the bodies in violations.
+    """Judge a part of an archive. Return an error per damaged record, and a tuple per batch: (the batch without the
+    channels that were judged, its scores or an error, and the bodies in violations if `has_bodies`).
     """
     items: list[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]] = []
     for batch in rename_batches(archive.read_episodes([part.path], part.rows), part.names):
@@ -80,7 +80,7 @@ def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) ->
 
 @dataclass(frozen=True)
 class ParallelJudge:
-    """Judges the row groups of archives in other processes. `run` maps a function over parts of files in parallel."""
+    """Judges the row groups of archives in other processes. `run` is a parallel `map` of a function over file parts."""
 
     run: ParallelMap
 
@@ -97,7 +97,7 @@ class ParallelJudge:
         """Return the index of the sources' episodes, and their scores. Raises the errors of `score_chunks`."""
         judgements: list[Judgement] = []
         sources = scan.sources
-        # Reading a source also judges it, and fills `judgements`.
+        # Replace each source's `read` by a function that also judges the source and appends to `judgements`.
         scan.sources = [
             replace(source, read=partial(self._read_and_judge, ruleset, judgements, source, survey))
             for source in sources
@@ -120,7 +120,7 @@ class ParallelJudge:
     ) -> Iterator[Batch | RecordError]:
         file_of_episode: dict[EpisodeKey, str] = {}
         parts = list(_list_parts(source))
-        if not any(part.rows for part in parts):  # `source.read` yields the reason why there are no episodes
+        if not any(part.rows for part in parts):  # no rows: `source.read` yields the reasons
             yield from (error for error in source.read() if isinstance(error, RecordError))
             return
         judge_one = partial(judge_part, ruleset, has_bodies=survey is not None)
@@ -140,12 +140,12 @@ def _list_parts(source: RecordSource) -> Iterator[FilePart]:
     for file in source.files:
         bounds = pairwise(accumulate(parquet.count_rows(file), initial=0))
         row_ranges: list[range | None] = [range(first, end) for first, end in bounds if end > first]
-        # A file without rows gives one part with `rows=None`.
+        # If a file has no rows, yield one part with `rows=None`.
         yield from (FilePart(file, rows, source.policy_names) for rows in row_ranges or [None])
 
 
 def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset: Ruleset) -> JudgedChunk:
-    # Return the scores of the episodes in the index. The index omits invalid episodes, such as repeated ones.
+    # Join the judgements into the scores of the episodes in the index, which omits invalid and repeated episodes.
 
     def require_scores() -> Iterator[JudgedChunk]:
         for judgement in judgements:
@@ -157,7 +157,7 @@ def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset
     keys = list(zip(joined.scores.policy, joined.scores.episode_id, strict=True))
     if keys == [header.key for header in records.headers]:
         return joined
-    first_position: dict[EpisodeKey, int] = {}  # if an episode is repeated, only its first scores count
+    first_position: dict[EpisodeKey, int] = {}  # if an episode is repeated, use its first scores
     for position, key in enumerate(keys):
         first_position.setdefault(key, position)
     positions = np.array([first_position[header.key] for header in records.headers], dtype=np.int64)
@@ -217,7 +217,7 @@ def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Call
 
 
 def _end_with_parent() -> None:
-    # Make this worker process end when its parent, the process of the command, is killed.
+    # Make this worker process exit when the command's process (its parent) is killed.
     threading.Thread(target=_await_parent, daemon=True).start()
 
 
@@ -251,7 +251,7 @@ def _call_on_node(code: str, folder: Path, function: Any, item: Any) -> Any:
         if own_code != code:
             problem = f"the code of the node {platform.node()} differs from this machine's:\n  {own_code}\n  {code}"
             raise RunError(problem, remedy="Install the same code on every node, because verdicts depend on the code.")
-        if not item.path.is_absolute():  # the path is relative to the folder of the command
+        if not item.path.is_absolute():  # `folder` is the command's working directory
             os.chdir(folder)
         return function(item)
     except SafevlaError as error:

@@ -30,22 +30,22 @@ from safevla_recorder.simulator_versions import find_differences
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A rollout that is ready to start, with its host, plan and policies."""
+    """A planned run that is ready to start, with its host, episodes and policies."""
 
     host: Host
     episodes: tuple[PlannedEpisode, ...]
     policies: Mapping[str, Policy]
     cast: WorkerSpec
     description: Mapping[str, object]
-    resources: ExitStack  # closes the policies, except those that the caller made
-    tally: stopping_rule.RoundTally | None = None  # decides whether the run ends early; None = it does not
+    resources: ExitStack  # closes the policies; policies that the caller made stay open
+    tally: stopping_rule.RoundTally | None = None  # decides whether the run ends early; None = it never does
 
 
 def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
     """Find the host, its tasks and the policies, and plan the episodes, without writing anything.
 
     In a dry run, `noop` replaces each policy that runs code, so the policy's cameras are unknown. `is_here` means that
-    the workers run on this machine. A server that this machine cannot reach is then an error.
+    the workers run on this machine. If so, a policy server that this machine cannot reach is an error.
 
     Raises a `SafevlaError` if the user must change something: `HostError`, `PolicyError`, `PluginError`, `RunError` or,
     if rules watch the run, `RegistryError` or `SpecError`. Policies that were made before an error are closed.
@@ -96,14 +96,14 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
 
 
 def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]:
-    # A round has all episodes that start from one initial state.
+    # All episodes whose initial state has the same index belong to the same round.
     states = sorted({episode.state for episode in plan})
     round_by_state = {state: number for number, state in enumerate(states)}
     return tuple(replace(episode, round=round_by_state[episode.state]) for episode in plan)
 
 
 def require_counts(**counts: int | None) -> None:
-    """Raise `RunError` if a count is below 1. A count may also be None."""
+    """Raise `RunError` if a count is below 1. None is accepted."""
     for name, count in counts.items():
         if count is not None and count < 1:
             raise RunError(f"{name} is {count}", remedy="Give a number of 1 or more.")
@@ -138,7 +138,7 @@ def _make_couplers(
         wanted = policy.coupling
         if wanted == UNCOUPLED:
             continue
-        if is_dry and wanted.list_calls():  # a dry run does not run a filter's code
+        if is_dry and wanted.list_calls():  # a dry run must not run the filter's code
             wanted = replace(wanted, filter=None)
         couplers[policy.name] = coupling.Coupler(wanted)
         couplers[policy.name].require_fitting(policy.name, made_policies[policy.name], supports)
@@ -148,7 +148,7 @@ def _make_couplers(
 def _plan_episodes(
     request: Request, tasks: Sequence[Task], made_policies: Mapping[str, Policy], protocol: EvaluationProtocol
 ) -> tuple[Sequence[Task], tuple[PlannedEpisode, ...]]:
-    # Return the tasks that have episodes, and the planned episodes.
+    # Plan the episodes. Return the tasks that have at least one episode, and the planned episodes.
     recorded = _list_recorded_episodes(made_policies, tasks) if request.episodes == planning.RECORDED else None
     if recorded is not None:
         tasks = [task for task in tasks if any((name, task) in recorded for name in made_policies)]
@@ -173,7 +173,7 @@ def _require_support(
 ) -> None:
     supports = host.supports
     for name, policy in made_policies.items():
-        # A policy whose requested readings include privileged ones reads only these, not the poses.
+        # A privileged policy reads poses unless `extra` names a privileged reading, one that `readings` lacks.
         reads_poses = policy.wants.privileged and {*policy.wants.extra} <= {*supports.readings}
         if reads_poses and not supports.privileged:
             readings = " or ".join(supports.privileged_readings) or "nothing"
@@ -188,13 +188,13 @@ def _require_support(
             _require_support_of_arms(planned, policy, couplers.get(planned.policy))
         check_start(planned.task, planned.start, supports)
     for policy in made_policies.values():
-        is_served = isinstance(policy, RemotePolicy)  # the server may still request other cameras
+        is_served = isinstance(policy, RemotePolicy)  # the server may request other cameras later
         wants = replace(policy.wants, cameras=(), extra=()) if is_served else policy.wants
         check_wants(wants, supports, f"the host {host.name}")
 
 
 def _require_support_of_arms(planned: PlannedEpisode, policy: Policy, coupler: coupling.Coupler | None) -> None:
-    """Raise `PolicyError` if the policy or its filter supports only one arm, as servers and privileged policies do."""
+    """Raise `PolicyError` if the policy or filter supports only one arm (servers, privileged policies and filters)."""
     has_privileged_filter = coupler is not None and coupler.privileged
     if isinstance(policy, RemotePolicy) or policy.wants.privileged or has_privileged_filter:
         subject = f"the filter of {planned.policy}" if has_privileged_filter else planned.policy
@@ -219,7 +219,7 @@ def _make_stopping_rule(request: Request) -> stopping_rule.StoppingRule | None:
 def _list_recorded_episodes(
     made_policies: Mapping[str, Policy], tasks: Sequence[Task]
 ) -> dict[tuple[str, Task], tuple[int, ...]]:
-    # Return (policy, task) -> numbers of its recorded episodes, without tasks that have no recorded episodes.
+    # Return a mapping (policy, task) -> numbers of the task's recorded episodes. Omit tasks without recorded episodes.
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made_policies.items():
         if not isinstance(policy, ReplayPolicy):
@@ -302,7 +302,7 @@ def _describe_policy(requested: RequestedPolicy, policy: Policy, is_filter_privi
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: the request's rules, else registered or default rules with the host's tags."""
+    """Return the rules to judge running episodes: the request's own, else registered or default ones with host tags."""
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration
@@ -319,7 +319,7 @@ def _describe_rules(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object
 
 
 def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]:
-    # Return facts for run.json on how the policy was made. `is_object` means that the caller passed an object.
+    # Return the entries of run.json that say how the policy was made. `is_object`: the caller passed a policy object.
     description: dict[str, object] = {}
     dialect = getattr(policy, "dialect", None)
     if isinstance(dialect, dialects.Dialect):
@@ -343,7 +343,7 @@ def estimate_run(request: Request, workers: int = 1) -> planning.RunEstimate:
     replan_intervals: dict[str, int] = {}
     with prepared.resources:
         for name, policy in prepared.policies.items():
-            is_stand_in = policies.runs_code(prepared.cast.policies[name].spec)  # a dry run does not run code
+            is_stand_in = policies.runs_code(prepared.cast.policies[name].spec)  # a dry run uses `noop` instead
             camera_counts[name] = None if is_stand_in else len(policy.wants.cameras)
             dialect = getattr(policy, "dialect", None)
             replan = dialect.replan if isinstance(dialect, dialects.Dialect) else None
@@ -352,5 +352,5 @@ def estimate_run(request: Request, workers: int = 1) -> planning.RunEstimate:
 
 
 def placeholder_servers(request: Request) -> tuple[str, ...]:
-    """Return a placeholder server SUITE=nowhere for each suite, for a run that is only planned."""
+    """Return a placeholder text SUITE=nowhere for each suite. A run that is only planned needs no servers."""
     return tuple(f"{suite}=nowhere" for suite in request.suites)
