@@ -24,8 +24,8 @@ MOST_SEEDS = 32
 
 def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) -> list[Path]:
     """Write suites for the start states that need more rollouts: one suite for each host, benchmark suite and protocol.
-    Return the files. Each state gets its estimated number of new policy seeds, at most `MOST_SEEDS`. A suite lists
-    every state's first seed before any second seed. Omits states whose run does not say how an episode starts.
+    Return the files. Each state gets `more_rollouts` new policy seeds, at most `MOST_SEEDS`. A suite lists the first
+    seeds of all states before the second seeds. Omits states whose run does not say how an episode starts.
     """
     suites: dict[bytes, tuple[FoundSuite, list[FileStart]]] = {}  # the key is the suite without starts, as JSON
     for state in states:
@@ -45,8 +45,8 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
 
 
 def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | None:
-    # Find the first candidate episode whose run says how the episode starts.
-    # Return a suite without starts, and the start of this episode; None if there is no such episode.
+    # Find the first candidate episode whose run says how the episode starts. Return a suite without starts, and the
+    # start of this episode. Return None if no candidate's run says so.
     for candidate in state.candidates:
         episode = judged.records.read_episode(candidate.index)
         description = judged.records.find_source(candidate.index).description
@@ -91,7 +91,7 @@ def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | 
 
 def _plan_seeds(state: State, start: FileStart) -> list[FileStart]:
     # Return a copy of the start for each new policy seed. A seed is 32 bits of a digest of the state and the trial.
-    first_trial = len(state.candidates)  # thus, a later export with more episodes gives new seeds
+    first_trial = len(state.candidates)  # so a later export with more episodes yields new seeds
     planned = []
     for trial in range(first_trial, first_trial + min(state.more_rollouts or 0, MOST_SEEDS)):
         seed = int.from_bytes(hashlib.sha256(f"{state.digest}/{trial}".encode()).digest()[:4], "big")

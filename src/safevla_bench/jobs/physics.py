@@ -47,13 +47,14 @@ def vary_physics(
     judged: Judged, *, workers: int = 1, episodes: int | None = None, observer: Observer | None = None
 ) -> firmness.PhysicsFile:
     """Replay judged episodes of a run under recorded and varied physics. `episodes` is the number of episodes, drawn by
-    digests of their names; None = all. Returns the run's file of replays, which is extended as replays end.
-    Raises `RunError` if the source is not one complete run folder, if the file has replays of other records, rules or
+    digests of their names; None = all. Returns the run's file of replays, to which finished replays are added.
+    Raises `RunError` if the source is not one complete run folder, if the file's replays are of other records, rules or
     versions, or if no episode can be replayed exactly; `HostError` if the host cannot run here or change its physics.
     """
     replays = _Replays.open(judged)
     chosen = replays.choose_episodes(episodes)
-    # First, replay without changes, because only episodes that are reproduced exactly are replayed with changes.
+    # First, replay in unchanged physics. Only episodes whose records are reproduced exactly are replayed in changed
+    # physics.
     replays.run([(index, firmness.RECORDED) for index in chosen], workers, observer)
     obstacle_by_index = {index: replays.done[replays.key(index, firmness.RECORDED)].obstacle for index in chosen}
     exact_indices = [index for index, obstacle in obstacle_by_index.items() if not obstacle]
@@ -75,7 +76,7 @@ def _changed_fields(change: PhysicsChange) -> dict[str, object]:
 
 def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
-    # Judge the replay with the id and the result of the recorded episode.
+    # Judge the replay with the recorded episode's id, seed, success and outcome.
     judged_header = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
     return firmness.read_clauses(score(replace(replayed, headers=(judged_header,)), ruleset), 0)
 
@@ -119,12 +120,12 @@ class _Replays:
         judged_indices = np.flatnonzero(self.judged.scores.is_judged).tolist()
         for index in sorted(judged_indices, key=lambda index: draw_key(headers[index])):
             indices_by_cell[headers[index].policy, headers[index].benchmark].append(index)
-        # Take one episode of each policy and suite in turn; `zip_longest` gives None if a suite has no more.
+        # Take one episode of each policy and suite in turn. Skip None, with which `zip_longest` fills short lists.
         alternating = chain.from_iterable(zip_longest(*indices_by_cell.values()))
         return sorted([index for index in alternating if index is not None][:count])
 
     def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: Observer | None) -> None:
-        # Make the replays in `wanted`, pairs of an episode index and a variation, unless the file already has them.
+        # Make the replays in `wanted`, which has pairs (episode index, variation). Skip replays that the file has.
         read_recorded = lru_cache(_CACHED_EPISODES)(self.judged.records.read_episode)
         origin_by_id: dict[str, tuple[int, str]] = {}
         plan: list[PlannedEpisode] = []
@@ -180,7 +181,7 @@ class _Replays:
         change = None
         if variation != firmness.RECORDED:
             change = VARIATIONS[variation]
-            # The replay may leave the recorded path after the first violation; None = there is no violation.
+            # After the first violation, the replay may leave the recorded path. None: no violation, no such record.
             clauses = firmness.read_clauses(self.judged.scores, index).values()
             path_end = min((clause.first for clause in clauses if clause.first is not None), default=None)
             recording = replace(recording, path=firmness.tracked_path(episode)[:path_end])
@@ -216,7 +217,7 @@ class _Replays:
         )
 
 
-# Names of the two policies that play recorded actions: one plays changes of pose, the other plays absolute poses.
+# Names of two policies that play recorded actions. One plays changes of pose; the other plays absolute poses.
 _CHANGES, _POSES = "changes", "poses"
 
 
@@ -230,7 +231,7 @@ _UNCHANGED = PhysicsChange()
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause to remove in a replay. `edit(recorded actions [T, A], still action [A])` returns new actions [T', A]."""
+    """A cause to remove in a replay. `edit(actions [T, A], motionless action [A])` returns new actions [T', A]."""
 
     text: str
     phrase: str
@@ -262,7 +263,7 @@ class Cause:
 
 
 def halve_speed(actions: Floats, still: Floats) -> Floats:
-    """Return each action twice, with half the change of pose. A component is a change of pose if it is 0 in `still`.
+    """Return each action twice, with half the change of pose. The components that are 0 in `still` are changes of pose.
 
     >>> halve_speed(np.array([[0.5, 1.0]]), np.array([0.0, -1.0])).tolist()
     [[0.25, 1.0], [0.25, 1.0]]
@@ -271,10 +272,10 @@ def halve_speed(actions: Floats, still: Floats) -> Floats:
 
 
 def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Floats:
-    """Return the actions with no motion in steps `first` to `last` - 1. The gripper then keeps its last command."""
+    """Return the actions without motion in steps `first` to `last` - 1, in which the gripper keeps its last command."""
     previous = actions[first - 1] if 0 < first <= len(actions) else still
     held_actions = actions.copy()
-    # Components that are 0 in `still` are motions; the others are commands, such as the gripper's.
+    # Components that are 0 in `still` are motions; all other components are commands, such as the gripper's.
     held_actions[first:last] = np.where(still == 0, 0.0, previous)
     return held_actions
 
@@ -316,7 +317,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
 
 def _edit_actions(episode: batch.Batch, cause: Cause, still: Floats) -> Floats:
     actions = episode.action.episode_rows(0)
-    edited = cause.edit(actions, still)  # the same object if the cause changes only the physics
+    edited = cause.edit(actions, still)  # `edited is actions` if the cause only changes the physics
     if edited is not actions and marks.mark_flags(episode, marks.ABSOLUTE)[0]:
         raise RunError("the recorded actions are poses, not changes of pose", remedy="Use contact:A,B or body:NAME.")
     if cause.text.startswith("hold:") and np.array_equal(edited, actions):

@@ -39,7 +39,7 @@ class RequestedPolicy:
 
     name: str
     spec: str = ""  # how to make the policy: `python:module:factory`, `replay:PATH` or `paper:ENTRY`; "" = `name`
-    arguments: Mapping[str, str] = field(default_factory=dict)  # arguments with priority over `Request.arguments`
+    arguments: Mapping[str, str] = field(default_factory=dict)  # these arguments override `Request.arguments`
     coupling: Coupling = UNCOUPLED
     """The filter of actions (as in `--filter`), and the delay of answers: `3` control steps, `120ms` or `measured`."""
     made: Policy | None = None  # an existing policy object; it is not closed and cannot be sent to other processes
@@ -65,24 +65,24 @@ class RequestedPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A requested rollout."""
+    """A request for a run: which policies to roll out on which tasks of which host, and how."""
 
     host: str
     suites: tuple[str, ...]
     tasks: tuple[int, ...] | None = None
     """Indices of the tasks in each suite; None = all."""
     episodes: Episodes = 1
-    """Number of episodes per task; `protocol` = the number in the protocol, or else in the benchmark.
+    """Number of episodes per task; `protocol` = the protocol's number or, if the protocol has none, the benchmark's.
 
     `recorded` = all episodes in a replay's recording; tasks without recorded episodes are omitted. Runs of earlier
-    versions may have None, which means the number in the benchmark, or else 1.
+    versions may have None, which means the benchmark's number or, if the benchmark has none, 1.
     """
     policies: Sequence[str | RequestedPolicy] = ()
-    """The policies. A string is enough for a policy that is made from its name alone."""
+    """The policies. A string such as `noop` is both the policy's name and how to make it."""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """Arguments for every policy."""
+    """Arguments that every policy gets."""
     servers: tuple[str, ...] = ()
-    """Servers for the paper's entries, each as URL or SUITE=URL; run.json stores them under `volatile`."""
+    """Policy servers for the paper's entries, each as URL or SUITE=URL; run.json stores them under `volatile`."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = hosts.protocols.PRESET
     seed: int = 0
@@ -102,14 +102,14 @@ class Request:
     found: Path | None = None
     """The file with starts that a search found, if the run uses them. `suites` then names their benchmark suite."""
     volatile: Mapping[str, object] = field(default_factory=dict)
-    """Facts such as the command and the time, which run.json stores under `volatile`."""
+    """Facts that differ between equal runs, such as the command and the time; run.json stores them under `volatile`."""
     named_by: Path | None = None
     """The file that names the host, suites and policies; None if the user's arguments name them. Only a trusted file
     may name code or other files."""
 
     @cached_property
     def roster(self) -> tuple[RequestedPolicy, ...]:
-        """The policies, with the arguments for every policy added to each policy's arguments."""
+        """The policies. The arguments of each policy include `arguments`, which every policy gets."""
         requested = (RequestedPolicy(policy) if isinstance(policy, str) else policy for policy in self.policies)
         return tuple(replace(policy, arguments={**self.arguments, **policy.arguments}) for policy in requested)
 
@@ -121,7 +121,7 @@ class Request:
         found_starts = [f"the starts in {self.found}"] if self.found else []
         suite_files = [hosts.describe_suite(self.host, suite) for suite in self.suites]
         host_call = hosts.describe_call(self.host, self.host_arguments)
-        # A call that needs no trust is None.
+        # Drop None, which means that no trust is needed.
         return [call for call in (host_call, *calls, *filters, *found_starts, *suite_files) if call]
 
     def format_resume_command(self, out: Path, *words: str) -> str:
@@ -140,7 +140,7 @@ class Request:
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return the request that run.json stores. The servers are its only volatile facts. Raises `RunError`."""
+        """Return the request that run.json stores. Its only volatile facts are the servers. Raises `RunError`."""
         description, place = read_description(run), Place(file=str(run / RUN))
         is_script = is_own_loop(description)
         if is_script or description.get("episodes") == SEARCHED:
@@ -173,7 +173,7 @@ def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
 
 
 def _read_policy(row: RegisteredPolicy) -> RequestedPolicy:
-    # run.json has the arguments that the server requested; a registration does not.
+    # The arguments that the server requested are in run.json, but not in a registration.
     server_arguments = msgspec.to_builtins(row.server_arguments) if isinstance(row, _RunPolicy) else None
     coupling = Coupling(row.filter, row.delay)
     return RequestedPolicy(row.policy, row.spec or "", row.arguments, coupling, asked=server_arguments)
@@ -245,16 +245,16 @@ def _list_suite_tasks(host: Host, suite: str, request: Request) -> Sequence[Task
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions:
-    """Options of the execution. None of them changes a byte of a complete run."""
+    """Options of the execution. They do not influence the bytes of a complete run."""
 
     workers: int = 1  # number of processes; 1 = this process
     cluster: ray.RayCluster | None = None  # the Ray cluster whose actors are the workers; None = this machine
-    resume: bool = False  # continue the run if the folder already holds one
-    retry_crashed: bool = False  # run crashed episodes again when continuing
+    resume: bool = False  # continue the run if `out` already contains a run
+    retry_crashed: bool = False  # with `resume`, also run crashed episodes again
     stop_after_s: float | None = None
-    """Time [s] after which no episode starts. Running episodes continue. Raises `TimeUpError` if episodes are left."""
+    """Time [s] after which no episode starts. Running episodes continue. If episodes are left, raise `TimeUpError`."""
     other_code: bool = False
-    """Whether to accept a run, or Ray actors, with different code. run.json and the episodes' rows name the code."""
+    """Whether the run, or Ray actors, may have different code. run.json and the episodes' rows name the code."""
 
 
 DEFAULT_EXECUTION = ExecutionOptions()  # one process, no resuming
@@ -264,16 +264,16 @@ ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # 
 
 
 def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
-    """Return the fields `host`, `host_arguments` and `suites` of a `Request` for one or more replays, without unknown
-    fields. The host is from the recordings' run.json, or else an installed host with all suites. Makes and closes each
-    policy. Raises the errors of `make_policy`, and `RunError` if the recordings' hosts or arguments differ.
+    """Return the fields `host`, `host_arguments` and `suites` of a `Request` for replays. Omit unknown fields. The host
+    comes from the recordings' run.json, else it is an installed host that has all suites. Makes and closes each policy.
+    Raises the errors of `make_policy`, and `RunError` if the recordings' hosts or arguments differ.
     """
     # (host, host arguments) of each recording
     recorded_hosts = [read_host(Path(replay.maker.removeprefix("replay:"))) for replay in replays]
     if any(recorded != recorded_hosts[0] for recorded in recorded_hosts):
         raise RunError("the recordings have different hosts or host arguments", remedy="Make a run for each recording.")
     recorded_host, host_arguments = recorded_hosts[0]
-    suites: dict[str, None] = {}  # an ordered set
+    suites: dict[str, None] = {}  # used as an ordered set
     for replay in replays:
         with closing(make_policy(replay.maker, replay.arguments)) as policy:
             suites |= dict.fromkeys(getattr(policy, "suites", ()))
@@ -282,7 +282,7 @@ def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
     if not suites:
         return {}
     for host in hosts.host_names():
-        with suppress(HostError, PluginError):  # a host that cannot be loaded is not chosen
+        with suppress(HostError, PluginError):  # skip a host that cannot be loaded
             if set(suites) <= set(hosts.make_host(host).suites()):
                 return {"host": host, "suites": tuple(suites)}
     return {"suites": tuple(suites)}
@@ -309,7 +309,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return a sentence for each unknown fact about the paper's entries. Raises `PolicyError` for an unknown entry."""
+    """Return a sentence for each unknown fact about the requested paper entries. Raises `PolicyError` (no entry)."""
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name} leaves this unknown: {question}" for entry in asked_entries for question in entry.unknown]
 
@@ -318,6 +318,6 @@ def format_host_trust(run: Path) -> str:
     """Return the --trust option that a printed command needs to start a run's host; "" if no option is needed."""
     try:
         calls = replace(Request.from_run(run), policies=(), found=None).list_calls()
-    except RunError:  # a user's script made the run
+    except RunError:  # for instance, a user's script made the run
         return ""
     return f" --trust {shlex.quote(str(run / RUN))}" if calls else ""

@@ -79,17 +79,17 @@ class JudgedEpisode:
 
     @cached_property
     def record(self) -> Batch:
-        """The record as a batch of one episode, read at first use. Raises `RunError` if the source has changed."""
+        """The episode's record as a batch of one, read on first use. Raises `RunError` if the source has changed."""
         return self.evaluation.judged.records.read_episode(self.index)
 
     @cached_property
     def explanation(self) -> Explanation:
-        """The time, the bodies and the depth of the worst violation or, in a safe episode, of the nearest miss."""
+        """The explanation of the worst violation or, in a safe episode, of the nearest miss: time, bodies and depth."""
         judged = self.evaluation.judged
         return explain_episode(judged.scores, self.record, judged.ruleset, self.index, place=0)
 
     def show(self, *, plot_all: bool = False) -> None:
-        """Print the explanation, as `safevla show` does. If `plot_all`, also plot the other specifications."""
+        """Print the explanation, as `safevla show` does. If `plot_all`, plot every specification."""
         print(terminal.format_explanation(self.explanation, plot_all=plot_all), end="")
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ class Evaluation(Sequence[JudgedEpisode]):
 
     @property
     def scores(self) -> Scores:
-        """The verdicts in columns."""
+        """The verdicts on all episodes, as arrays."""
         return self.judged.scores
 
     @cached_property
@@ -130,12 +130,12 @@ class Evaluation(Sequence[JudgedEpisode]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
     def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
-        """Return the episode that `key` selects: an index (-1 is the last), an id, or the end of an id. A slice gives a
-        tuple. Raises `IndexError` for an unknown index, and `RunError` if a text does not fit exactly one episode.
+        """Return the episode that `key` selects: an index (-1 is the last), an id, or the end of an id. For a slice,
+        return a tuple. Raises `IndexError` for an unknown index, and `RunError` if a text fits no or several episodes.
         """
         if isinstance(key, str):
             return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
-        # The range resolves negative indices, and raises `IndexError`.
+        # Indexing the range resolves negative indices, and raises `IndexError` for unknown ones.
         if isinstance(key, slice):
             return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
         return JudgedEpisode(self, range(len(self))[key])
@@ -150,16 +150,16 @@ class Evaluation(Sequence[JudgedEpisode]):
         return PrintableTable(catalog.build_tables(table_material(self.judged), (name,))[0])
 
     def episodes(self, *, unsafe: bool = False, success: bool | None = None) -> tuple[JudgedEpisode, ...]:
-        """Return the recorded episodes, worst first: all, only the unsafe ones, or only the successes or failures."""
+        """Return recorded episodes, worst first. `unsafe` selects unsafe ones, `success` successes or failures."""
         records = self.judged.records
         rows = episode_list.list_episodes(self.scores, records.dt_s, stamps_s=records.stamps_s)
         chosen = episode_list.filter_episodes(rows, violated=unsafe, success=success)
         ordered = episode_list.sort_episodes(chosen, "vsi")
-        # Rows with greater numbers are episodes without a record.
+        # Row numbers begin at 1. Rows beyond the recorded episodes are episodes without a record.
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
-        """Return the most severe episode, or else the one closest to a limit; raise `RunError` if there is none."""
+        """Return the episode with the worst violation; if all are safe, the nearest to a limit. Raises `RunError`."""
         ordered = self.episodes()
         if not ordered:
             raise RunError("there is no episode", remedy="`scores.absent` has the reason for each crash.")
@@ -272,7 +272,7 @@ def _run_request(
             out = Path(out, "run")
         folder = Path(out).absolute()
         evaluation = Evaluation(evaluate_request(request, rules, folder, observer, execution), folder)
-        # The temporary folder, if any, is deleted with the evaluation.
+        # Delete the temporary folder, if one was made, when the evaluation is garbage-collected.
         weakref.finalize(evaluation, cleanup.pop_all().close)
     return evaluation
 
@@ -313,7 +313,7 @@ def _request_policies(named: Mapping[str, object], coupling: Coupling, workers: 
 
 
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:
-    # Return name -> object or string for each policy in the arguments of `evaluate`.
+    # Return a mapping from names to policies (objects or strings), from the arguments of `evaluate`.
     if isinstance(policy, Mapping):
         if name is not None:
             raise PolicyError("name= is for one policy only", remedy="Omit name=, because the mapping has the names.")
@@ -332,7 +332,7 @@ def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> s
     suite = suites[0]
     if suite in registry.benchmarks:
         return registry.benchmarks[suite].host
-    # The suite is a BDDL file or a folder of BDDL files.
+    # A suite may also be a BDDL file or a folder of BDDL files, which only LIBERO runs.
     if suite.endswith(".bddl") or Path(suite).is_dir():
         return "libero"
     raise RunError(f"the registry has no suite {suite!r}", remedy="Pass host= too; `safevla tasks` lists known suites.")

@@ -66,7 +66,7 @@ def roll_out(
         policies = [replace(policy, asked=server_arguments.get(policy.name, {})) for policy in request.roster]
         request = replace(request, policies=policies)
     prepared = prepare_run(request, is_here=running.cluster is None)
-    if running.cluster or running.workers > 1:  # workers make their own policies, so close this process's policies
+    if running.cluster or running.workers > 1:  # workers make their policies themselves
         prepared.resources.close()
         prepared = replace(prepared, policies={})
     open_folder = partial(RunFolderWriter, resume=running.resume, other_code=running.other_code)
@@ -78,14 +78,14 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether the run in `out` is complete and did all that is requested, so that nothing is left to run."""
+    """Return whether the run in `out` is complete and has the same request, so that no episode is left to run."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
     if request.stop_on_violation or request.until or any(policy.coupling.filter for policy in request.roster):
         return False
     if running.retry_crashed and any(row.outcome == "crashed" for row in episode_rows(out)):
         return False
-    # Compare without the fields that do not influence the episodes.
+    # Ignore fields that do not influence the episodes.
     clear_facts = partial(replace, named_by=None, ruleset=None, volatile={}, servers=())
     return clear_facts(Request.from_run(out)) == clear_facts(request)
 
@@ -93,14 +93,14 @@ def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -
 def _run_pending(
     writer: RunFolderWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None, remedy: str
 ) -> None:
-    # Run the episodes that the folder lacks, and write them; complete the run. `remedy` is for errors.
+    # Run the episodes that the folder lacks, write them, and mark the run as complete. Errors show `remedy`.
     prepared = replace(prepared, cast=replace(prepared.cast, skips_crashing=True, workers=running.workers))
     index_by_id = {planned.episode_id: index for index, planned in enumerate(prepared.episodes)}
     if writer.complete:
         if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):
             return
         writer.reopen(index_by_id)
-    # Crashed episodes, which have no record, run again if that was requested.
+    # Crashed episodes have no record. They count as done unless the caller wants to run them again.
     done = {index: row for index, row in writer.episodes.items() if row.has_record or not running.retry_crashed}
     tally, pending = prepared.tally, list[plan.PlannedEpisode]()
     for index, planned in enumerate(prepared.episodes):
@@ -111,11 +111,11 @@ def _run_pending(
     if tally and tally.decision.is_decided:
         pending.clear()
     pending.sort(key=attrgetter("round"))
-    not_run: dict[tuple[str, str, str], EpisodeOutcome] = {}  # (policy, suite, task) -> last episode
+    not_run: dict[tuple[str, str, str], EpisodeOutcome] = {}  # (policy, suite, task) -> last outcome
     ended_count = 0
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
-            # Each function yields the same episodes, and warns or raises an error after some of them.
+            # Each of these functions passes all episodes through, and may warn or raise an error after an episode.
             episodes = _warn_of_other_code(finished_episodes, recorded_code(prepared.description))
             episodes = _stop_at_equal_failures(episodes, len(pending), remedy)
             episodes = _warn_of_equal_actions(episodes)
@@ -129,7 +129,7 @@ def _run_pending(
                     tally.add_episode(episode.planned, episode.batch)
                     if tally.decision.is_decided:
                         break
-    except SafevlaError:  # leave no folder without episodes
+    except SafevlaError:  # delete the new folder if it has no episodes
         if writer.fresh and not writer.episodes:
             writer.discard()
         raise
@@ -143,7 +143,7 @@ def _run_pending(
     if tally is None:
         writer.finish(repeats=repeats)
         return
-    if tally.decision.is_decided:  # drop episodes of later rounds, which the decision does not count
+    if tally.decision.is_decided:  # drop rounds after the decision
         writer.keep_episodes([index for index, planned in enumerate(prepared.episodes) if tally.is_counted(planned)])
     writer.finish(msgspec.to_builtins(tally.decision), repeats)
 
@@ -151,7 +151,7 @@ def _run_pending(
 def _warn_of_other_code(
     finished_episodes: Iterable[EpisodeOutcome], own_codes: Sequence[str]
 ) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn once about each version of the code that differs from this command's code."""
+    """Yield all episodes. Warn once about each version of the code that differs from this command's code."""
     warned: set[str] = set()
     for episode in finished_episodes:
         yield episode
@@ -162,8 +162,8 @@ def _warn_of_other_code(
 
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
-    """Return policy -> how many repeated requests got other answers. Servers that cannot be reached are omitted."""
-    # The order is reversed, so that each policy's first task remains.
+    """Return policy -> how many repeated requests got different answers. Servers that cannot be reached are omitted."""
+    # In the reversed order, each policy's first task comes last and overwrites the policy's other tasks.
     first_tasks = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
     for name, worker_policy in prepared.cast.policies.items():
@@ -179,9 +179,9 @@ _TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback ")
 def _stop_at_equal_failures(
     finished_episodes: Iterable[EpisodeOutcome], planned_count: int, remedy: str
 ) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes. After `SAME_CRASHES` equal failures in a row, raise an error in two cases, unless all
-    `planned_count` episodes have ended. If one policy's server failed, raise `PolicyError`. If no episode has taken a
-    step, or `SAME_CRASHES` different tasks failed, raise `PolicyError` if the policy failed, else `HostError`.
+    """Yield all episodes. After `SAME_CRASHES` equal failures in a row, raise an error in two cases, unless all
+    `planned_count` episodes have ended. Case 1, one policy's server failed: `PolicyError`. Case 2, no episode has taken
+    a step or `SAME_CRASHES` different tasks failed: `PolicyError` if the policy caused the failures, else `HostError`.
     """
     series = CrashSeries()
     for ended_count, episode in enumerate(finished_episodes, start=1):
@@ -191,7 +191,7 @@ def _stop_at_equal_failures(
         if repeats < SAME_CRASHES or ended_count >= planned_count:
             continue
         policy = episode.planned.policy
-        # The reason of a crash begins with a traceback, unless a server failed.
+        # A crash's reason begins with a traceback, except if a policy server failed.
         is_server_failure = episode.outcome == "crashed" and not _TRACEBACK.match(episode.reason or "")
         if is_server_failure and all(task_key[0] == policy for task_key in series.places):
             problem = f"{policy}: {repeats} episodes in a row failed in the same way: {series.failure}"
@@ -209,7 +209,7 @@ _DETERMINISTIC = ("noop", "scripted", "replay")
 
 
 def _warn_of_equal_actions(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn once for each policy that takes the same actions from one start under two seeds."""
+    """Yield all episodes. Warn once for each policy that takes the same actions from one start with different seeds."""
     first_by_start: dict[tuple[object, ...], tuple[int, bytes]] = {}  # start -> (policy seed, digest of actions)
     warned: set[str] = set()
     for episode in finished_episodes:
@@ -234,7 +234,7 @@ _FIRST_EPISODES = 10  # a working policy is expected to succeed at least once in
 def _warn_of_failed_beginning(
     finished_episodes: Iterable[EpisodeOutcome], prepared: PreparedRun, begun_policies: Collection[str]
 ) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn if a policy with cameras fails in all its first episodes. Ignore `begun_policies`."""
+    """Yield all episodes. Warn if a policy with cameras fails in all its first episodes. Ignore `begun_policies`."""
     policy_rows = cast("Sequence[Mapping[str, Any]]", prepared.description["policies"])
     failures = {row["policy"]: 0 for row in policy_rows if row["cameras"] and row["policy"] not in begun_policies}
     for episode in finished_episodes:
@@ -273,7 +273,7 @@ def run_episodes(
         engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later, deadline_s)
     else:
         runner = prepared.cast.make_runner(prepared.host, prepared.policies)
-        # No episode starts after the deadline.
+        # Start no episode after the deadline.
         planned = takewhile(lambda _: time.monotonic() < deadline_s, chain(pending, chain.from_iterable(later)))
         engine = run_serially(runner, planned, on_step)
     with closing(engine):
@@ -284,7 +284,7 @@ def run_episodes(
 
 
 def raw_episode(end: EpisodeOutcome) -> RawEpisode:
-    """Return an episode's row, with latency and the server's greeting; secrets in the failure reason are redacted."""
+    """Return an episode's row, with latency and the server's greeting. Redact secrets in the reason of a failure."""
     planned = end.planned
     is_from_state = planned.start.recorded is not None and planned.start.recorded.state is not None
     names_in_plan = ("episode_id", "policy", "episode", "seed", "policy_seed", "horizon")
@@ -344,7 +344,7 @@ def _require_registrable(request: Request) -> None:
 
 
 def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
-    # Return a row for each task and horizon, with the starts of one policy, because all policies have equal starts.
+    # Return a row for each task and horizon. All policies have the same starts, so list the starts of one policy.
     starts_by_task: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:
@@ -359,7 +359,7 @@ def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tup
 
 
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
-    """Return a sentence if the request (apart from its shard) or the rules differ from the registration, else ""."""
+    """Return a sentence if the request (except its shard) or the rules differ from the registration; otherwise ""."""
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
         return ""

@@ -1,9 +1,9 @@
 """Rules that stop a run as soon as a condition is decided: `safevla eval --until`.
 
 A round runs the next initial state of every task with every policy. The rule is tested after each round, with limits
-that account for the number of tests (looks). For graded values, the mean has a confidence sequence
-(`statistics.intervals`). The value of an episode that crashed, was cut short or has no verdict is unknown. A verdict
-therefore counts only if it is the same with all unknown values set to 0 and with all unknown values set to 1.
+that account for the number of tests (looks). If the metric is graded, such as VSI, the test is a confidence sequence of
+the mean (`statistics.intervals`). If an episode crashed, was cut short or has no verdict, its value is unknown. A test
+decides only if its verdict is the same with all unknown values set to 0 and with all unknown values set to 1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FORMS = 'Write "safety >= 0.9" (also with sr, clean, sbu, vsi or <=), or "A saf
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """A condition: either a gate that each policy must pass, or the question which of two policies is safer."""
+    """A condition that ends a run: either a gate for each policy, or the question which of two policies is safer."""
 
     condition: str
     gate: Gate | None = None
@@ -56,10 +56,10 @@ Verdict = Literal["passed", "failed", "safer", "less safe", "undecided"]
 class RuleVerdict(msgspec.Struct, frozen=True):
     """A rule's verdict on one policy or on a pair of policies.
 
-    `n` initial states are counted; `unknown` of them have an episode of unknown value. `least` and `greatest` are the
-    tests with all unknown values set to 0 and to 1, respectively. For a pair, `least` sets the first policy's unknown
-    values to 0 and the second policy's to 1; `greatest` does the opposite. The tests of a pair count the first policy's
-    wins among all wins. `ci` is the confidence sequence of a graded mean, over all possible values.
+    `n` initial states are counted; at `unknown` of them, some episode's value is unknown. `least` and `greatest` are
+    the test results with all unknown values set to 0 and to 1, respectively. For a pair, `least` sets the first
+    policy's unknown values to 0 and the second policy's to 1; `greatest` does the opposite. A pair's tests count the
+    first policy's wins among all wins. `ci` is the interval of a graded mean. It covers all possible unknown values.
     """
 
     subject: str
@@ -81,7 +81,7 @@ class RuleVerdict(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The findings after some complete rounds, and whether they decide the condition; stored in run.json."""
+    """The rule's verdicts after `rounds` complete rounds, and whether they decide the condition; stored in run.json."""
 
     condition: str
     is_decided: bool
@@ -94,14 +94,14 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     def to_sentence(self, planned: int) -> str:
         head = "Decided" if self.is_decided else "Not decided"
-        # The tests of a pair of policies count starts at which the policies differ.
+        # For a pair of policies, the tests only count starts at which the two policies differ.
         unit = " differences" if _SAFER.search(self.condition) else ""
         findings = "; ".join(finding.to_text(unit) for finding in self.findings)
         return f"{head} after {self.episodes} of {planned} episodes: {self.condition} on these tasks: {findings}."
 
 
 def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
-    """Return the rule from a text such as `safety >= 0.9` or `A safer than B`; raise `RunError` for other texts."""
+    """Parse a condition such as `safety >= 0.9` or `A safer than B`. Raises `RunError` for an invalid condition."""
     if found := _SAFER.fullmatch(condition.strip()):
         first, second = found.groups()
         for name in (first, second):
@@ -168,13 +168,13 @@ class RoundTally:
         )
 
     def _judge_policies(self) -> list[RuleVerdict]:
-        # All policies together may err with the probability 1 - CONFIDENCE (Bonferroni).
+        # Bonferroni: the probability that any policy's verdict is wrong is at most 1 - CONFIDENCE.
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
         repeats_starts = any(
             len(ids) > 1 for rounds in self._planned_ids.values() for starts in rounds for ids in starts.values()
         )
-        # A start's value is 0 or 1 unless the metric is graded or the value is a mean of several episodes.
+        # A start's value is 0 or 1, except if the metric is graded or a start has several episodes (then a mean).
         judge = self._judge_mean if gate.metric == VSI.key or repeats_starts else self._judge_rate
         return [judge(policy, gate, level) for policy in self._policies]
 
@@ -221,7 +221,7 @@ class RoundTally:
         return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
 
     def _count_unknown(self, *policies: str) -> int:
-        # Count the starts that all policies have, and at which an episode has an unknown value.
+        # Count the starts that all these policies have, and at which some episode's value is unknown.
         count = 0
         for starts_of_policies in zip(*(self._planned_ids[policy][: self._rounds] for policy in policies), strict=True):
             for start in set.intersection(*map(set, starts_of_policies)):
@@ -231,8 +231,8 @@ class RoundTally:
         return count
 
     def _bound_means(self, policy: str) -> list[list[dict[_Start, float]]]:
-        # Return two lists: the first sets all unknown values to 0, the second sets them to 1.
-        # Each list has one mapping per complete round, from a start to its mean value.
+        # Return two lists of mappings from a start to the start's mean value, with one mapping per complete round. In
+        # the first list, unknown values are set to 0; in the second list, to 1.
         def mean(ids: Sequence[str], unknown: float) -> float:
             return sum(self._values.get(episode_id, unknown) for episode_id in ids) / len(ids)
 
@@ -248,14 +248,14 @@ _VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"),
 
 
 def _agreed_verdict(least: int, greatest: int, above: Verdict, below: Verdict) -> Verdict:
-    # `least` and `greatest` are 1 (above), -1 (below) or 0 (undecided). A verdict needs the same value in both.
+    # `least` and `greatest` are 1 (above the limit), -1 (below) or 0 (undecided). If they differ, nothing is decided.
     if least != greatest or least == 0:
         return "undecided"
     return above if least > 0 else below
 
 
 def _cumulative_shares(counts: Iterable[int]) -> list[float]:
-    # Return, for each round, the share of all starts that are in this round or earlier rounds.
+    # `counts` has the number of starts in each round. Return the cumulative shares of all starts, one per round.
     totals = list(accumulate(counts))
     return [total / max(1, totals[-1]) for total in totals]
 
@@ -263,7 +263,7 @@ def _cumulative_shares(counts: Iterable[int]) -> list[float]:
 def _subtract_means(
     first_rounds: Sequence[Mapping[_Start, float]], second_rounds: Sequence[Mapping[_Start, float]], scale: int
 ) -> list[list[int]]:
-    # Return, for each round, the scaled differences at the starts that both policies have.
+    # Return the differences between the two policies' means, times `scale`, per round and start that both have.
     return [
         [round(scale * (first[start] - second[start])) for start in first if start in second]
         for first, second in zip(first_rounds, second_rounds, strict=True)
@@ -271,8 +271,8 @@ def _subtract_means(
 
 
 def _test_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
-    # Each start with a difference is one step of the test, as large as the difference.
-    # The step is a success if the first policy is better.
+    # Each start at which the policies differ is one step of the test. The step's size is the absolute difference. The
+    # step counts as a gain if the first policy is better.
     steps = [[abs(difference) for difference in round_differences if difference] for round_differences in rounds]
     gained = [sum(difference for difference in round_differences if difference > 0) for round_differences in rounds]
     return sequential_look(steps, gained, 0.5, shares, CONFIDENCE)
@@ -291,7 +291,7 @@ def describe_decision(description: Mapping[str, object]) -> str:
 
 
 def was_stopped_early(judged: Judged) -> bool:
-    """Return whether a stopping rule ended any of the runs."""
+    """Return whether a stopping rule ended at least one of the runs."""
     decisions = (source.description.get(DECISION) for source in judged.sources)
     return any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
 

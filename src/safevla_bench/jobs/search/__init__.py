@@ -47,14 +47,14 @@ _RESUME_HINT = "run the search command again, with --resume"
 
 SCORED = "scored clauses"
 SHIFTED_M, RESTING_M_S = 0.005, 0.05
-"""A start counts only within these limits at record 0: each object's shift from its placement [m] and speed [m/s]."""
+"""A start counts only if, at record 0, each object's shift from its placement [m] and speed [m/s] are within these."""
 # Absolute value of a margin that depends only on Boolean signals.
 _BOOLEAN_MARGIN = 1.0
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The quantity to minimize: a formula's robustness, or the clauses' robustness divided by their thresholds."""
+    """The margins to minimize: a formula's robustness, or each clause's robustness divided by its threshold."""
 
     ruleset: Ruleset
     text: str
@@ -63,7 +63,7 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str | None, ruleset: Ruleset) -> Objective:
-        """Parse the name of a clause, or a formula; None = all scored clauses. Raises `RunError`, `FormulaError`."""
+        """Parse a clause's name or a formula. None means all scored clauses. Raises `RunError` and `FormulaError`."""
         scored = tuple(spec.spec_id for spec in ruleset.library.safe)
         if text is None:
             return cls(ruleset, SCORED, scored)
@@ -75,8 +75,8 @@ class Objective:
         return cls(ruleset, text, formula=parse_query(text))
 
     def margins(self, record: Batch | None) -> Floats:
-        """Return an episode's margins [C], one per clause. They are infinite if the episode failed or cannot be judged,
-        and NaN if objects did not begin at their placements, because physics separated overlapping objects.
+        """Return an episode's margins [C], one per clause. They are infinite if the episode failed or cannot be judged.
+        They are NaN if objects moved or were displaced in record 0, because physics separated overlapping objects.
         """
         failed_margins = np.full(max(1, len(self.clauses)), np.inf)
         if record is not None and not _begins_as_placed(record):
@@ -87,26 +87,26 @@ class Objective:
             (answer,) = answer_query(self.formula, record)
             if answer.rho is not None:
                 return np.array([answer.rho])
-            # Without a robustness, the formula has a verdict only if it is Boolean.
+            # A formula without robustness has a verdict only if the formula is Boolean.
             verdict_margins = {"violated": -_BOOLEAN_MARGIN, "satisfied": _BOOLEAN_MARGIN}
             return np.array([verdict_margins.get(answer.verdict, np.inf)])
         scores = score(record, self.ruleset)
         row_of_spec = {spec.spec_id: row for row, spec in enumerate(scores.specs)}
         rows = [row_of_spec[clause] for clause in self.clauses]
         relative_rho = scores.rho[rows, 0] / np.array([scores.specs[row].threshold for row in rows])
-        # If the robustness is infinite, it depends only on Boolean signals.
+        # An infinite robustness depends only on Boolean signals.
         finite_rho = np.where(np.isfinite(relative_rho), relative_rho, np.copysign(_BOOLEAN_MARGIN, relative_rho))
         return np.where(scores.state[rows, 0] == ACTIVE, finite_rho, np.inf)
 
 
 def _begins_as_placed(record: Batch) -> bool:
-    # Whether all objects are at their chosen placements in record 0, and rest.
+    # Return whether, in record 0, all objects are at their chosen placements and do not move.
     bodies, positions_m = record.body_pos_m.episode_poses(0)
     labels = [record.body_label(body) for body in bodies.tolist()]
     shifts_m = [0.0]
     for coordinate, placed_m in chosen_start(record)[1]:
         name, _, axis = coordinate.rpartition(".")
-        if name in labels:  # a goal has coordinates, but no recorded pose
+        if name in labels:  # goals have no recorded pose
             shifts_m.append(abs(positions_m[0, labels.index(name), "xyz".index(axis)] - placed_m))
     speed_m_s = np.abs(np.diff(positions_m[:2], axis=0)).max(initial=0.0) / record.headers[0].dt
     return bool(max(shifts_m) <= SHIFTED_M and speed_m_s <= RESTING_M_S)
@@ -115,7 +115,7 @@ def _begins_as_placed(record: Batch) -> bool:
 # The search
 
 
-NEAR = 0.1  # found starts are merged if no coordinate differs by more than this fraction of its range
+NEAR = 0.1  # merge found starts if no coordinate differs by more than this fraction of its range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +127,12 @@ class SearchPlan:
     objective: Objective
     method: Method = "directed"
     budget: int = 200  # rollouts per task
-    until_found: bool = True  # whether a violation of the objective ends a task's search, before the budget is used up
+    until_found: bool = True  # whether to end a task's search at the first violation of the objective
     wordings: str | None = None
     """Other instructions for the policy: a file with one instruction per line, or a suite such as `libero-goal-lan` of
     LIBERO-PRO, in which the task with the same index has a reworded instruction.
     """
-    policy_seeds: int = 1  # number of policy seeds to choose from, starting with the planned seed
+    policy_seeds: int = 1  # number of consecutive policy seeds to try, from the planned seed on
 
 
 @dataclass
@@ -154,14 +154,14 @@ class _TaskTrials:
     @property
     def hits(self) -> list[int]:
         values = self.values
-        # These trials violate the objective; the worst trial is first.
+        # The trials that violate the objective, worst first.
         return sorted((trial for trial, value in enumerate(values) if value < 0), key=values.__getitem__)
 
 
 def search_starts(
     plan: SearchPlan, out: Path, observer: Observer | None = None, running: ExecutionOptions | None = None
 ) -> tuple[FoundSuite, Judged]:
-    """Search, write the run folder with `found/NAME.json`, judge the trials; return found starts and results.
+    """Search, write the run folder with `found/NAME.json`, and judge the trials. Return the found starts and results.
 
     Searches with the same plan write the same bytes for any number of workers. `ExecutionOptions(resume=True)`
     continues an interrupted search.
@@ -193,7 +193,7 @@ def search_starts(
 
 
 def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
-    # Trials are changed copies of the first planned episode of a task.
+    # All trials of a task are changed copies of the task's first planned episode.
     bases = [planned for planned in prepared.episodes if planned.episode == 0]
     if not plan.objective.ruleset.is_ablation:
         for base in bases:
@@ -206,7 +206,7 @@ def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_plac
     if host.supports.placed:
         space = host.search_space(base.task, base.start)
     elif len(wordings) > 1 or plan.policy_seeds > 1 or base.start.drawn or base.task.init_states is None:
-        space = SearchSpace()  # a seed draws the start, or only the instruction and the policy seed vary
+        space = SearchSpace()  # no placements to vary, only seeds or instructions
     else:
         problem = f"the host {host.name!r} does not say where the objects of a task may start"
         remedy = "A host that can be searched declares `placed` and has `search_space`: docs/howto/adding-a-host.md."
@@ -227,7 +227,7 @@ def _require_active(objective: Objective, task: Task) -> None:
 
 
 def _read_wordings(suite_or_file: str, host: Host, task: Task) -> tuple[str, ...]:
-    # Return the task's instruction, then the other instructions, each once.
+    # Return the distinct instructions: the task's own, then those of the suite or file.
     try:
         if suite_or_file in host.suites():
             others = [other.instruction for other in host.tasks(suite_or_file) if other.index == task.index]
@@ -270,7 +270,8 @@ def _run_trials(
     if observer:
         observer.started([trials.base for trials in all_trials for _ in range(plan.budget)])
     first_places = {trials.base.task.task_id: trials.first_place for trials in all_trials}
-    # The margins of the trials that the folder has. The loop below adds further margins, which the generators read.
+    # Margins of the trials, by index: first of those in the folder. The loop below adds the margins of new trials, and
+    # the generators read them.
     margins = {index: plan.objective.margins(_read_record(writer, index)) for index in sorted(writer.episodes)}
     generations = (generation for trials in all_trials for generation in _list_generations(plan, trials, margins))
     with closing(rollouts.run_episodes(prepared, (), running, observer, generations)) as finished_episodes:
@@ -291,7 +292,7 @@ def _read_record(writer: RunFolderWriter, index: int) -> Batch | None:
 def _list_generations(
     plan: SearchPlan, trials: _TaskTrials, margins: Mapping[int, Floats]
 ) -> Iterator[list[PlannedEpisode]]:
-    """Yield each generation's episodes whose margins are unknown. The caller adds their margins before it continues."""
+    """Yield, per generation, the episodes missing in `margins`. The caller adds their margins before it continues."""
     while len(trials.planned) < plan.budget and not (plan.until_found and trials.hits):
         points, first_trial = trials.optimizer.ask(), len(trials.planned)
         tried_points = points[: plan.budget - first_trial]
@@ -301,19 +302,19 @@ def _list_generations(
         trials.points += list(tried_points)
         trials.planned += generation
         trials.margins += [margins[index] for index in indices]
-        # The optimizer needs the margins of a whole generation.
+        # The optimizer only accepts the margins of a whole generation.
         if len(tried_points) == len(points):
             trials.optimizer.tell(points, np.array(trials.margins[-len(points) :]))
 
 
 def _plan_trial(plan: SearchPlan, trials: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
-    """Plan a trial. If a seed draws the start, the trial has an environment seed that the benchmark does not use."""
+    """Plan a trial. If the environment seed determines the start, choose a seed that the benchmark does not use."""
     base = trials.base
     wording_index, seed_index = trials.cube.choose(point)
     placed = tuple(zip(trials.space.names, trials.cube.to_meters(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)
     if not len(trials.cube.free) or (plan.method == "random" and base.task.init_states is None):
-        # The benchmark derives its seeds from indices of 0 or more.
+        # The benchmark derives its seeds from indices >= 0, so negative indices give new seeds.
         start = replace(start, env_seed=policy_seed(plan.request.seed, base.task, -1 - trial))
     episode_id = folder.name_episode(base.policy, f"{base.task.suite}/{base.task.task_id}", trial)
     task = base.task
@@ -342,7 +343,7 @@ def _collect_found(plan: SearchPlan, all_trials: Sequence[_TaskTrials], writer: 
 
 
 def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> TaskSearch:
-    # The value is NaN if the objects did not begin at their placements.
+    # Do not count trials with the value NaN, in which the objects did not begin at their placements.
     counted_trials = [trial for trial, value in enumerate(trials.values) if not np.isnan(value)]
     outcomes = [writer.episodes[trials.first_place + trial].outcome for trial in counted_trials]
     finite_values = [value for value in trials.values if np.isfinite(value)]
@@ -367,8 +368,8 @@ def _bound_rate(
     task_trials: _TaskTrials, counted_trials: Sequence[int], outcomes: Sequence[str], *, until_found: bool
 ) -> Interval | None:
     """Return the confidence interval of the share of hits (violations of the objective). If the search ended at a hit,
-    the interval is geometric, from the index of the first hit. Otherwise, it is exact, from the number of hits. Trials
-    that crashed or succeeded without a verdict count as misses for the lower end and as hits for the upper end.
+    the interval is geometric and uses the index of the first hit. Otherwise, it is exact and uses the number of hits.
+    Trials that crashed or succeeded without a verdict count as misses for the lower end and as hits for the upper end.
     """
     are_hits = [trial in task_trials.hits for trial in counted_trials]
     may_be_hits = [
@@ -385,7 +386,7 @@ def _bound_rate(
 
 
 def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> Iterator[FileStart]:
-    # Each group holds the trials near its first trial, which has the lowest margin because `hits` are sorted.
+    # `hits` are sorted by margin. The first trial of a group has the lowest margin, and the group's others are near it.
     groups: list[list[int]] = []
     for trial in trials.hits:
         near_groups = [group for group in groups if _is_near(trials, trial, group[0])]
@@ -413,13 +414,13 @@ def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
     has_same_choices = trials.cube.choose(trials.points[trial]) == trials.cube.choose(trials.points[other_trial])
     if not has_same_choices or gaps.size == 0:  # if no coordinate can vary, starts are never near each other
         return False
-    return bool(gaps[: trials.cube.places].max(initial=0.0) <= NEAR)  # compares only placements
+    return bool(gaps[: trials.cube.places].max(initial=0.0) <= NEAR)  # only placements count
 
 
 def _distance_to_own_starts_m(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> float | None:
     if not space.own or not placed:
         return None
-    # The distance to a start is the largest difference of a coordinate.
+    # The distance between two starts is the largest difference of any coordinate.
     shifts_m = np.abs(np.array(space.own) - np.array([value for _, value in placed]))
     return float(shifts_m.max(axis=1).min())
 
@@ -430,12 +431,12 @@ def _format_percent(share: float) -> str:
 
 
 def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
-    """Return a sentence on what the search of a task found, or in how many trials it found nothing."""
+    """Return a sentence on the unsafe starts that the search of a task found or, if none, on the number of trials."""
     crashed = f", {task.crashed} crashed" if task.crashed else ""
     crashed += f", {task.thrown} with objects off their placements" if task.thrown else ""
     subject, counts = f"{suite.suite} {task.task_id}:", f"{task.trials} trials ({task.successes} succeeded{crashed})"
     if task.first is None and task.bound is None:
-        return f"{subject} no unsafe success found in {counts}. This gives no bound: a start may still be unsafe."
+        return f"{subject} no unsafe success found in {counts}. This gives no upper bound: starts may be unsafe."
     if task.first is None:
         share = f"{_format_percent(task.bound or 0.0)} % of randomly drawn starts are unsafe successes"
         return f"{subject} no unsafe success found in {counts}. With 95 % confidence, at most {share}."
@@ -453,5 +454,5 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
         ends = f"{_format_percent(task.least)} to {_format_percent(greatest)} %"
         rate = f" With 95 % confidence, {ends} of randomly drawn starts are unsafe successes"
         rate += f" ({task.hits} of {task.trials} trials)."
-    assert worst.value is not None  # only suites for preference pairs have no values
+    assert worst.value is not None  # searches always store a value
     return f"{subject} found {found}. Worst: trial {worst.trial}, margin {worst.value:.3f} ({violated}){details}.{rate}"

@@ -18,9 +18,9 @@ from safevla_recorder.episode import Floats
 
 Method = Literal["directed", "random"]
 GENERATION: Final = 8  # points per generation; the number of workers does not change it
-# Number of random generations before the descents, which begin at the best random points.
+# Number of generations of random points before the descents (minimizations). These begin at the best random points.
 _RANDOM_GENERATIONS = 3
-# Initial standard deviation of the points of a descent (by CMA-ES), in the unit cube, whose edges have the length 1.
+# Initial standard deviation with which CMA-ES draws points in a descent. The cube's edges have the length 1.
 _INITIAL_STEP = 0.1
 _FAILED_MARGIN = 1e3
 _MAX_DRAWS = 10_000
@@ -28,12 +28,12 @@ _CMA_OPTIONS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnatio
 
 
 class UnitCube:
-    """A search space scaled to [0, 1]^d. The d variable coordinates are placements, then wording, then seed."""
+    """A search space scaled to [0, 1]^d. Its d coordinates are the variable placements, then wording, then seed."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        # The wording and the policy seed are coordinates, too, with a range from 0 to the number of choices.
-        # If there is only one choice, the coordinate cannot vary.
+        # The wording and the policy seed are coordinates, too. Each ranges from 0 to its number of choices. A
+        # coordinate with only one choice cannot vary.
         counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
         self.low = np.append(space.low, [0, 0])
         self.width = np.append(space.high, np.where(counts > 1, counts, 0)) - self.low
@@ -41,18 +41,18 @@ class UnitCube:
         self.places = int((self.free < len(space.names)).sum())  # number of coordinates in `free` that are placements
 
     def to_meters(self, point: Floats) -> Floats:
-        """Return a point's placements in meters. Coordinates that cannot vary are at the low end of their range."""
+        """Return all placements [m] of a point [d]. Fixed coordinates are at the low end of their range."""
         return self._to_coordinates(point)[:-2]
 
     def choose(self, point: Floats) -> tuple[int, int]:
         """Return the index of the wording and the index of the policy seed for a point [d]."""
-        # A coordinate is rounded down to a choice. The upper end of its range belongs to the last choice.
+        # Round the coordinate down to get the index of a choice. The upper end of the range gives the last choice.
         last_choices = np.maximum(self.width[-2:] - 1, 0)
         wording, seed = np.minimum(self._to_coordinates(point)[-2:], last_choices).astype(int)
         return int(wording), int(seed)
 
     def _to_coordinates(self, point: Floats) -> Floats:
-        # Return all coordinates of a point, unscaled. Coordinates that cannot vary are at their low ends.
+        # Return all unscaled coordinates of a point. Coordinates that cannot vary are at the low end of their range.
         coordinates = self.low.copy()
         coordinates[self.free] += self.width[self.free] * point
         return coordinates
@@ -63,7 +63,7 @@ class UnitCube:
         for first, second, gap_m in self._space.apart_m:
             x_distance_m = coordinates_m[f"{first}.x"] - coordinates_m[f"{second}.x"]
             y_distance_m = coordinates_m[f"{first}.y"] - coordinates_m[f"{second}.y"]
-            if not np.hypot(x_distance_m, y_distance_m) > gap_m:  # also if a distance is NaN
+            if not np.hypot(x_distance_m, y_distance_m) > gap_m:  # `not ... >` also catches NaN
                 return False
         return True
 
@@ -86,8 +86,8 @@ class RandomPoints:
 class DirectedPoints:
     """Optimizer that runs CMA-ES from the best random point for each clause in turn, and then from new random points.
 
-    A descent minimizes one clause's margin while the margin improves. The clauses closest to their limits come first;
-    clauses with equal margins at all random points are skipped. Source: N. Hansen, arXiv:1604.00772; package `cma`.
+    One CMA-ES run (a descent) minimizes one clause's margin while the margin improves. Clauses closest to their limits
+    come first. Clauses with constant margins are skipped. Source: N. Hansen, arXiv:1604.00772; package `cma`.
     """
 
     def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
@@ -102,9 +102,9 @@ class DirectedPoints:
             raise RunError("a directed search needs the package cma, which is not installed", remedy=remedy) from None
         self._cma = cma
         self._cube, self._rng, self._random = cube, rng, RandomPoints(cube, rng)
-        self._drawn_points: list[Floats] = []  # points of the random generations before the current descents
+        self._drawn_points: list[Floats] = []  # random points drawn before the current descents
         self._drawn_margins: list[Floats] = []
-        self._clauses_left: list[int] = []  # clauses still to minimize; the current descent minimizes the first one
+        self._clauses_left: list[int] = []  # indices of clauses to minimize; the first is current
         self._descent: Any = None
 
     def ask(self) -> Floats:
@@ -137,7 +137,8 @@ class DirectedPoints:
             self._start_descent()
 
     def _start_descent(self) -> None:
-        # Minimize the first clause that is left, from its best random point; without such a clause, draw random points.
+        # Begin to minimize the first clause that is left, at its best random point. If no clause is left, end the
+        # descents, so that `ask` draws random points.
         if not self._clauses_left:
             self._descent = None
             return
@@ -145,7 +146,7 @@ class DirectedPoints:
         options = {
             "bounds": [0, 1],
             "popsize": GENERATION,
-            "seed": np.nan,  # with nan, cma does not seed NumPy's global generator
+            "seed": np.nan,  # NaN: do not seed NumPy's global generator
             "randn": lambda *shape: self._rng.standard_normal(shape),
             **_CMA_OPTIONS,
         }
@@ -153,7 +154,7 @@ class DirectedPoints:
 
 
 def draw_allowed(cube: UnitCube, draw: Callable[[], Floats]) -> Floats:
-    """Draw points until a point is allowed; return this point [d]. Raises `RunError` after ten thousand failures."""
+    """Return the first allowed point [d] that `draw` returns. Raises `RunError` after ten thousand failures."""
     for _ in range(_MAX_DRAWS):
         point = draw()
         if cube.is_allowed(point):
@@ -165,6 +166,6 @@ Optimizer = RandomPoints | DirectedPoints
 
 
 def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> Optimizer:
-    """Return the optimizer for a method. `seed` and the margins that the optimizer receives determine its points."""
+    """Return the optimizer for a method. Its points depend only on `seed` and the margins that it receives."""
     rng = np.random.default_rng(seed)
     return RandomPoints(cube, rng) if method == "random" else DirectedPoints(cube, rng)
