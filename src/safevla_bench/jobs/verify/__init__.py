@@ -23,13 +23,13 @@ ASSETS, AUDIT = "assets", "audit"
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """The number of episodes per policy that an audit replays, and a random seed that is drawn after the run."""
+    """What an audit replays: `count` episodes per policy, drawn by `seed`, a random number chosen after the run."""
 
     count: int
     seed: int
 
     def draw(self, headers: Sequence[Header], digest: str) -> dict[str | None, list[int]]:
-        """Return policy -> indices of the drawn episodes, which the archive's digest and the seed determine."""
+        """Return policy -> indices of the drawn episodes. The archive's digest and the seed determine the draw."""
         salt = f"{digest}\n{self.seed}\n"
         drawn: dict[str | None, list[int]] = {}
         for policy in dict.fromkeys(header.policy for header in headers):
@@ -95,7 +95,7 @@ def _check_run(
 
 
 def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
-    """Return policy -> audit for a run folder or an archive. An archive alone never passes. Raises `RunError`."""
+    """Return policy -> audit result for a run folder or archive. A single archive never passes. Raises `RunError`."""
     audits = _audit_policies(source, files.read_records(source)[0], plan, lambda done, episode_id: None)
     return {policy: mark for policy, mark, _ in audits}
 
@@ -103,7 +103,7 @@ def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
 def _audit_policies(
     source: Path, records: episode_index.EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[files.Finding]]]:
-    # Yield, for each policy, its name, the result of its audit, and the finding of each replay.
+    # Yield for each policy: its name, the result of its audit, and one finding per replay.
     for policy, indices in plan.draw(records.headers, folder.archive_digest(source) or "").items():
         if records.problems:
             findings = [files.open_check(AUDIT, str(records.problems[0]))]
@@ -120,6 +120,6 @@ def _audit_policies(
 
 
 def _list_details(findings: Sequence[files.Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
-    # The check of a replay is "replay EPISODE"; other checks name no episode.
+    # A replay's check is named "replay EPISODE"; the names of other checks have no episode.
     pairs = [(finding.check.partition(" ")[2], finding) for finding in findings if finding.verdict == verdict]
     return tuple(f"{episode}: {finding.said}" if episode else finding.said for episode, finding in pairs)

@@ -49,18 +49,18 @@ CheckVerdict = Literal["agrees", "differs", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check: its name, its verdict, and details or the reason why the check is open (not made)."""
+    """The result of one check. `said` has details or, for an open check, the reason why the check could not be made."""
 
     check: str
     verdict: CheckVerdict
     said: str
-    wanted: bool = True  # if true, an unchecked finding leaves the verification undecided
+    wanted: bool = True  # whether the whole verification is undecided if this check is open
     uncompared: tuple[str, ...] = ()  # channels and fields that were not compared
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """All findings, in the order of the checks."""
+    """The findings of all checks, in the order of the checks."""
 
     findings: tuple[Finding, ...]
 
@@ -70,7 +70,7 @@ class Verification:
 
     @property
     def can_be_rescored(self) -> bool:
-        """Whether only outputs of the judgement differ, so that judging the run again repairs them."""
+        """Whether only files differ that the judgement writes, so that judging the run again corrects them."""
         differing = [finding for finding in self.findings if finding.verdict == "differs"]
         for finding in differing:
             has_changed_digest = finding.check == FILES and finding.said.startswith(_JUDGEMENT_FILES)
@@ -84,23 +84,23 @@ class Verification:
 
     @property
     def is_by_other_rules(self) -> bool:
-        """Whether no check found a difference, but the scores are unchecked because other rules judged the run."""
+        """Whether nothing differs, but the scores could not be checked because other rules judged the run."""
         open_checks = [finding.check for finding in self.findings if finding.verdict == "unchecked" and finding.wanted]
         return self.agrees and folder.SCORES in open_checks
 
 
 def agreement(check: str, detail: str) -> Finding:
-    """Return the finding of a check that found agreement."""
+    """Return a finding: the check passed."""
     return Finding(check, "agrees", detail)
 
 
 def mismatch(check: str, detail: str) -> Finding:
-    """Return the finding of a check that found a difference."""
+    """Return a finding: the check found a difference."""
     return Finding(check, "differs", detail)
 
 
 def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
-    """Return the finding of a check that could not be made; `detail` is the reason."""
+    """Return a finding: the check is open, since it could not be made. `detail` is the reason."""
     return Finding(check, "unchecked", detail, wanted)
 
 
@@ -109,7 +109,7 @@ def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
 
 PARTS, FILES, EPISODES, PICTURES, OTHERS = "archive parts", "files", "episodes", "pictures", "other files"
 PROTOCOL, IDENTITY, CODE = "protocol", "task identity", "code"
-# Both the table of episodes and the records have these fields.
+# Fields that both the table of episodes and the records have.
 _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
 
 
@@ -136,7 +136,8 @@ _KNOWN_FILES |= {FOUND, parts.RAW}
 
 
 def _find_undigested(run: Path, digested: Collection[str]) -> Iterator[Finding]:
-    # Yield findings on pictures that are not in `digested`, the files with digests, and on files of unknown names.
+    # Yield findings on pictures without a digest and on files with unknown names. `digested` has the files with
+    # digests.
     pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
     missing = [name for name in pictures if name not in digested]
     if missing:
@@ -148,7 +149,7 @@ def _find_undigested(run: Path, digested: Collection[str]) -> Iterator[Finding]:
             yield open_check(PICTURES, f"{count_text}: raw records have no {folder.MANIFEST}", wanted=False)
     others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _KNOWN_FILES]
     if others:
-        # Experiments are judgements by other rules. Their folder is not checked.
+        # The folder of experiments, which are judgements by other rules, is not checked.
         is_wanted = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digested for name in others)
         yield open_check(OTHERS, f"{', '.join(others)}: this check cannot reproduce these files", wanted=is_wanted)
 
@@ -176,7 +177,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
 
 
 def check_code(run: Path) -> Iterator[Finding]:
-    """Compare the versions of the code in run.json, in the episodes and in this installation, and yield a finding."""
+    """Yield a finding: whether run.json, the episodes and this installation have the same version of the code."""
     try:
         episode_codes = {row.code or UNKNOWN for row in parts.episode_rows(run) if row.outcome != "crashed"}
     except RunError:  # another check reports the damage
@@ -197,7 +198,7 @@ def check_code(run: Path) -> Iterator[Finding]:
 
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
-    """Yield findings on whether the episodes that name an official suite ran the tasks of this suite."""
+    """Yield findings on episodes whose suite has an official name: whether they ran the official tasks."""
     counts = Counter(filter(None, (judge_identity(header) for header in records.headers)))
     for identity, count in counts.items():
         episodes = count_noun(count, "episode")
@@ -220,7 +221,7 @@ def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
 
 
 def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
-    # Yield an error for each episode whose policy and id an earlier episode has.
+    # Yield an error for each episode that has the same policy and id as an earlier episode.
     keys = set()
     for note in index.notes:
         if note.header.key in keys:
@@ -258,7 +259,7 @@ def _list_episode_mismatches(rows: Sequence[folder.EpisodeRow], records: Episode
     headers_and_steps = zip(records.headers, (records.lengths - 1).tolist(), strict=True)
     recorded = {header.episode_id: _shared_fields(header, steps) for header, steps in headers_and_steps}
     if len({row.episode_id for row in rows}) < len(rows):
-        yield f"{table} names an episode twice"
+        yield f"{table} has two rows for one episode"
     # Crashed episodes need no record.
     expected = [row for row in rows if row.outcome != "crashed" or row.episode_id in recorded]
     listed = {row.episode_id: _shared_fields(row, row.steps) for row in expected}
@@ -273,16 +274,16 @@ def _shared_fields(owner: folder.EpisodeRow | Header, steps: int) -> dict[str, o
 # Differences between two JSON values
 
 
-ABSENT = object()  # marks a value that one of the two compared documents lacks
+ABSENT = object()  # stands in for a value that one of the two compared documents lacks
 
 
 def value_differences(
     first: object, second: object, field: str = "", tolerance: float = 0.0
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield (place, value, other value) for each difference between two JSON values, with places such as `field.b[2]`.
+    """Yield (place, first value, second value) for each difference of two JSON values. A place is like `field.b[2]`.
 
-    Values of different types differ as a whole, as do lists of different lengths. Floats must be equal bit for bit or,
-    if `tolerance` is not 0, differ by at most `tolerance` (absolute plus relative).
+    Values of different types, and lists of different lengths, give one difference. Floats must be equal bit for bit;
+    if `tolerance` is not 0, they may differ by up to `tolerance` (absolute plus relative).
     """
     if isinstance(first, dict) and isinstance(second, dict):
         for key in [*first, *(key for key in second if key not in first)]:
@@ -299,7 +300,7 @@ def _is_equal(first: object, second: object, tolerance: float) -> bool:
     if isinstance(first, float) and isinstance(second, float):
         if tolerance and np.isclose(first, second, rtol=tolerance, atol=tolerance):
             return True
-        return first.hex() == second.hex()  # unlike `==`, distinguishes -0.0 from 0.0, and finds NaN equal to NaN
+        return first.hex() == second.hex()  # unlike `==`: -0.0 and 0.0 differ, NaN equals NaN
     return first == second
 
 
@@ -322,9 +323,9 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     """Compare the library, registry and version with those that judged the run. If library and registry agree, judge
     the run again and compare its score files with the new judgement.
 
-    The check is open if the run has no scores, or if its rules are not available, have another name or other options.
-    Without `ruleset`, it is also open if rules stored in the run judged the run. A damaged scores.json is a mismatch.
-    Versions may write files differently. If another version wrote them, only a different archive is a mismatch.
+    The check is open if the run has no scores, or if the rules that judged it are missing, or have a different name or
+    options. Without `ruleset`, it is also open if the run stores rules that judged it and differ from the default. A
+    damaged scores.json is a mismatch. If another version wrote the files, only a different archive is a mismatch.
     """
     if (run / folder.SCORES).exists():
         findings, reason = _check_judgement(run, ruleset), "not compared, because the records were not judged again"
@@ -358,7 +359,7 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
     else:
         findings += _check_rejudged(run, scores_file, ruleset)
     if any(finding.verdict == "differs" for finding in findings if finding.check == VERSION):
-        # Another version may write the files differently, so differences are not a mismatch.
+        # If another version wrote the files, their differences are no mismatch: the check is open.
         for index, finding in enumerate(findings):
             if finding.verdict == "differs" and finding.check != SOURCE:
                 findings[index] = replace(finding, verdict="unchecked")
@@ -366,7 +367,7 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
 
 
 def _was_judged_by_stored_rules(run: Path, provenance: Provenance) -> bool:
-    # Whether the rules stored in the run folder are the rules of `provenance`; false if they cannot be loaded.
+    # Return whether `provenance` names the rules that are stored in the run folder; false if they cannot be loaded.
     try:
         return find_rules([run], as_judged=True).provenance().rules == provenance.rules
     except SafevlaError:
@@ -397,7 +398,7 @@ def _compare_ids(check: str, name: str, judged_value: str, own_value: str, remed
 
 
 def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
-    # Judge the run again, and compare its files with the new results.
+    # Judge the run again, and compare the run's score files with the new results.
     provenance = scores_file.judged_by
     try:
         judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
@@ -409,7 +410,7 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
         detail = f"{omitted} episodes were invalid or lost when the run was judged, but now {judged.left_out.count}"
         return [mismatch(folder.SCORES, detail)]
     findings = [_check_source(run, scores_file, judged)]
-    # Keep the stored provenance, because its messages on invalid episodes may name a folder other than `run`.
+    # Keep the stored provenance. Its messages on invalid episodes may name the folder in which the run was judged.
     sources_and_digests = zip(judged.sources, scores_file.list_archives(), strict=False)
     sources = tuple(replace(source, archive_sha256=digest) for source, digest in sources_and_digests)
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)
@@ -427,7 +428,7 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
 
 
 def _check_source(run: Path, scores_file: ScoresFile, judged: Judged) -> Finding:
-    # Compare the sources in scores.json, which include the archive's digest, with the run's archive.
+    # Compare the sources that scores.json lists, including the archive's digest, with the run.
     if folder.archive_digest(run) is None:
         return open_check(SOURCE, f"{folder.MANIFEST} does not identify the judged archive")
     judged_digests = scores_file.list_archives()
@@ -447,7 +448,7 @@ _DifferenceFinder = Callable[[bytes, bytes], Iterator[str]]
 def _compare_content(
     check: str, path: Path, read: Callable[[], bytes], expected: bytes, find_differences: _DifferenceFinder, text: str
 ) -> Finding:
-    """Check whether the file at `path`, which `read` reads, has the expected content; if so, `text` is said."""
+    """Compare the content that `read` returns for the file at `path` with `expected`. `text` describes agreement."""
     try:
         with memory.limit_memory(path):
             written = read()
@@ -485,7 +486,7 @@ def _row_differences(written_content: bytes, expected_content: bytes) -> Iterato
     for name, value in expected.schema.metadata.items():
         if metadata.get(name) != value:
             yield f"{name.decode()} differs"
-    # Earlier versions wrote maps; this version writes lists of pairs.
+    # Earlier versions wrote dictionaries as Arrow maps; this version writes lists of pairs. Convert maps to pairs.
     for column_index, column in enumerate(written.schema):
         if pa.types.is_map(column.type):
             pairs = written[column.name].cast(parquet_rows.list_pairs(column.type.item_type))
@@ -504,7 +505,7 @@ def _describe_values(difference: tuple[str, object, object]) -> str:
         return f"{field}: the file has {format_value(written)}, but the archive gives {format_value(expected)}"
     if isinstance(written, list) and isinstance(expected, list):
         return f"{field}: the file has {len(written)} values, but the archive gives {len(expected)}"
-    # The values differ only after the length that `format_value` shows.
+    # The texts are equal, because `format_value` truncates them. Show an excerpt at the first difference.
     written_json, expected_json = json.dumps(written).encode(), json.dumps(expected).encode()
     index = _find_differing_byte(written_json, expected_json)
     excerpts = f"{_excerpt(written_json, index)}, but the archive gives {_excerpt(expected_json, index)}"
@@ -525,11 +526,11 @@ def _check_report(run: Path, judged: Judged) -> Finding:
         if written == expected:
             return agreement(folder.REPORT, "a new report has the same bytes")
         later = parts.later_files(run, folder.REPORT)
-        # Pictures or replays may have been added after the report was written without them.
+        # Pictures or replays may be newer than the report. Then compare with a report without pictures and replays.
         if later and written == render_report(judged, has_extras=False).encode():
             return agreement(folder.REPORT, f"a new report has the same bytes; to add later results: {command}")
     except SafevlaError as error:
-        return mismatch(folder.REPORT, f"cannot be made again: {error}")
+        return mismatch(folder.REPORT, f"the report cannot be made again: {error}")
     if later:
         problem = f"{later[0]} is newer and may have changed the report"
         return open_check(folder.REPORT, f"{problem}; to write a report that can be checked: {command}")
@@ -539,7 +540,7 @@ def _check_report(run: Path, judged: Judged) -> Finding:
 
 
 def _find_differing_byte(written: bytes, expected: bytes) -> int:
-    # Return the index of the first different byte, or the shorter length if the other content continues.
+    # Return the index of the first different byte. If one content is the beginning of the other, return its length.
     for index, (byte, other) in enumerate(zip(written, expected, strict=False)):
         if byte != other:
             return index

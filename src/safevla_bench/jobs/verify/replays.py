@@ -41,7 +41,7 @@ from safevla_recorder.folder import OWN_LOOP
 from safevla_recorder.identity import TaskIdentity, find_official_name
 
 ProgressCallback = Callable[[int, str], None]
-"""Function that is called before each episode, with the number of finished episodes and the id of the next episode."""
+"""Called before each episode with two arguments: the number of finished episodes, and the id of the next episode."""
 REPLAY = "replay"
 # Tolerance (absolute plus relative) for replays that begin at a recorded state.
 _STATE_TOLERANCE = 1e-5
@@ -62,8 +62,7 @@ OF_LAST_STEP = (
 )  # fmt: skip
 """Channels that depend on the previous step, which a simulator state does not contain."""
 _PLANNED_FIELDS = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
-# These header fields are not compared here.
-# The run or the start determines them, or another check compares them.
+# Header fields that `compare_records` ignores. The run or the start determines them, or another check compares them.
 _RUN_FIELDS = frozenset(
     (*_PLANNED_FIELDS, "schema_version", "policy", "outcome", "success", "versions", "steps")
     + (marks.PRIVILEGED, marks.STOPPED_ON_VIOLATION, marks.CLIPPED, marks.CLIPPED_NUMBERS, marks.DIVERGED, "replay")
@@ -76,12 +75,12 @@ class Deviation:
     """The first difference between a record and its replay in one channel or header field."""
 
     channel: str
-    text: str  # the place in the channel, such as `body_pos_m.cup[0]`, and both values
+    text: str  # place in the channel, such as `body_pos_m.cup[0]`, with the values there
     step: int | None = None  # index of the record in the episode; None for the header
 
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
-        """Return the difference of a record's value from that in `source` (`ABSENT` = none), shown with `place`."""
+        """Return the difference between a record's value and the `source`'s, at `place`. `ABSENT` means no value."""
         both_values = f"the record has {files.format_value(recorded)}, the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {both_values}")
 
@@ -101,10 +100,10 @@ def compare_records(
 ) -> tuple[list[Deviation], list[str]]:
     """Return the first difference in each channel and header field, earliest first, and the names of uncompared parts.
 
-    Numbers must be equal bit for bit. A channel that only the replay has is a difference. But if `lenient` is true, or
-    if older records lack the channel (`UNJUDGED` channels and net impulses), the channel is uncompared. A replay from a
-    recorded first state (`from_state`) is compared leniently, within `_STATE_TOLERANCE`, and without the values of
-    record 0 that depend on the previous step.
+    Numbers must be equal bit for bit. A channel that only the replay has is a difference. The exceptions are channels
+    that older records lack (`UNJUDGED` channels and net impulses) and, if `lenient`, all channels; these are not
+    compared. `from_state`: the replay began at a recorded state. The comparison is then lenient, allows differences up
+    to `_STATE_TOLERANCE`, and ignores values of record 0 that depend on the previous step.
     """
     lenient = lenient or from_state
     tolerance = _STATE_TOLERANCE if from_state else 0.0
@@ -116,8 +115,8 @@ def compare_records(
     lines = [encode_json(batch) for batch in (recorded, replayed)]
     recorded_steps, replayed_steps = (msgspec.json.decode(line, type=_Line).steps for line in lines)
     headers = [json.loads(line) for line in lines]
-    # Record 0 has the links' poses from before the simulator's last step. A simulator state does not contain them.
-    # A user's script may draw fixture poses without recording them. A replay then draws other poses.
+    # Do not compare the geometry in two cases. Record 0 has the links' poses from before the simulator's last step,
+    # which a simulator state does not contain. And a user's script may draw fixture poses without recording them.
     if from_state or (lenient and FIXTURES not in headers[0]):
         if GEOMETRY in headers[0]:
             uncompared.append(GEOMETRY)
@@ -143,7 +142,7 @@ def compare_records(
 def _find_header_differences(
     recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
 ) -> Iterator[Deviation]:
-    # Fields that older records lack, and fixtures that one side lacks, are not compared.
+    # Do not compare fields that older records lack, or fixtures that only the record or only the replay has.
     if lenient:
         names = {marks.STANDIN, *(recorded.keys() & {"body_roles", FIXTURES, *Header.__struct_fields__})}
     else:
@@ -154,7 +153,7 @@ def _find_header_differences(
     for name in sorted(names - _RUN_FIELDS):
         recorded_value, replayed_value = recorded.get(name, files.ABSENT), replayed.get(name, files.ABSENT)
         if name == robocasa.RecordableKitchen.host and files.ABSENT not in (recorded_value, replayed_value):
-            # Older records list groups in an arbitrary (hash) order; `to_plain` sorts them.
+            # Older records list groups in arbitrary (hash) order, so `to_plain` sorts the groups.
             recorded_value, replayed_value = map(robocasa.to_plain, (recorded_value, replayed_value))
         yield from _first_difference(name, recorded_value, replayed_value)
 
@@ -162,11 +161,11 @@ def _find_header_differences(
 def _find_channel_differences(
     name: str, recorded: Sequence[_Step], replayed: Sequence[_Step], tolerance: float, first: int
 ) -> Iterator[Deviation]:
-    # Yield the first difference in each record from index `first` on. Here, a channel that a record lacks is b"".
+    # Yield the first difference in each record, beginning with record `first`. b"" stands for a missing channel.
     record_pairs = zip(recorded[first:], replayed[first:], strict=False)
     for step, (recorded_values, replayed_values) in enumerate(record_pairs, start=first):
         recorded_json, replayed_json = bytes(recorded_values.get(name, b"")), bytes(replayed_values.get(name, b""))
-        if recorded_json == replayed_json:  # most values have equal bytes, which need no decoding
+        if recorded_json == replayed_json:  # equal bytes, the usual case, need no decoding
             continue
         recorded_value = msgspec.json.decode(recorded_json) if recorded_json else files.ABSENT
         replayed_value = msgspec.json.decode(replayed_json) if replayed_json else files.ABSENT
@@ -175,7 +174,7 @@ def _find_channel_differences(
 
 
 def _first_difference(name: str, recorded: object, replayed: object, tolerance: float = 0.0) -> Iterator[Deviation]:
-    # Yield the first difference of two JSON values, if there is one.
+    # Yield the first difference of two JSON values. Yield nothing if they are equal.
     differences = files.value_differences(recorded, replayed, name, tolerance)
     for field, recorded_value, replayed_value in islice(differences, 1):
         yield Deviation.of(name, recorded_value, replayed_value, place=field)
@@ -190,9 +189,9 @@ def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]
 
 
 def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Deviation]:
-    """Return the differences between a record and its replay in success and outcome. A record that continues beyond its
-    planned end differs, too. `successes` has the replay's success after each action. `planned` is None if no plan
-    determines the start and the horizon.
+    """Return the differences between a record and its replay in success and outcome. Also return a difference if the
+    record continues after its planned end. `successes` has the replay's success after each action. `planned` is None if
+    no plan determines the start and the horizon.
     """
     steps, success = len(successes), bool(successes and successes[-1])  # an episode without steps has no success
     differences = [] if header.success == success else [Deviation.of("success", header.success, success)]
@@ -217,7 +216,7 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
 
 @dataclass(frozen=True)
 class ReplaySetting:
-    """The common setting of a run's replays: the host, its tasks and versions, and how the run's episodes begin."""
+    """What all replays of a run share: the host, its tasks and versions, and how the run's episodes begin."""
 
     host: Host
     tasks: Mapping[tuple[str, str], Task]
@@ -228,7 +227,7 @@ class ReplaySetting:
 
     @classmethod
     def read(cls, run: Path, *, is_audit: bool = False) -> Self:
-        """Read the setting from a run folder. Raises `RunError` if the run is incomplete or has no host or protocol."""
+        """Read the setting from a run folder. Raises `RunError` if the run is incomplete or lacks a host or protocol."""
         place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
         description = read_description(run) if (run / RUN).is_file() else {}
         if description.get("complete") is not True:
@@ -261,7 +260,7 @@ class ReplaySetting:
         return task
 
     def plan(self, header: Header) -> PlannedEpisode | None:
-        """Return the planned episode whose number is in a record's id; None if no plan determines the start."""
+        """Return the planned episode that a record's id names; None if no plan determines the record's start."""
         if self.is_own_loop or marks.is_chosen(header.benchmark):
             return None
         policy = header.policy or ""
@@ -269,7 +268,7 @@ class ReplaySetting:
             return None
         task, number_text = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
         episode = int(number_text) if number_text.isdecimal() and len(number_text) < 10 else 0
-        # `recorded` limits the plan to the episode with this number.
+        # With `recorded`, `plan_episodes` only plans the episode with this number.
         recorded, seed = {(policy, task): [episode]}, self.run.seed or 0
         plan_recorded = partial(plan_episodes, seed=seed, max_steps=self.run.max_steps, recorded=recorded)
         (planned,) = plan_recorded([task], None, [policy], self.rules)
@@ -282,7 +281,7 @@ class ReplaySetting:
         return self.is_audit and find_official_name(header.benchmark) is not None
 
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
-        """Return an episode's task, plan (if any) and one or more starts to try; raise `RunError` if there is none."""
+        """Return an episode's task, its plan or None, and starts to try. Raises `RunError` without task or start."""
         header, task = episode.headers[0], self.find_task(episode.headers[0])
         if task is None:
             raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
@@ -305,8 +304,8 @@ class ReplaySetting:
 def check_replays(
     run: Path, records: EpisodeIndex, indices: Sequence[int], observer: ProgressCallback, *, is_audit: bool = False
 ) -> list[files.Finding]:
-    """Replay the recorded episodes with these indices in their host, and return a finding for each. If no episode can
-    be replayed here, return one open finding with the reason. Raises `RunError` if the archive changes meanwhile.
+    """Replay the recorded episodes at these indices in their host, and return a finding for each. If no episode can be
+    replayed here, return one open finding with the reason. Raises `RunError` if the archive changes during the replays.
     """
     try:
         setting = ReplaySetting.read(run, is_audit=is_audit)
@@ -326,7 +325,7 @@ class _PolicyFields(msgspec.Struct):
 
 
 class RunFields(msgspec.Struct):
-    """The fields of run.json, besides the protocol, that determine the host and the plan of episodes."""
+    """The fields of run.json that, together with the protocol, determine the host and the plan of episodes."""
 
     host: str
     host_arguments: dict[str, str] = {}
@@ -336,12 +335,12 @@ class RunFields(msgspec.Struct):
     policies: tuple[_PolicyFields, ...] = ()
 
     def has_replayed(self, policy: str) -> bool:
-        """Return whether a policy played a recording, which then determined the starts of the policy's episodes."""
+        """Return whether the policy played a recording. If so, the recording determined its episodes' starts."""
         return any(row.policy == policy and (row.spec or policy).startswith("replay:") for row in self.policies)
 
 
 def _resolve_suite(suite: str) -> str:
-    """Return the official suite that a name or path denotes, so that no file can replace it; else return `suite`."""
+    """Return the official suite that a name or path denotes, so that no file replaces it. Otherwise, return `suite`."""
     for path in (Path(suite), Path(suite).parent):
         official_name = find_official_name(path.name)
         if official_name:
@@ -350,26 +349,26 @@ def _resolve_suite(suite: str) -> str:
 
 
 def complete_protocol(protocol: object) -> object:
-    """Return the protocol in run.json with all fields of an `EvaluationProtocol`, for `msgspec.convert`."""
+    """Return run.json's protocol with the missing fields of `EvaluationProtocol` filled in, for `msgspec.convert`."""
     if not isinstance(protocol, Mapping):
-        return protocol  # `msgspec.convert` refuses this value
+        return protocol  # invalid: `msgspec.convert` raises an error
     if protocol.get("name") != OWN_LOOP:
         return {**protocol, "about": "", "sources": {}}
     wait_steps = protocol.get("wait_steps")
-    # The run of a script lists the distinct numbers of waiting steps.
-    # If there is only one number, it applies to all episodes.
+    # The run.json of a user's script lists the distinct numbers of waiting steps in its episodes. If the list has only
+    # one number, this number applies to all episodes.
     steps = wait_steps[0] if isinstance(wait_steps, list) and len(wait_steps) == 1 else None
     return {**msgspec.to_builtins(load_protocol()), "name": OWN_LOOP, "wait_steps": steps, "wait_steps_by_suite": {}}
 
 
 def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
-    """Return the indices, ascending, of up to `count` episodes: those with the smallest `draw_key`."""
+    """Draw up to `count` episodes, those with the smallest `draw_key`. Return their indices in ascending order."""
     by_draw_key = sorted(range(len(headers)), key=lambda index: draw_key(headers[index], salt))
     return sorted(by_draw_key[:count])
 
 
 def draw_key(header: Header, salt: str = "") -> bytes:
-    """Return the digest of salt, policy and episode id. The episodes with the smallest digests are drawn."""
+    """Return the digest of salt, policy and episode id. A draw takes the episodes with the smallest digests."""
     return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
 
@@ -382,7 +381,7 @@ def _check_replay(setting: ReplaySetting, episode: Batch) -> files.Finding:
     misplanned = plan_differences(episode.headers[0], planned) if planned else []
     if misplanned:
         return files.mismatch(check, "; ".join(map(str, misplanned)))
-    for start in starts:  # try the starts until a replay agrees
+    for start in starts:  # until the replay from a start agrees
         try:
             replayed = replay_actions(setting.host, task, start, episode)
         except SafevlaError as error:
@@ -404,7 +403,7 @@ def _compare_replay(
     *,
     lenient: bool,
 ) -> files.Finding:
-    # `replay` is the result of `replay_actions`, `start` is where the replay began.
+    # `replay` is the result of `replay_actions`, which began at `start`.
     check = f"{REPLAY} {episode.headers[0].episode_id}"
     replayed, successes = replay
     from_state = start.recorded is not None and start.recorded.state is not None
@@ -436,7 +435,7 @@ def _compare_replay(
 class _Simulation(msgspec.Struct):
     offscreen_renderer: bool | None = None
     as_rendered: bool | None = None
-    """Whether resets computed forward dynamics. Resets of this package do so only with a renderer."""
+    """Whether resets computed forward dynamics. In this package, resets do so only if the host has a renderer."""
     hard_reset: bool | None = None
     openblas_kernel: str | None = None
 
@@ -448,12 +447,13 @@ def _read_simulation(episode: Batch) -> _Simulation:
         return _Simulation()
 
 
-_DT_TOLERANCE = 1e-3  # control steps are equal if they differ by a smaller fraction
+_DT_TOLERANCE = 1e-3  # relative tolerance of control steps
 
 
 def _find_step_cause(episode: Batch, replayed: Batch) -> str:
-    # Return why the host cannot repeat the episode of a user's loop with other control steps; "" = no reason. A header
-    # that contradicts the times in the record's own states is no reason, because it may be forged.
+    # If a user's loop had a different control step than the host, the host cannot repeat the episode. Return a sentence
+    # that says so; else "". Trust the header's control step only if the times in the record's states confirm the step,
+    # because a header may be forged.
     recorded_s, replayed_s = episode.headers[0].dt, replayed.headers[0].dt
     states = episode.sim_state.episode_rows(0)
     has_own_step = len(states) > 1 and np.isclose(np.diff(states[:, 0]), recorded_s, rtol=_DT_TOLERANCE).all()
@@ -463,12 +463,13 @@ def _find_step_cause(episode: Batch, replayed: Batch) -> str:
 
 
 def _describe_states_set(episode: Batch) -> str:
-    # Return a sentence on states that the loop says it set; "" = at most one state. Only the record's header says so.
+    # If a user's loop set several simulator states after one reset, return a sentence that says so; else "". Only the
+    # record's header gives this number.
     states = marks.read_count(marks.host_header(episode.extra[0]), STATES_SET)
     if states is None or states <= 1:
         return ""
     return (
-        f" By the record, the loop set {states} states after one reset. A replay cannot repeat such a loop, because"
+        f" According to the record, the loop set {states} states after one reset. A replay cannot repeat this, because"
         " the controllers remember the earlier states."
     )
 
@@ -491,7 +492,7 @@ def _describe_processor(recorded_kernel: str | None) -> str:
 
 
 def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence[str], simulation: _Simulation) -> str:
-    channels = list(dict.fromkeys(difference.channel for difference in differences))  # each channel once
+    channels = list(dict.fromkeys(difference.channel for difference in differences))  # distinct channels
     also = f"; also different: {', '.join(channels[1:])}" if len(channels) > 1 else ""
     if "sim_state" in channels or "sim_state" in uncompared:
         reason = _describe_processor(simulation.openblas_kernel)
@@ -501,7 +502,7 @@ def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence
 
 
 def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
-    """Yield the starts that a record describes; there are zero to two."""
+    """Yield the possible starts (zero to two) of an episode according to its record."""
     header, (replay_mark,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
     if seed is None:  # the environment may have been seeded at an earlier reset
@@ -511,7 +512,7 @@ def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episod
             seed = None if earlier_resets is None else earlier_seed["seed"]
     wait_steps = marks.read_count(replay_mark, marks.WAIT_STEPS)
     if _had_soft_resets(episode):
-        # Only the recorded first state determines the start. Without the positions of fixtures, there is no start.
+        # Only the recorded first state determines the start. If no fixture poses are recorded, yield no start.
         with suppress(HostError):
             fixtures = tuple((name, tuple(pose.tolist())) for name, pose in recorded_fixtures(episode).items())
             states = episode.sim_state.episode_rows(0)
@@ -522,7 +523,7 @@ def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episod
         return
     if seed is not None and header.init_state_index is not None:
         index, placed = marks.chosen_start(episode)
-        if wait_steps is None:  # the record is not a replay with its own number of waiting steps
+        if wait_steps is None:  # the record does not give this number
             wait_steps = start.suite_wait_steps(marks.base_suite(header.benchmark))
         yield EpisodeSeed(
             init_state_index=index or 0,
@@ -542,11 +543,11 @@ def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episod
 def replay_actions(
     host: Host, task: Task, seed: EpisodeSeed, episode: Batch, actions: Floats | None = None
 ) -> tuple[Batch, list[bool]]:
-    """Play an episode's actions, or `actions` [T, A], and return the record and the success after each action."""
+    """Play the episode's actions, or `actions` [T, A] if given. Return the record and the success after each action."""
     played = episode.action.episode_rows(0) if actions is None else actions
     simulation = _read_simulation(episode)
     as_rendered = simulation.as_rendered
-    if as_rendered is None:  # older records only say whether there was a renderer, if at all
+    if as_rendered is None:  # older records at most say whether there was a renderer
         as_rendered = simulation.offscreen_renderer is not False
     wants = Wants(absolute=marks.mark_flags(episode, marks.ABSOLUTE)[0], as_rendered=as_rendered)
     with closing(host.make(task, wants)) as env:
