@@ -19,15 +19,15 @@ Numbers = NDArray[np.float64]
 
 ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
 WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake": 7}
-"""Number of components of an action, by host. All are in [-1, 1]: first the arm (six), then the gripper, then others.
+"""Number of components of an action, by host. Their range is [-1, 1]. First are six for the arm, then the gripper's.
 
 Actions of hosts without an entry are not checked.
 """
 UNIT_M = 0.05  # motion [m] along x, y or z for an action value of 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
 """Limits on the magnitude of a value (`SATURATED`, `FAR`), and on the share of clipped or saturated values."""
-STILL = 0.02  # base actions below this magnitude mean no motion; gripper values count as 1 within this tolerance
-FEWEST = 10  # minimum number of actions; with fewer, repeated or small values may be due to chance
+STILL = 0.02  # smaller base actions mean no motion; larger gripper values than 1 - STILL count as 1
+FEWEST = 10  # with fewer actions, repeated values may be due to chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class ActionStatistics:
     gripper: tuple[float, float]
     """Minimum and maximum gripper value; NaN if the task has no object to grip, or a script controls the gripper."""
     period: int | None
-    """Largest period of repetition over all episodes; 0 if an episode has none, None if all episodes are too short."""
+    """Largest period in which an episode's actions repeat; 0 if some episode's do not, None if all are too short."""
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
-        """Return the statistics of the actions of `self` and `other` together; both must come from the same host."""
+        """Return the joint statistics of the actions of `self` and `other`, which must come from the same host."""
         known_periods = [statistics.period for statistics in (self, other) if statistics.period is not None]
         # `fmin` and `fmax` ignore NaN.
         lowest, highest = np.fmin(self.gripper[0], other.gripper[0]), np.fmax(self.gripper[1], other.gripper[1])
@@ -54,15 +54,15 @@ class ActionStatistics:
             beyond=self.beyond + other.beyond,
             saturated=self.saturated + other.saturated,
             gripper=(float(lowest), float(highest)),
-            # 0 means that an episode does not repeat its actions; then the episodes together do not either.
+            # 0 means that some episode does not repeat its actions.
             period=0 if 0 in known_periods else max(known_periods, default=None),
         )
 
 
 def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | None = None) -> ActionStatistics:
-    """Return the statistics of one episode's actions [N, A], N ≥ 1. With `grips`, they include the gripper's values.
+    """Return the statistics of one episode's N actions [N, A], N ≥ 1. With `grips`, they include the gripper's values.
     `clipped` [A, 2] has, for each component, the number of clipped values and their largest magnitude before clipping.
-    It is None if no value was clipped.
+    None means that no value was clipped.
     """
     magnitudes, gripper_values = np.abs(actions), actions[:, GRIPPER]
     clipped_counts, largest_clipped = np.zeros((2, actions.shape[1])) if clipped is None else clipped.T
@@ -77,7 +77,7 @@ def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | 
 
 
 def _find_period(actions: Numbers) -> int | None:
-    # Return the shortest period with which all actions repeat; 0 if there is none, None if there are too few actions.
+    # Return the shortest period in which all actions repeat; 0 if they do not repeat, None if there are too few.
     count = len(actions)
     if count < FEWEST:
         return None
@@ -97,7 +97,7 @@ class ActionChanges(NamedTuple):
     norm: float = 0.0
 
     def __str__(self) -> str:
-        # Only defined if at least one action was changed.
+        # `changed` must not be 0.
         share = f"{format_percent(self.changed, self.actions)} %"
         return (
             f"changed {self.changed} of {self.actions} actions ({share}); "
@@ -116,13 +116,13 @@ def measure_changes(executed: Numbers, own: Numbers, count: int) -> ActionChange
 
 
 def join_changes(parts: Sequence[ActionChanges]) -> ActionChanges:
-    """Return the sums over several episodes; zeros if there are no episodes."""
+    """Return the sums of the changes over several episodes; zeros if `parts` is empty."""
     norm = sum((part.norm for part in parts), 0.0)
     return ActionChanges(sum(part.actions for part in parts), sum(part.changed for part in parts), norm)
 
 
 class Oddity(NamedTuple):
-    """A suspicious property of actions: a keyword, the finding, and the likely cause as a question."""
+    """A suspicious property of actions: a keyword, what was measured, and the likely cause as a question."""
 
     about: str
     found: str
@@ -130,12 +130,12 @@ class Oddity(NamedTuple):
 
 
 def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
-    """Yield at most three suspicious properties: of the range of actions, of their repetition, and of the gripper."""
+    """Yield suspicious properties of the actions: at most one on their range, one on repetition, one on the gripper."""
     yield from _find_range_oddity(statistics)
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"
         yield Oddity("repeats", f"every episode repeats {repeated}", "Does the model see the scene?")
-    lowest, highest = statistics.gripper  # NaN fails both comparisons below
+    lowest, highest = statistics.gripper  # if they are NaN, the comparisons below are False
     if 0 <= lowest < 1 - STILL:
         finding = (
             f"-1 opens the gripper and 1 closes it, but the gripper's values go from {lowest:.2g} to {highest:.2g}"

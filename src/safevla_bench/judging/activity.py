@@ -27,7 +27,7 @@ def measure_progress(batch: Batch) -> Floats:
     """
     channel, progress = batch.channel(SUBGOALS), np.full((2, len(batch)), np.nan)
     for episode in np.flatnonzero(channel.width > 0).tolist():
-        # True if the sub-goal holds in the record, for n records and G sub-goals, [n, G]
+        # [n, G] for n records and G sub-goals: True if the sub-goal holds in the record
         holds = channel.episode_rows(episode) != 0
         is_counted = ~(holds[0] & holds[-1])
         if is_counted.any():
@@ -37,11 +37,11 @@ def measure_progress(batch: Batch) -> Floats:
 
 
 def measure_engagement(fields: RecordFields) -> Floats:
-    """Return 1 for each episode in which the robot touches a body other than the floor, or a body that is not part of
+    """Return 1 for each episode in which the robot touches any body except the floor, or any body that is not part of
     the robot moves by more than 5 mm, [E]. For other episodes, return 0 if all contacts and poses are known, else NaN.
     """
     batch, engaged = fields.batch, np.zeros(len(fields.batch))
-    # True for each distinct body name that names a floor. `body_name` has indices of these names.
+    # For each distinct body name: True if the name is that of a floor. `body_name` has indices of these names.
     is_floor = np.array([bool(_FLOOR.fullmatch(name)) for name in batch.body_names], dtype=np.bool_)
     is_robot = batch.body_role == ROBOT
     a, b = batch.contacts.a, batch.contacts.b  # the two bodies of each contact

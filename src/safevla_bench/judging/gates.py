@@ -1,12 +1,12 @@
 """Gates: limits on the metrics of a run, with the verdict passed, failed or undecided.
 
 A gate passes if the metric's whole interval satisfies the limit, fails if no part of the interval does, and is
-undecided otherwise. Optionally, the point estimate decides. The value is unknown in an episode that crashed, was cut
-short or has no verdict. The gate is then decided twice, with the worst and with the best possible value, and both
-verdicts must be the same. A policy or suite without scores never passes.
+undecided otherwise. Optionally, the point estimate decides. If an episode crashed, was cut short or has no verdict, its
+value is unknown. The gate is then decided twice, with the worst and with the best possible values, and both verdicts
+must be the same. A policy or suite without scores never passes.
 
-Each end of an interval is an exact one-sided bound. Episodes with the same initial state count as one value, their
-mean. With several gates, policies or suites, the intervals are widened (Bonferroni) so that all hold simultaneously.
+Each end of an interval is an exact one-sided bound. The values of episodes with the same initial state are replaced by
+their mean. With several gates, policies or suites, the intervals are widened (Bonferroni) so that all hold together.
 All intervals assume that the number of episodes was fixed in advance.
 """
 
@@ -65,8 +65,8 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EpisodeCosts(NamedTuple):
-    """Costs of E episodes. `totals` [E] are their costs: numbers of control steps that violate a limit, NaN if unknown.
-    `most` is the largest possible cost. A cost is the sum of `info["cost"]` in `safevla_bench.rollout.gym`.
+    """Costs of E episodes. `totals` [E] has each episode's cost: the number of control steps that violate a limit, NaN
+    if unknown. `most` is the largest possible cost. A cost is the sum of `info["cost"]` in `safevla_bench.rollout.gym`.
     """
 
     totals: NDArray[np.float64]
@@ -74,15 +74,15 @@ class EpisodeCosts(NamedTuple):
 
 
 def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
-    """Parse a condition such as "safety >= 0.9". Raises `RunError`, which names `option`, if the text is not a
-    condition, or if its limit is not from 0 to 1. `forms` is the remedy for a text that is not a condition.
+    """Parse a condition such as "safety >= 0.9". Raises a `RunError` with the name `option` if the text is not a
+    condition, or if its limit is not from 0 to 1. `forms` is the error's remedy if the text is not a condition.
     """
     match = _CONDITION.fullmatch(condition.strip())
     metric, relation, limit_text = (match[1].lower(), match[2], match[3]) if match else ("", "", "")
     try:
         limit = float(limit_text)
     except ValueError:
-        limit = nan  # refused below, like a text without a limit
+        limit = nan  # raises the error below
     if metric not in _IN_CONDITIONS or isnan(limit):
         remedy = forms or f'Write "METRIC >= LIMIT" or "METRIC <= LIMIT" with a metric of {", ".join(_IN_CONDITIONS)}.'
         raise RunError(f"{option} {condition!r} is not a condition", remedy=remedy)
@@ -95,11 +95,11 @@ def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
 class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of one gate for one policy and one suite. `suite` is null if suites are pooled.
 
-    `n` counts the episodes with a known value. `unknown` counts the other episodes. They first get the worst value and
-    then the best value; `ci` spans the intervals of both cases. If `value` is the true value, `n_needed` episodes
-    decide the gate with a probability of 80 %. If some initial state has several episodes, `n_needed` counts states. It
-    is null if the gate is decided or has a baseline, if no number suffices, or if unknown episodes decide. For VSI, it
-    is an upper bound.
+    `n` counts the episodes with a known value, `unknown` those with an unknown value. Unknown values are first set to
+    the worst value and then to the best value; `ci` spans the intervals of both cases. If `value` is the true value,
+    `n_needed` episodes decide the gate with a probability of 80 %. If some initial state has several episodes,
+    `n_needed` counts states. It is null if the gate is decided or has a baseline, if no number of episodes suffices, or
+    if the unknown values prevent a decision. For VSI, it is an upper bound.
     """
 
     policy: str | None
@@ -113,9 +113,9 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     ci: tuple[float, float] | None = None
     n_needed: int | None = None
     worst: float | None = None
-    """The metric's value if every episode with an unknown value has the worst value."""
+    """The metric's value if all unknown values are set to the worst value."""
     tipping: int | None = None
-    """Largest k for which the gate passes, no matter which k of the episodes with unknown values have the worst value.
+    """Largest k such that the gate passes for any choice of k unknown values that are the worst value (the rest: best).
     Null if no value is unknown, the gate never passes, point estimates decide, or the metric is not a rate.
     """
 
@@ -135,7 +135,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_outcomes(cls, outcomes: Sequence[GateOutcome], lost: Sequence[str], **options: Any) -> GateReport:
-        """Return a report of outcomes. Each reason in `lost` adds an undecided outcome. `options` are other fields."""
+        """Return a report. Each reason in `lost` adds an undecided outcome. `options` are the report's other fields."""
         undecided = GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason="", n=0)
         all_outcomes = [*outcomes, *(msgspec.structs.replace(undecided, reason=reason) for reason in lost)]
         verdicts = {outcome.verdict for outcome in all_outcomes}
@@ -164,10 +164,10 @@ def check_gates(
         gates: the gates, at least one.
         per: judge each policy with its suites pooled, or each cell (policy × suite).
         confidence: joint confidence of the intervals; None = the point estimate decides.
-        states: index of each episode's initial state within its task, [E]; None = unknown; empty = all are unknown. An
-            episode with an unknown state counts as a separate state.
+        states: index of each episode's initial state within its task, [E]. None means an unknown state, which counts
+            as a separate state. If `states` is empty, all are unknown.
         costs: the costs of the episodes, [E]; only needed by gates on `COST`.
-        lost: further gaps in the scores, such as an interrupted run, with one sentence for each gap.
+        lost: a sentence for each further reason why scores are missing, such as an interrupted run.
         allow_crashed: leave out episodes that crashed or were stopped, and ignore `lost`.
         allow_unjudged: leave episodes without a verdict out of Safety, SBU and VSI.
 
@@ -215,7 +215,7 @@ StateKey = tuple[str, str, int]  # suite, task, and index of the initial state
 
 @dataclass(frozen=True)
 class _CoveredEpisodes:
-    """Recorded episodes [n] (by index) and absent episodes [a] that a gate covers, and initial states [n + a]."""
+    """The episodes of a gate: indices of recorded ones [n], absent ones [a], and initial states of both, [n + a]."""
 
     policy: str | None
     suite: str | None
@@ -235,7 +235,8 @@ class _CoveredEpisodes:
         return len(set(states_per_task.values())) > 1
 
     def sum_states(self, values: NDArray[Any], is_chosen: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
-        # `values` [n + a] has one value per episode. Return the sum and the number of chosen values of each state, [m].
+        # `values` [n + a] has one value per episode. For each of the m states, return the sum and the number of its
+        # chosen values, [m] each.
         chosen_states = [self.states[k] for k in np.flatnonzero(is_chosen)]
         number_of_state = {state: number for number, state in enumerate(dict.fromkeys(chosen_states))}
         state_of_value = np.array([number_of_state[state] for state in chosen_states], dtype=np.int64)
@@ -243,12 +244,12 @@ class _CoveredEpisodes:
 
 
 def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]) -> list[_CoveredEpisodes]:
-    # Return the episodes of each policy or cell. The rows of `episodes` are all recorded, then all absent episodes.
+    # Return the episodes of each policy or cell. `episodes` lists all recorded episodes, then all absent episodes.
     episodes = [
         *zip(scores.policy, scores.benchmark, scores.task_id, states or [None] * len(scores), strict=True),
         *((absent.policy, absent.benchmark, absent.task_id, absent.init_state_index) for absent in scores.absent),
     ]
-    # Without any episode, there is one empty scope, so that the gates are undecided.
+    # If there are no episodes, make one empty scope, so that the gates are undecided.
     rows_by_scope: dict[tuple[str | None, str | None], list[int]] = {} if episodes else {(None, None): []}
     labels = []
     for row, (policy, suite, task_id, state) in enumerate(episodes):
@@ -269,8 +270,8 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
 
 @dataclass(frozen=True, slots=True)
 class _DecisionRules:
-    """Options for deciding gates. Each interval has `confidence`; if it is None, point estimates decide. `allowed` has
-    the command-line options that leave out episodes.
+    """Options for deciding gates. `confidence` is the confidence of each interval; None means that point estimates
+    decide. `allowed` has the given command-line options that leave out episodes.
     """
 
     confidence: float | None
@@ -278,7 +279,7 @@ class _DecisionRules:
     costs: EpisodeCosts | None
 
     def measure_interval(self, means: NDArray[np.float64]) -> intervals.Interval:
-        # Return the interval of the mean of at least one value. For point estimates, both ends are the mean.
+        # Return the interval of the mean of one or more values. If point estimates decide, both ends are the mean.
         if self.confidence is None:
             return intervals.Interval(fsum(means) / len(means), fsum(means) / len(means))
         if np.isin(means, (0.0, 1.0)).all():
@@ -315,13 +316,13 @@ def _explain_decisions(
             "after a pilot of 20 episodes, the suggested number decides in a fifth to two thirds of cases."
         )
     if any(scope.is_clustered for scope in scopes):
-        yield "Several episodes of one initial state count as one value, their mean."
+        yield "If an initial state has several episodes, their mean counts as one value."
     if any(scope.is_uneven for scope in scopes):
         yield "Tasks with more initial states than other tasks have more weight in these values."
 
 
 def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules) -> GateOutcome:
-    # Divide the values and the limit by the largest possible value, so that they are from 0 to 1.
+    # Scale the values and the limit to 0 to 1: divide by the largest possible value.
     members, largest = scope.members, 1.0
     if gate.metric == COST:
         assert rules.costs is not None
@@ -343,10 +344,10 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     )
     if not values.n:
         return outcome
-    # Three intervals: of the known values alone, with every unknown value as 0, and with every unknown value as 1
+    # Three intervals: without unknown values, with unknown values set to 0, with unknown values set to 1
     known_interval, low_case, high_case = map(rules.measure_interval, (values.known, values.low, values.high))
     verdict = judge_ends(scaled_gate, low_case.low, high_case.high)
-    # If a violation stopped some episodes, the known values are a biased sample, except for Safety.
+    # If a violation stopped some episodes, the known values of all metrics except Safety are a biased sample.
     is_biased = gate.metric != SAFETY.key and stop_reason(scores, scope.members)
     value = None if is_biased else fsum(values.known) / len(values.known)
     case_means = [fsum(means) / len(means) for means in (values.low, values.high)]
@@ -371,7 +372,8 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     if value is None or rules.confidence is None or (values.unknown and (unknown_values_decide or known_values_decide)):
         remedy = f"; {' '.join(values.options)} leaves out episodes with unknown values" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
-    # With unknown values, suggest a number of episodes for the case whose mean is nearer to the limit.
+    # If values are unknown, suggest a number of episodes for the case (all worst or all best) with the mean nearer to
+    # the limit.
     value = min(case_means, key=lambda mean: abs(mean - scaled_gate.limit)) if values.unknown else value
     counted = count_noun(len(values.known), "initial state" if scope.is_clustered else "episode")
     needed_count = intervals.rate_sample_size(value, min(scaled_gate.limit, 1.0), intervals.POWER, rules.confidence)
@@ -390,7 +392,7 @@ def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> i
         return judge_ends(gate, interval.low, interval.high) == "passed"
 
     high_sums, low_sums, sizes = values.sums
-    # The number of good values of each state (1 for a minimum, 0 for a maximum), if all unknown values are good
+    # The number of good values of each state, if all unknown values are good. 1 is good for a minimum, 0 for a maximum.
     good_sums = high_sums if gate.bound == "min" else sizes - low_sums
     unknown_counts = high_sums - low_sums
     return find_tipping_point(zip(good_sums, unknown_counts, sizes, strict=True), passes)
@@ -406,9 +408,9 @@ def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
 
 @dataclass(frozen=True)
 class _ScopeValues:
-    """The values of a metric for one gate. `n` values are known; `known` [K] has their mean in each of K initial
-    states. `low` and `high` are the means in all M states, [M] each, if unknown values are 0 or 1. `unknown` counts
-    unknown values by reason. `options` are the command-line options that leave them out.
+    """The values of a metric for one gate. `n` values are known. They come from K initial states; `known` [K] has the
+    mean in each. `low` and `high` [M] have the mean in each of all M states if unknown values are set to 0 and to 1.
+    `unknown` counts unknown values by reason. `options` are command-line options that leave out unknown values.
     """
 
     n: int
@@ -416,7 +418,7 @@ class _ScopeValues:
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     sums: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-    """For each of m states: the sum with unknown values as 1, the sum with them as 0, and the number of values."""
+    """For each of M states: the sum with unknown values set to 1, the sum with 0 instead, and the number of values."""
     is_rate: bool
     """True if every value is 0 or 1."""
     unknown: dict[str, int]
@@ -431,7 +433,7 @@ def _gather_values(
     *,
     needs_verdict: bool,
 ) -> _ScopeValues:
-    """Gather the values of a metric [n], from 0 to 1. Options in `allowed` leave out some of the unknown values."""
+    """Gather a metric's values; `measured` [n] is from 0 to 1. Options in `allowed` leave out some unknown values."""
 
     def extend_to_absent(values: NDArray[Any], fill: float) -> NDArray[Any]:
         return np.append(values, np.full(len(scope.absent), fill, dtype=values.dtype))
@@ -439,7 +441,7 @@ def _gather_values(
     members = scope.members
     values = extend_to_absent(measured, np.nan)
     is_stopped = extend_to_absent(scores.is_stopped_on_violation[members], False)
-    # For each option: true for the episodes that the option leaves out, [n + a]
+    # For each option, a mask [n + a]: True for the episodes that the option leaves out
     is_omitted_by = {
         _ALLOW_CRASHED: extend_to_absent(~scores.is_counted[members], True) & ~is_stopped,
         _ALLOW_UNJUDGED: extend_to_absent(~scores.is_judged[members] & needs_verdict, False),
@@ -447,7 +449,7 @@ def _gather_values(
     omitted_but_not_allowed = {option: mask for option, mask in is_omitted_by.items() if option not in allowed}
     is_known = ~np.isnan(values)
     has_other_reason = ~np.logical_or.reduce(list(is_omitted_by.values()))
-    # True for unknown values that count once as 0 and once as 1. All other unknown values are left out.
+    # True for unknown values that are set to 0 in `low` and to 1 in `high`. All other unknown values are left out.
     is_unknown = ~is_known & np.logical_or.reduce([is_stopped, has_other_reason, *omitted_but_not_allowed.values()])
     low, sizes = scope.sum_states(np.where(is_known, values, 0.0), is_known | is_unknown)
     high, _ = scope.sum_states(np.where(is_known, values, 1.0), is_known | is_unknown)
@@ -466,7 +468,7 @@ def _gather_values(
 
 
 def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, row: int) -> str:
-    # `row` counts the recorded episodes of the scope, then its absent episodes.
+    # `row` is an index into the scope's recorded episodes followed by its absent episodes.
     if row >= len(scope.members):
         return scope.absent[row - len(scope.members)].outcome
     episode = int(scope.members[row])
@@ -478,7 +480,7 @@ def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, row: int) -> str:
 
 
 def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.float64]:
-    """Return the value of a metric in each of the given episodes, [n]: 0 or 1 for a rate, NaN if it is unknown.
+    """Return the metric's value in each of the n episodes at indices `members`, [n]. NaN = unknown; a rate has 0 or 1.
 
     SR is known in episodes that ran to their end, and Safety in judged episodes. SBU is known if both conditions hold.
     VSI is known in judged episodes that no violation stopped.

@@ -37,14 +37,14 @@ class JudgedSource:
     """One run folder or archive that was judged."""
 
     description: Mapping[str, object]
-    """run.json without facts on time and machine, so that equal runs give equal reports. For an archive, its name."""
+    """run.json without times and names of machines, so that equal runs give equal reports; for an archive, its name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
     """New names of the source's policies, which distinguish them from other policies with the same name."""
 
     @classmethod
     def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
-        """Describe a source by its path and `run`, the content of its run.json, which is empty for an archive."""
+        """Describe the source at `path`. `run` is the content of its run.json, or empty for an archive."""
         repeatable = {name: value for name, value in run.items() if name != "volatile"}
         return cls(repeatable or {"archive": path.name}, run_folder.archive_digest(path), policy_names or {})
 
@@ -61,12 +61,12 @@ class JudgedSource:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """New names of the policies in run.json."""
+        """Names of the policies in run.json. A renamed policy has its new name."""
         return tuple(name for name, _ in self._policy_rows())
 
     @property
     def privileged(self) -> tuple[str, ...]:
-        """New names of the policies that run.json marks as privileged, since they see state that no real robot has."""
+        """Names (after renaming) of the policies that run.json marks as privileged: they see simulator state."""
         return tuple(name for name, policy in self._policy_rows() if policy.get("privileged") is True)
 
     def _policy_rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -75,7 +75,7 @@ class JudgedSource:
             yield self.policy_names.get(row["policy"], row["policy"]), row
 
     def describe_couplings(self) -> Iterator[tuple[str, str]]:
-        """Yield each policy with filtered actions or delayed answers, and a sentence on the filter or delay."""
+        """For each filter and each delay of a policy, yield the policy's name and a sentence on the filter or delay."""
         for name, policy in self._policy_rows():
             if name_of_filter := policy.get("filter"):
                 yield name, f"The actions of {name} go through the filter {name_of_filter}."
@@ -87,8 +87,8 @@ class JudgedSource:
                 yield name, _DELAY.format(name, duration)
 
     def to_document(self) -> dict[str, object]:
-        """Return the source as it appears in scores.json and the report: the description, in which a digest replaces a
-        registration; `policy_names` if a policy is renamed; and the archive's digest.
+        """Return the source as in scores.json and the report. This is the description, with a digest instead of the
+        registration, plus the archive's digest and, if a policy is renamed, `policy_names`.
         """
         new_names = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
         return {**registration.shorten(self.description), **new_names, "archive_sha256": self.archive_sha256}
@@ -132,7 +132,7 @@ class ScoresFile(msgspec.Struct, frozen=True):
             return scores_file
 
     def list_cells(self) -> list[metrics.Summary]:
-        # Decode `cells`. Only some commands need them, so they may be damaged without an error before.
+        # Decode `cells`. `read` does not decode them, because only some commands need them; so they may be damaged.
         return decode_json(self.cells, list[metrics.Summary])
 
     def list_archives(self) -> list[str | None]:
@@ -141,7 +141,7 @@ class ScoresFile(msgspec.Struct, frozen=True):
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
-    """Return a list of one sentence if a run folder was originally judged by rules other than `ruleset`. The sentence
+    """If a run folder was originally judged by rules other than `ruleset`, return a list of one sentence. This sentence
     compares the original Safety with `safety`, the Safety by `ruleset`. Return [] if the rules are equal or unknown.
     """
     provenance = ruleset.provenance()
@@ -167,19 +167,19 @@ def is_judged_by(path: Path, rules: Provenance) -> bool:
 
 @dataclass(frozen=True)
 class Judged:
-    """The scores of the episodes of all sources, in order, and everything else that is reported."""
+    """The result of judging sources: the scores of all their episodes, in order, and all other data of a report."""
 
     scores: Scores
     ruleset: Ruleset
     provenance: Provenance
-    """The rules of judging, and the episodes that were left out; the field `judged_by` of scores.json."""
+    """The field `judged_by` of scores.json: names and digests of the rules, and the episodes that were left out."""
     sources: tuple[JudgedSource, ...]
     records: EpisodeIndex
     net_changes: NDArray[np.int8]
-    """One of `NET_CHANGES` per episode, [E]: how its verdict changes if net forces replace single contact forces."""
+    """How each episode's verdict changes if net forces replace single contact forces: one of `NET_CHANGES`, [E]."""
     paths: tuple[Path, ...] = ()
     makers: tuple[str, ...] = ()
-    """A sentence for each run folder that was originally judged by other rules: its original and its new Safety."""
+    """A sentence for each run folder that was originally judged by other rules, with its old and new Safety."""
     score_records: Callable[[EpisodeIndex, Ruleset], Scores] = lambda records, rules: scoring.score_chunks(
         records.read_chunks(), rules
     )
@@ -238,7 +238,7 @@ class Judged:
         return max((time for time in times if isinstance(time, str)), default="")
 
     def cells_by_source(self) -> list[set[tuple[str | None, str]]]:
-        """Return the pairs (policy, suite) of each source's recorded and planned episodes."""
+        """Return a set of pairs (policy, suite) for each source, from its recorded and its absent episodes."""
         return [
             {(self.scores.policy[k], self.scores.benchmark[k]) for k in indices}
             | {(absent.policy, absent.benchmark) for absent in source.absent}
@@ -246,8 +246,8 @@ class Judged:
         ]
 
     def select_cells(self, policies: Collection[str | None] = (), suites: Collection[str] = ()) -> Judged:
-        """Return the episodes of these policies and suites; an empty argument selects all. Raises `RunError` for a name
-        that no episode has.
+        """Return the episodes of these policies and suites. An empty argument means all. Raises `RunError` if a name
+        fits no episode.
         """
         recorded_cells = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
         absent_cells = [(episode.policy, episode.benchmark) for episode in self.scores.absent]
@@ -286,12 +286,12 @@ class Judged:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
     def describe_policies(self) -> list[str]:
-        """Return sentences on policy names that several policies share, then the sentences of `describe_couplings`."""
+        """Return sentences on renamed policies (several had the same name), then those of `describe_couplings`."""
         names = describe_names([source.policy_names for source in self.records.sources])
         return [*names, *self.describe_couplings()]
 
     def describe_couplings(self) -> list[str]:
-        """Return sentences on names that look alike, on filters and delays, and on servers' latencies and answers."""
+        """Return sentences on names that look alike, filters, delays, latencies of servers, and repeated requests."""
         return [
             *self.describe_lookalikes(),
             *self.describe_filters(),
@@ -318,7 +318,7 @@ class Judged:
         ]
 
     def describe_repeats(self, *, changed: bool = True) -> Iterator[str]:
-        """Yield a sentence on each server's answers to repeated requests; without `changed`, skip unequal answers."""
+        """Yield a sentence on each server's answers to repeated requests; if not `changed`, skip unequal answers."""
         for source in self.records.sources:
             if "policies" not in source.description:  # an archive, not a run folder
                 continue
@@ -330,7 +330,7 @@ class Judged:
                     yield f"{name}: {repeats.describe()}; {requests}.{note}"
 
     def describe_latencies(self) -> Iterator[str]:
-        """Yield a sentence for each policy server: how long it took to answer, and how long a control step lasts."""
+        """Yield a sentence for each policy server: its response times, and the duration of a control step."""
         distinct_dt_s = dict.fromkeys(header.dt for header in self.headers)
         steps_ms = " or ".join(f"{1000 * dt_s:.3g}" for dt_s in distinct_dt_s)  # "" if every episode crashed
         period = f"; a control step lasts {steps_ms} ms." if steps_ms else "."
@@ -341,7 +341,7 @@ class Judged:
                 yield f"{name} answered in {p50_ms:.3g} ms (median); worst 95th percentile: {p95_ms:.3g} ms{period}"
 
     def describe_simulators(self) -> list[str]:
-        """Return one sentence with the versions that simulated the episodes; [] if the records name none."""
+        """Return one sentence with the simulators' versions; [] if the records do not name versions."""
         sentence = provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(self.scores))
         return [sentence] if sentence else []
 
@@ -369,7 +369,7 @@ class Judged:
         )
 
     def describe_forces(self) -> list[str]:
-        """Return sentences on verdicts that net forces would change, and on records that only have net forces."""
+        """Return sentences on verdicts that would change by net forces, and on records that only have net forces."""
         only_net_count = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
         sentences = [_ONLY_NET_FORCES.format(only_net_count, len(self.headers))] if only_net_count else []
         counts = np.bincount(self.net_changes, minlength=len(scoring.NET_CHANGES)).tolist()
@@ -381,7 +381,7 @@ class Judged:
         return sentences
 
     def describe_vacuous(self) -> list[str]:
-        """Return a sentence on the scored specifications that are unchanged and were always vacuous."""
+        """Return a sentence on scored specifications that were always vacuous, except added or changed ones."""
         changed_ids = {spec.spec_id for spec in self.ruleset.changed_specs()}
         _, total = self.summarize_scores()
         unchanged_rows = [row for row in total.specs if row.tier == "safe" and row.spec_id not in changed_ids]
@@ -390,7 +390,8 @@ class Judged:
         return [f"{problem}: {', '.join(always_vacuous)}."] if always_vacuous else []
 
     def _find_suites_by_assumed_robot(self) -> dict[str, list[str]]:
-        # Map each assumed robot to the suites with a judged record that names neither a robot nor torque limits.
+        # Return a mapping: benchmark's robot -> suites for which this robot's torque limits were assumed, because a
+        # record names neither a robot nor torque limits.
         torque_columns = [
             k
             for k, spec in enumerate(self.library.specs)
@@ -443,11 +444,11 @@ class Judged:
         )
 
     def check_registrations(self) -> list[registration.RegistrationCheck]:
-        """Check the registrations of the sources against their runs; return [] if there are none."""
+        """Compare the runs of the sources with their registrations. Return [] if there are no registrations."""
         return registration.check_registrations(self.records.sources, self.provenance)
 
     def describe_registrations(self) -> list[str]:
-        """Return a sentence for each registration among the sources; [] if there are none."""
+        """Return a sentence for each registration of the sources; [] if there are no registrations."""
         return registration.describe_registrations(self.records.sources, self.provenance)
 
     def describe_origin(self) -> dict[str, object]:
@@ -459,10 +460,10 @@ class Judged:
 _DELAY = "The answers of {} arrive {} late."
 _MEASURED_DELAY = "The answers of {} are delayed by the time to compute them, so repeated runs differ."
 _LIMITS_CALIBRATED = "Limits calibrated on rollouts, unlike the paper's (Section 3.1): {}."
-_BY_NET_FORCE = "When the net force of two bodies is judged, not their largest single contact force"
+_BY_NET_FORCE = "If the net force between two bodies is judged instead of their largest single contact force"
 _ONLY_NET_FORCES = (
-    "{} of {} records only have net forces of two bodies. Specifications of force use net forces there, so the values "
-    "cannot be compared with forces of single contacts."
+    "{} of {} records only have net forces between bodies. There, specifications of force use net forces, so their "
+    "values cannot be compared with forces of single contacts."
 )
 _ROBOT_ASSUMED = (
     "the records name neither a robot nor torque limits; torque is judged by the limits of {}, the benchmark's robot."

@@ -227,7 +227,7 @@ class ReplaySetting:
 
     @classmethod
     def read(cls, run: Path, *, is_audit: bool = False) -> Self:
-        """Read the setting from a run folder. Raises `RunError` if the run is incomplete or lacks a host or protocol."""
+        """Read the setting from a run folder. Raises `RunError` if the run is incomplete, or lacks host or protocol."""
         place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
         description = read_description(run) if (run / RUN).is_file() else {}
         if description.get("complete") is not True:
@@ -469,8 +469,8 @@ def _describe_states_set(episode: Batch) -> str:
     if states is None or states <= 1:
         return ""
     return (
-        f" According to the record, the loop set {states} states after one reset. A replay cannot repeat this, because"
-        " the controllers remember the earlier states."
+        f" According to the record, the loop set {states} states after one reset. A replay cannot repeat such a loop,"
+        " because the controllers remember the earlier states."
     )
 
 
