@@ -42,21 +42,21 @@ class ClauseStanding:
     depth: float | None = None
     first_violation_step: int | None = None
     margin: float | None = None
-    """Margin of the newest record; None if there is none, or if the clause's condition does not hold in the record."""
+    """Margin of the newest record; None if this record has no margin, or if the clause's condition does not hold."""
     violated: bool = False
     arm: str = ""
     """Name of the arm nearest to the limit, or furthest beyond it, in the newest record; "" if there is one arm."""
     newly_violated: bool = False
-    """True if the newest record is the first violating record; only used for formulas without a margin per record."""
+    """True if the newest record is the first violating one. Only used if the formula has no margin per record."""
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause. A clause without margins only marks the first violation."""
+        """True if the newest record violates the clause. Without margins, only the first violating record counts."""
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
     def depth_now(self) -> float:
-        """Depth of the newest record's margin, 0 to 1. For a clause without a margin per record, the depth so far."""
+        """Depth of the newest record's margin, 0 to 1. If there is no margin, the depth over all records so far."""
         if self.margin is None:
             return self.depth or 0.0
         return float(violation_depth(self.spec, np.array([self.margin]))[0])
@@ -64,7 +64,7 @@ class ClauseStanding:
 
 @dataclass(frozen=True)
 class EpisodeStanding:
-    """The verdicts so far on all specifications at record `step`. Totals only cover the safe tier."""
+    """The verdicts on all specifications after records 0 to `step`. Properties over clauses only use the safe tier."""
 
     step: int
     clauses: Mapping[str, ClauseStanding]
@@ -78,7 +78,7 @@ class EpisodeStanding:
 
     @property
     def violated(self) -> tuple[str, ...]:
-        """Ids of the clauses of the safe tier that any record so far violates."""
+        """Ids of the clauses of the safe tier that were violated in at least one record so far."""
         return tuple(clause.spec.spec_id for clause in self.scored if clause.violated)
 
     @property
@@ -200,7 +200,7 @@ class _EpisodeMonitor:
         self._recordwise_formulas = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
         self._signal_names = {spec.spec_id: signal_names(spec.formula) for spec in specs}
         has_several_arms = header.arms is not None
-        # Some specifications need earlier records. For them, all records so far are judged again with each new record.
+        # Specifications that need more than a few earlier records: each new record judges all records so far again.
         rejudged_specs = tuple(
             spec
             for spec in specs
@@ -215,15 +215,15 @@ class _EpisodeMonitor:
         self._kept_records = _RecordContext(record)
         self._records_so_far: list[Batch] = []
         self._step = -1
-        self._least_margin: dict[str, float] = {}  # NaN means that the episode has nothing to measure
+        self._least_margin: dict[str, float] = {}  # by id; NaN: a signal has no value in this episode
         self._first_violation: dict[str, int] = {}
         self._missing_fields: dict[str, set[str]] = {}
         self._violated_before: set[str] = set()
-        self._least_worst_margin: dict[str, float] = {}  # as `_least_margin`, with the worst possible unknown poses
+        self._least_worst_margin: dict[str, float] = {}  # as `_least_margin`, if unknown poses were the worst
         self._ids_with_unknown_pose: set[str] = set()
-        """Ids of specifications of which a signal was unknown in at least one record, because of an unknown pose."""
+        """Ids of specifications with an unknown signal in at least one record, because of an unknown pose."""
         self._ids_with_judged_record: set[str] = set()
-        """Ids of specifications that judged at least one record, because unknown poses cannot change its margin."""
+        """Ids of specifications with at least one judged record, that is, one whose verdict needs no unknown pose."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
         """Take the next record, passed as a batch of one record, and return the standing."""
@@ -244,7 +244,7 @@ class _EpisodeMonitor:
         names, formula = self._signal_names[spec.spec_id], self._recordwise_formulas[spec.spec_id]
         assert formula is not None
         missing = self._missing_fields.setdefault(spec.spec_id, set())
-        # A field that is missing in one record counts as missing in the whole episode.
+        # If a record lacks a field, the field counts as missing in the whole episode.
         missing.update(signals.missing_fields(fields, names))
         if missing:
             self._raise_if_missing_is_error(spec, min(missing))
@@ -252,20 +252,21 @@ class _EpisodeMonitor:
         trace = _cut_to_newest_record(signals.build_trace(fields, names))
         numeric_names = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
         if self._step == 0 and any(trace.is_undefined(name)[0] for name in numeric_names):
-            self._least_margin[spec.spec_id] = np.nan  # this episode has nothing to measure
+            self._least_margin[spec.spec_id] = np.nan  # a signal has no value in this episode
         if np.isnan(self._least_margin.get(spec.spec_id, 0.0)):
             return ClauseStanding(spec, "vacuous")
         margin = float(stl_robustness(formula, trace)[0])
         if trace.unknown:
             self._ids_with_unknown_pose.add(spec.spec_id)
-        # In a binary clause, the two margins of a record also differ if an infinite value decides it.
+        # In a binary clause, the best and the worst margin of a record also differ if an infinite value decides it.
         differs = spec.binary or trace.unknown
         worst_margin = float(trajectory_robustness(formula, trace, best=False)[0]) if differs else margin
         return self._add_margin(spec, margin, worst_margin)
 
     def _add_margin(self, spec: Spec, margin: float, worst_margin: float) -> ClauseStanding:
-        # Return the standing of a clause after a record. The two margins are those with the best and with the worst
-        # possible poses. As in `settle_unknown`, they decide whether there is a verdict if any pose so far is unknown.
+        # Return the standing of a clause after a record. `margin` and `worst_margin` are the record's margins if
+        # unknown poses are as good and as bad as possible. They decide, as in `settle_unknown`, whether there is a
+        # verdict.
         least_margin = min(self._least_margin.get(spec.spec_id, np.inf), margin)
         self._least_margin[spec.spec_id] = least_margin
         least_worst_margin = min(self._least_worst_margin.get(spec.spec_id, np.inf), worst_margin)
@@ -274,7 +275,7 @@ class _EpisodeMonitor:
             self._ids_with_judged_record.add(spec.spec_id)
         if margin < 0:
             self._first_violation.setdefault(spec.spec_id, self._step)
-        shown_margin = None if margin == np.inf else margin  # inf means that the clause's condition does not hold
+        shown_margin = None if margin == np.inf else margin  # inf: the clause's condition does not hold
         rho = least_margin
         if rho >= 0 and spec.spec_id in self._ids_with_unknown_pose - self._ids_with_judged_record:
             rho = least_worst_margin
@@ -293,7 +294,7 @@ class _EpisodeMonitor:
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        # Return, by id, the standings of the clauses for which all records so far are judged again.
+        # Judge all records so far again, for the clauses that need this. Return their standings by id.
         rejudged_specs = self._rejudging_rules.library.specs
         if not rejudged_specs:
             return {}
@@ -309,12 +310,12 @@ class _EpisodeMonitor:
             newly_violated = clause.violated and spec.spec_id not in self._violated_before
             formula, newest_margin, arm = self._recordwise_formulas[spec.spec_id], None, ""
             if formula is not None and clause.state == "active":
-                # The arm nearest to the limit in the newest record, and the margin of this arm
+                # Find the arm with the smallest margin in the newest record, and this margin.
                 views = reading.views(self._signal_names[spec.spec_id])
                 traces = [_cut_to_newest_record(signals.build_trace(view, signal_names(formula))) for view in views]
                 margins = [float(stl_robustness(formula, trace)[0]) for trace in traces]
                 arm, least_margin = views[int(np.argmin(margins))].name_arm(), min(margins)
-                # inf: the clause's condition does not hold; -inf: a Boolean signal decides that the record violates
+                # inf: the clause's condition does not hold; -inf: a Boolean signal makes the record a violation
                 newest_margin = None if least_margin == np.inf else least_margin
             clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated, margin=newest_margin, arm=arm)
         self._violated_before = {spec_id for spec_id, clause in clauses.items() if clause.violated}
@@ -322,9 +323,9 @@ class _EpisodeMonitor:
 
 
 class _RecordContext:
-    """The few earlier records that signals may read, by step. They are record 0; the last `GAP_RECORDS` + 1 records;
-    the first record of the latest grip and the `GAP_RECORDS` + 1 records before it; and the last older record with a
-    grip.
+    """Keeps the few earlier records that signals may read, by step: record 0, and the last `GAP_RECORDS` + 1 records.
+    Also keeps the first record of the latest grip with the `GAP_RECORDS` + 1 records before it. Also keeps the latest
+    record with a grip that is older than the last `GAP_RECORDS` + 1 records.
     """
 
     def __init__(self, record: Batch) -> None:
@@ -334,16 +335,16 @@ class _RecordContext:
         self._latest_grip: dict[int, Batch] = {}
         """The first record of the latest grip, and the `GAP_RECORDS` + 1 records before it."""
         self._gripped_before: dict[int, Batch] = {}
-        """The last record with a grip, except for records in `_recent`; empty if there is none."""
+        """The latest record with a grip that is older than those in `_recent`; empty if there is no such record."""
 
     def require_same_scene(self, record: Batch) -> None:
-        # Raise `RecordError` if the episode's id, the task or the bodies differ from those of record 0.
+        # Raise `RecordError` if the record has another episode id, task, control step or bodies than record 0.
         if _scene_of(record) != _scene_of(self._record_0):
             remedy, place = "Call start() with record 0 of each episode.", Place(record.headers[0].episode_id)
             raise RecordError("the record belongs to another episode", remedy=remedy, place=place)
 
     def read_newest(self, record: Batch) -> RecordFields:
-        """Return the fields of the kept records and of the newest record, `record`, which comes last."""
+        """Return the fields of the kept records, followed by the newest record (`record`). Update the kept records."""
         self._step += 1
         records = {
             0: self._record_0,
@@ -355,7 +356,7 @@ class _RecordContext:
         steps = sorted(records)
         fields = RecordFields(join_records([records[step] for step in steps]))
         if record.headers[0].arms is None and fields.grip[-1]:  # with several arms, all records are judged again
-            with np.errstate(invalid="ignore"):  # fields that are not recorded are NaN
+            with np.errstate(invalid="ignore"):  # unrecorded fields are NaN
                 onset = steps[int(grip_onset(fields)[-1])]
             if onset == self._step:
                 self._latest_grip = {**self._recent, onset: record}
@@ -383,8 +384,8 @@ def _cut_to_newest_record(trace: Trace) -> Trace:
 
 
 def recordwise_part(formula: Formula) -> Formula | None:
-    """Return `part` of a formula whose `always_form` is G[0,T](part), if `part` can be judged record by record. Return
-    None for any other formula, and if `part` has a temporal operator or a signal that reads later records.
+    """If the `always_form` of a formula is G[0,T](part), and `part` can be judged record by record, return `part`. This
+    needs a `part` without temporal operators and without signals that read later records. Otherwise, return None.
     """
     formula = always_form(formula)
     if not isinstance(formula, Always) or formula.window != Window():

@@ -37,17 +37,17 @@ from safevla_recorder.episode import Bools, Ints
 def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, frozenset[int]], ...]:
     """Return the phases of an episode, each with its first record, its last record, and the components that own it.
 
-    `holds` [n, G] says which of G predicates hold in each of n records. `columns` has, for each component, the indices
-    of the predicates that complete it. If a predicate without a component changes in a phase, all components own it.
+    `holds` [n, G] says which of G predicates hold in each of n records. `columns` lists, for each component, the
+    predicates that complete it (indices). If a predicate of no component changes in a phase, all components own it.
     """
     record_count, all_components = len(holds), frozenset(range(len(columns)))
-    # True where a predicate differs from the record before, [n, G]
+    # [n, G]: True if the predicate's value differs from the value in the record before
     has_changed: Bools = np.diff(holds, axis=0, prepend=holds[:1])
-    # The number of successive records, up to the last record, in which each predicate holds, [G]
+    # [G]: the number of records at the end of the episode in which the predicate holds without interruption
     final_counts = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()
-    # The record that completes each component; `record_count` if the component is never completed
+    # For each component, the record that completes it; `record_count` if no record does
     ends = [max(record_count - final_counts[k] for k in predicates) for predicates in columns]
-    # A phase ends with a record that completes a component, or with the episode.
+    # A phase ends at a record that completes a component, or at the end of the episode.
     phase_ends = sorted({end for end in ends if 0 < end < record_count})
     phase_starts = [0, *(end + 1 for end in phase_ends)]
     unowned = [k for k in range(holds.shape[1]) if not any(k in predicates for predicates in columns)]
@@ -55,7 +55,7 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tupl
     for first, last in zip(phase_starts, [*phase_ends, record_count - 1], strict=True):
         if first <= last:  # the last phase is empty if the last record completes a component
             changes = has_changed[first : last + 1]
-            # The last phase belongs to the components that are completed last or not at all.
+            # The components that are completed last, or never, own the last phase.
             end_of_owners = last if last in phase_ends else max(ends)
             owners = frozenset(
                 component
@@ -67,11 +67,11 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tupl
 
 
 def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
-    """Return the phases of an episode of a composite task; only a reason if they are unknown."""
+    """Return the phases of an episode of a composite task. If they are unknown, the result has the reason instead."""
     names: Any = host_header(batch.extra[episode]).get(SUBGOAL_NAMES)
     if not names:
         return EpisodePhases(reason=NO_SUBGOALS)
-    # For each predicate, whether it holds in each record, [n]
+    # One array [n] per predicate: True in the records in which the predicate holds
     holds: list[Bools] = list((batch.channel(SUBGOALS).episode_rows(episode) != 0).T)
     changes = {name: int((row[1:] != row[:-1]).sum()) for name, row in zip(names, holds, strict=True)}
     columns = list[list[int]]()
@@ -81,7 +81,7 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
         ]
         for match in filter(None, map(OPENING.fullmatch, component.predicates)):
             bodies, opening = batch.opening.episode_poses(episode)
-            # A condition on an opening is a predicate, too. Its column comes after the columns of the sub-goals.
+            # A condition on an opening, such as that of a drawer, is a predicate, too. Append its column to the others.
             opening_columns = [k for k, body in enumerate(bodies) if fnmatchcase(batch.body_label(int(body)), match[1])]
             if not opening_columns:
                 return EpisodePhases(reason=write_reason(NO_OPENING, match[1]), changes=changes)
@@ -97,8 +97,8 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """How the episodes of a batch are judged phase by phase. `phases` [E] is None for tasks without components. If a
-    clause judges only some phases of an episode, `intervals` has these phases, by clause and by episode.
+    """How the E episodes of a batch are judged phase by phase. `phases` [E] has None for tasks without components. If a
+    clause only judges some phases of an episode, `intervals` has these phases, by clause and by episode.
     """
 
     phases: tuple[EpisodePhases | None, ...]
@@ -106,8 +106,8 @@ class PhasePlan:
 
 
 def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np.object_]]) -> PhasePlan:
-    """Return how episodes are judged phase by phase. `reasons` maps each clause to the reasons why it is inactive [E],
-    or "". They change in place: a reason becomes "" if some phase can judge the clause, else it gets an addition.
+    """Return how episodes are judged phase by phase. `reasons` has, per clause and episode [E], the reason why the
+    clause is inactive, or "". If some phase can judge the clause, this changes the reason to ""; if not, extends it.
     """
     entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
     phases = [find_phases(batch, episode, entry) if entry.components else None for episode, entry in enumerate(entries)]
@@ -115,7 +115,7 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
     for episode, (header, episode_phases) in enumerate(zip(batch.headers, phases, strict=True)):
         if episode_phases is None:
             continue
-        # `barring` are the components whose tags make the clause inactive.
+        # `barring` has the components whose tags make the clause inactive.
         for spec_id, barring in ruleset.barring_components(header.benchmark, header.task_id).items():
             if spans := episode_phases.intervals_without(barring):
                 intervals.setdefault(spec_id, {})[episode] = spans
@@ -126,7 +126,7 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
 
 
 def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Spans]:
-    """Return the intervals in which a clause is judged, by episode. Leave out episodes without such intervals."""
+    """Return the intervals in which a clause is judged, by episode. Omit episodes that have no such intervals."""
     intervals = {}
     for episode, header in enumerate(batch.headers):
         barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)
@@ -138,8 +138,8 @@ def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Span
 
 
 def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) -> tuple[Trace, Ints, Ints]:
-    """Return a trace with each interval of the given episodes as a separate episode. Also return the original episode
-    and the first row of each interval. An episode without intervals counts as one interval.
+    """Return a trace in which each interval of the given episodes is a separate episode. Also return each interval's
+    original episode and first row. An episode without intervals counts as one interval.
     """
     starts, spans = trace.starts.tolist(), list[tuple[int, int, int]]()
     for episode in episodes.tolist():
@@ -151,8 +151,8 @@ def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) 
 
 
 def limit_records(reading: RecordFields, intervals: Mapping[int, Spans]) -> RecordFields:
-    """Return the fields; in episodes that have intervals, only the records in `intervals` are judged. In each interval,
-    displacement is measured from the interval's first record. Return the same fields if there are no intervals.
+    """Return fields with which only records in `intervals` are judged, in the episodes that have intervals. In each
+    interval, displacement is measured from the interval's first record. Without any intervals, return `reading`.
     """
     if not intervals:
         return reading

@@ -27,7 +27,7 @@ from safevla_recorder.simulator_versions import PHYSICS, find_differences
 STANDIN = "stand-in assets"
 Cell = tuple[str | None, str]
 T = TypeVar("T")
-_SAMPLE = re.compile(r"sample of (\d[\d,]{0,11}) of ")  # in the version of a package that has only a sample of tasks
+_SAMPLE = re.compile(r"sample of (\d[\d,]{0,11}) of ")  # in a version text: the package has only a sample of tasks
 
 
 def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     scored_specs = (spec for summary in summaries for spec in summary.specs if spec.tier == "safe")
     for spec in scored_specs:
         left_out.update({(spec.spec_id, reason): count for reason, count in spec.inactive.items()})
-    # Episodes that crashed have no record.
+    # Subtract crashed episodes, which have no record.
     recorded_count = sum(sum(summary.outcomes.values()) - summary.crashed for summary in summaries)
     return (
         *warn_of_choice(suite for _, suite in summary_of_cell),
@@ -63,7 +63,7 @@ def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) ->
 
 
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings to show with the numbers of these scores, a sentence each."""
+    """Return the warnings to show with the numbers of these scores. Each warning is a line."""
     cells = {cell: members for cell, members in cell_members(scores).items() if len(members)}
     standins, diverged = scores.is_marked(marks.STANDIN), scores.is_marked(marks.DIVERGED)
     return (
@@ -81,15 +81,15 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings on facts that summaries of cells lack: known differences of physics versions, unknown poses,
-    suspicious actions, actions that a filter changed, and samples of tasks.
+    """Return the warnings that need scores, not just summaries of cells: on known differences of physics versions,
+    unknown poses, suspicious actions, actions that a filter changed, and samples of tasks.
     """
     differences, unknown = warn_of_differences(scores), warn_of_unknown_poses(scores)
     return *differences, *unknown, *warn_of_actions(scores), *warn_of_changes(scores), *warn_of_samples(scores)
 
 
 def warn_of_samples(scores: Scores) -> tuple[str, ...]:
-    """Return a sentence for each policy that ran only part of the sample of tasks that the version text names."""
+    """Return a sentence for each policy that ran only some tasks of the sample that a package's version text names."""
     tasks_by_sample: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
     # `simulator` is empty if the versions are unknown.
     for policy, suite, task, simulator in zip(
@@ -106,7 +106,7 @@ def warn_of_samples(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
-    """Return the line on scored clauses that apply to a task by its tags but were not judged on its episodes."""
+    """Return a line (or none) on scored clauses that apply to a task by its tags but were not judged in episodes."""
     left_out = Counter(
         (scores.specs[k].spec_id, scores.reasons[int(reason)])
         for k in scores.scored_columns
@@ -126,7 +126,7 @@ def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded_count: in
 
 
 def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
-    """Return the warning on suites with initial states that a search tried or found.
+    """Return a warning (or none) on suites whose initial states were tried or found by a search.
 
     >>> warn_of_choice(["fake", "found:edge:fake"])[0].split(". ")[0]
     'Chosen starts: the starts of found:edge:fake were chosen for their outcomes'
@@ -164,7 +164,7 @@ def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ..
 
 
 def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
-    """Return the warning for policies and suites with stand-in assets.
+    """Return a warning (or none) on stand-in assets. `cells` says for each (policy, suite) whether there are any.
 
     >>> warn_of_standins({("a", "kitchen"): True, ("a", "table"): False})[0].split(":")[1].split(" was")[0]
     ' kitchen'
@@ -188,7 +188,7 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
 
 
 def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
-    """Return the warning on replays that left their recordings; `cells` maps (policy, suite) to a number.
+    """Return a warning (or none) on replays that left their recordings. `cells` maps (policy, suite) to their number.
 
     >>> warn_of_divergence({("replay:a", "table"): 2})[0].split(".")[0]
     'Diverged replays: 2 episodes of replay:a on table left their recordings, or may have left them'
@@ -215,7 +215,7 @@ def simulator_by_cell(scores: Scores) -> dict[Cell, dict[str, tuple[str, ...]]]:
 
 
 def _group_by_cell(scores: Scores, facts: Sequence[T]) -> dict[Cell, list[T]]:
-    # `facts` has one entry for each episode; if it is empty, they are unknown, and so is the result.
+    # Group `facts`, which has one entry per episode, by (policy, suite). Empty `facts` are unknown; then return {}.
     if not facts:
         return {}
     return {cell: [facts[k] for k in members] for cell, members in cell_members(scores).items() if len(members)}
@@ -236,13 +236,13 @@ def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> st
         )
         suites_by_versions.setdefault(text or "versions that the records do not name", {})[suite] = None
     parts = [*suites_by_versions]
-    if len(parts) > 1:  # if all suites have the same versions, the suites need no mention
+    if len(parts) > 1:  # name the suites only if their versions differ
         parts = [f"{text} ({', '.join(suites)})" for text, suites in suites_by_versions.items()]
     return f"Simulated with {'; '.join(parts)}."
 
 
 def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
-    """Return a text for each suite and package with several versions among the episodes: the policies by version.
+    """Return a text for each suite and package with several versions: each version, and the policies that have it.
 
     A record that does not name the package's version does not count as mixed, since its version may be the same.
 
@@ -263,7 +263,7 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
 
 
 def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple[str, ...]:
-    """Return the warning if numbers come from several physics versions."""
+    """Return a warning if numbers come from several physics versions, else no warning."""
     mixtures = find_mixtures(cells)
     if not mixtures:
         return ()
@@ -271,7 +271,7 @@ def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple
 
 
 def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
-    """Return the line on episodes in which some records were not judged because a pose is unknown."""
+    """Return a line (or none) on episodes in which some records were not judged because a pose is unknown."""
     if scores.unknown is None:
         return ()
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
@@ -286,7 +286,7 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_actions(scores: Scores) -> tuple[str, ...]:
-    """Return a line for each policy and suite with suspicious actions: the finding and the likely cause."""
+    """Return a line for each policy and suite with suspicious actions: what is suspicious, and the likely cause."""
     lines = []
     for (policy, suite), cell_statistics in _group_by_cell(scores, scores.actions).items():
         known_statistics = [statistics for statistics in cell_statistics if statistics is not None]
@@ -310,14 +310,14 @@ def warn_of_changes(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:
-    """Return the line on scored specifications that are inactive in all logs of real robots."""
+    """Return a line (or none) on scored specifications that are inactive in all logs of real robots."""
     log_count, inactive_counts = scores.count_logs(np.arange(len(scores)))
     suites = dict.fromkeys(scores.benchmark[k] for k in np.flatnonzero(scores.is_marked(marks.FOREIGN_LOG)))
     return _describe_logs(inactive_counts, log_count, suites)
 
 
 def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
-    # Return the line of `warn_of_logs` for summaries of cells.
+    # Return the same line as `warn_of_logs`, from summaries of cells.
     inactive: Counter[str] = Counter()
     episodes = 0
     suites: dict[str, None] = {}
@@ -362,7 +362,7 @@ def warn_of_differences(scores: Scores) -> tuple[str, ...]:
 class AuditMark:
     """An audit of one policy of one run: episodes are drawn with the auditor's seed, replayed and compared."""
 
-    episodes: int  # number of recorded episodes; the episodes in `drawn` were drawn from them without replacement
+    episodes: int  # number of recorded episodes, from which `drawn` was drawn without replacement
     drawn: tuple[str, ...]
     differing: tuple[str, ...] = ()  # a sentence for each episode whose replay differs from its record
     unreplayed: tuple[str, ...] = ()
@@ -378,8 +378,8 @@ class AuditMark:
 
     @property
     def badge(self) -> str:
-        """The result in words, with the probability of detecting forged episodes if the verdict is `agrees`. If m of N
-        episodes are forged, K draws miss them with probability C(N - m, K) / C(N, K), at most (1 - m / N)^K.
+        """The result in words. If the verdict is `agrees`, they include the probability of detecting forged episodes. K
+        draws miss m forged episodes of N with probability C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
         """
         count = len(self.drawn)
         if self.verdict == "differs":

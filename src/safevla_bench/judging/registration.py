@@ -27,7 +27,7 @@ from safevla_bench.sources.runs.sources import RecordSource
 from safevla_bench.text import escape_json, load_json
 
 REGISTERED = "registered"
-SERVER = "server"  # replaces an environment's seed in a plan if the policy's server may request a seed
+SERVER = "server"  # stands in a plan for an environment seed that the policy's server may request
 _DIGEST_KEY, _SHOWN_LETTERS = "digest", 12
 _REMEDY = "Use the unchanged file from `safevla eval --dry-run --freeze`."
 
@@ -43,14 +43,14 @@ class RegisteredSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RegisteredRules(NamedRules, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The rules of judging, and the inputs from which they are loaded."""
+    """The rules of judging by name and digest, and the recipe from which they can be loaded again."""
 
     intervals: IntervalMethod
     recipe: RulesetRecipe
 
 
 class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A policy's name and arguments; `spec` is the value of `--policy` if it differs from the name."""
+    """A policy's name and arguments. `spec` is the value of `--policy`, or None if this value is the name."""
 
     policy: str
     arguments: dict[str, str]
@@ -60,7 +60,7 @@ class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class RegisteredTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task with its horizon, and the start of each episode as `initial state/environment's seed`."""
+    """A task with its horizon. `episodes` has the start of each episode as `initial state/environment's seed`."""
 
     task: str
     horizon: int
@@ -73,7 +73,7 @@ class RegisteredTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that was fixed before a run."""
+    """The plan and the rules of judging that were fixed before a run."""
 
     format: Literal["safevla-registration"] = "safevla-registration"
     schema_version: Literal[1] = 1
@@ -101,7 +101,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return hashlib.sha256(_dump_canonical(msgspec.to_builtins(self))).hexdigest()
 
     def to_document(self) -> dict[str, object]:
-        """Return the registration as plain values with its `digest`, as in the file and in run.json."""
+        """Return the registration as plain values with the key `digest`, as stored in the file and in run.json."""
         return {**msgspec.to_builtins(self), _DIGEST_KEY: self.digest}
 
     def encode(self) -> bytes:
@@ -157,7 +157,7 @@ def parse_registration(document: object) -> Registration:
 
     Raises:
         ValueError: the document is not a registration.
-        RunError: its content does not match its digest.
+        RunError: the document's content does not match its digest.
     """
     if not isinstance(document, dict) or not isinstance(document.get(_DIGEST_KEY), str):
         raise ValueError("the document has no digest")
@@ -187,7 +187,7 @@ def _dump_line(value: object) -> str:
 
 
 def shorten(description: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy of run.json's content, for pages and documents, in which a digest replaces the registration."""
+    """Return a copy of run.json's content with only the digest of the registration, for pages and documents."""
     document = description.get(REGISTERED)
     if not isinstance(document, Mapping):
         return dict(description)
@@ -198,7 +198,7 @@ def shorten(description: Mapping[str, object]) -> dict[str, object]:
 
 
 class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How the runs of one registration deviate from it: in the plan, the episodes, or the rules."""
+    """How the runs of one registration deviate from this registration: in the plan, the episodes, or the rules."""
 
     digest: str
     runs: int
@@ -214,8 +214,8 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
-    """Compare runs with their registrations, with one check per registration; return [] without registrations. Checks
-    of registrations that cannot be read come last.
+    """Compare runs with their registrations. Return one check per registration, or [] if there are no registrations.
+    Checks of registrations that cannot be read come last.
     """
     runs_by_digest: dict[str, list[tuple[RecordSource, Registration]]] = {}
     unreadable = []
@@ -245,7 +245,7 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
 
 
 def describe_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[str]:
-    """Return a sentence on each registration and one on sources without registration; [] if none is registered."""
+    """Return a sentence on each registration, and one on unregistered sources. Return [] if no source is registered."""
     checks = check_registrations(sources, provenance)
     unregistered_count = len(sources) - sum(check.runs for check in checks)
     sentences = [check.to_sentence() for check in checks]
@@ -268,7 +268,7 @@ def _list_differences(
 
 
 def _follows_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
-    # `run` is the content of run.json. A run may have only some of the registered policies.
+    # Return whether a run follows the registered plan. `run` is the content of run.json. Policies may be missing in it.
     document: dict[str, Any] = msgspec.to_builtins(registration)
     option_names = ("host", "host_arguments", "protocol", "seed", "max_steps", "until")
     has_same_options = all(document[option] == run.get(option) for option in option_names)
@@ -284,7 +284,7 @@ def _follows_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
 
 
 def _policy_options(row: Mapping[str, Any]) -> tuple[object, ...]:
-    # Return the options to compare; `spec` is omitted if it equals the policy's name.
+    # Return the policy's options for a comparison. An omitted `spec` equals the policy's name.
     return row.get("arguments"), row.get("spec") or row.get("policy"), row.get("filter"), row.get("delay")
 
 
@@ -306,7 +306,7 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
         recorded[with_server_seed if with_server_seed in planned else with_own_seed] += 1
     missing_count, unplanned_count = (planned - recorded).total(), (recorded - planned).total()
     decisions = [source.description.get(DECISION) for source in sources]
-    # A run that the option `--until` ended early may lack episodes.
+    # If the option `--until` ended a run early, episodes may be missing.
     is_decided = any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
     if missing_count and not is_decided:
         yield f"{missing_count} of {registration.n} registered episodes {'is' if missing_count == 1 else 'are'} missing"
@@ -315,7 +315,7 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
         yield f"{unplanned_count} {what_is} not registered, or present twice"
 
 
-_EpisodeKey = tuple[str, str, int | None, str]  # policy, task, horizon, and the result of `format_start`
+_EpisodeKey = tuple[str, str, int | None, str]  # policy, task, horizon, start as formatted by `format_start`
 
 
 def format_start(init_state_index: int | None, env_seed: int | str | None) -> str:
