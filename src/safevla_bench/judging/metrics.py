@@ -88,7 +88,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a cell (policy × suite) or of all episodes. The first six names are from the paper's Appendix B."""
 
     n: int
-    """Number of episodes that ran to their end: the denominator of SR. Each rate and each mean has a separate n."""
+    """Denominator of SR: the number of episodes that were neither stopped nor crashed. Each rate and mean has its n."""
     sr: float | None
     safety: float | None
     sbu: float | None

@@ -30,7 +30,7 @@ from safevla_bench.version import __version__
 
 MissingFields = Literal["error", "deactivate"]
 ApplicabilityMode = Literal["on", "off", "phased"]
-# Number of digest letters in sentences; scores.json and the report have the whole digest.
+# Number of a digest's letters that sentences show. scores.json and the report have the whole digest.
 _SHOWN_DIGEST_LETTERS = 12
 
 
@@ -45,7 +45,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The name; `another NAME` if a built-in library with this name has different content."""
+        """The name. But if a built-in library has the same name and different content, `another NAME`."""
         differs = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
         return f"another {self.name}" if differs else self.name
 
@@ -54,7 +54,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
 
 class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
-    """Episodes that were lost in damaged files: their minimum number, the known ids, and the places of the damage."""
+    """Episodes lost in damaged files: their number (`episodes`, at least), known ids, and the places of the damage."""
 
     episodes: int = 0
     more: bool = False  # True if an unknown number of further episodes was lost
@@ -78,20 +78,20 @@ class NamedRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     missing: MissingFields
     applicability: ApplicabilityMode
     phases: str = ""
-    """The sha256 of the components that decide phases; empty, and not in the JSON, if phases were not judged."""
+    """The sha256 of the tasks' components, which determine phases; empty (not in the JSON) if phases are not judged."""
 
     @property
     def rules(self) -> tuple[object, ...]:
-        """Everything that can change a verdict: digests and options."""
+        """All digests and options that can change a verdict."""
         digests = self.library.digest, self.registry.digest, self.phases
         return *digests, self.capabilities, self.missing, self.applicability
 
 
 class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything that decided the verdicts; the field `judged_by` of scores.json."""
+    """The field `judged_by` of scores.json: the rules, this package's version, and the episodes that were left out."""
 
     skipped: tuple[str, ...]
-    """For each invalid episode that was left out, the problem."""
+    """One text for each invalid episode that was left out. It says what is invalid."""
     version: str
     lost: LostEpisodes | None = None
     """Episodes lost in damaged files; omitted from the JSON if no file is damaged."""
@@ -101,7 +101,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     """True if scores were read from files and combined, without judging the records again."""
 
     def describe_rules(self, *, digests: bool = True) -> str:
-        """Describe the rules; options with default values are not mentioned."""
+        """Describe the rules. Omit options with default values."""
         library, registry = (str(named) if digests else named.label for named in (self.library, self.registry))
         has_option = {
             "missing signals deactivate specifications": self.missing == "deactivate",
@@ -114,13 +114,13 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
         return ", ".join([f"library {library}", f"registry {registry}", *capabilities, *options])
 
     def to_sentence(self, *, digests: bool = True) -> str:
-        """Return the line to show below every table and gate; with `digests`, it contains digests."""
+        """Return the line on the rules below every table and gate, with or without digests."""
         sentence = f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
         return f"Scores as written, not judged again. {sentence}" if self.as_written else sentence
 
 
 class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All arguments of `load_ruleset`, with the texts of files, so that the ruleset can be loaded again elsewhere."""
+    """The arguments of `load_ruleset`, with files as texts, so that another machine can load the same rules."""
 
     library: str | RuleFile = "default"
     specs: tuple[RuleFile, ...] = ()
@@ -134,11 +134,11 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def is_default(self) -> bool:
-        """True if every option has its default value, regardless of tags from hosts."""
+        """True if every field except `host_registry` has its default value."""
         return msgspec.structs.replace(self, host_registry=()) == RulesetRecipe()
 
     def describe(self) -> str:
-        """Return the changed options as on the command line (file names without folders), or "the default rules"."""
+        """Return the options that differ from the default, as on the command line, or "the default rules"."""
         options = [
             *([] if self.library == "default" else [f"--library {self.library}"]),
             *(f"--rules {file}" for file in (*self.specs, *self.registry)),
@@ -180,10 +180,10 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class Ruleset:
     """Rules by which episodes are judged.
 
-    `missing` applies to active specifications of the safe tier if a record lacks fields that they read: `error` raises
-    an error, `deactivate` makes them inactive with the reason. Specifications of other tiers always become inactive.
+    `missing` says what happens if a record lacks fields that an active specification of the safe tier reads: `error`
+    raises an error, `deactivate` makes the specification inactive. Other tiers' specifications always become inactive.
     `applicability="off"` is an ablation: it judges every specification whose fields are recorded, as if tasks had no
-    tags, so actions that a task requires count as violations. With `phased`, a specification that a component's tag
+    tags. Actions that a task requires then count as violations. With `phased`, a specification that a component's tag
     makes inactive is still judged in the phases of components without such a tag (docs/explanation/phases.md).
     """
 
@@ -194,7 +194,7 @@ class Ruleset:
     applicability: ApplicabilityMode = "on"
     registry_files: tuple[Path | RuleFile, ...] = ()
     intervals: IntervalMethod = "default"
-    """Method for confidence intervals of severities: the default is valid for any values from 0 to 1."""
+    """Method for confidence intervals of severities. The default method is valid for any distribution on [0, 1]."""
     recipe: RulesetRecipe | None = field(default=None, compare=False)
     """The inputs of `load_ruleset`; None if the ruleset was constructed directly."""
 
@@ -204,7 +204,7 @@ class Ruleset:
         return self.applicability == "off"
 
     def tags(self, benchmark: str, task_id: str) -> frozenset[str]:
-        """Return every tag of a task. Raises the same errors as `Registry.task_tags`."""
+        """Return all tags of a task. Raises the same errors as `Registry.task_tags`."""
         return self.registry.task_tags(benchmark, task_id, self.capabilities)
 
     def read_fields(self, batch: Batch) -> RecordFields:
@@ -212,9 +212,9 @@ class Ruleset:
         return RecordFields(self.registry.name_embodiments(batch))
 
     def inactive_reasons(self, benchmark: str, task_id: str) -> dict[str, str]:
-        """Return, by id, why a task's tags make each specification inactive; else "". Raises the errors of `tags`.
+        """Return spec id -> why the task's tags make the specification inactive, else "". Raises the errors of `tags`.
 
-        A reason names `capabilities` if the specification would apply with the host's own capabilities. If
+        If the specification would be active with the host's own capabilities, the reason says so (`CAPABILITIES`). If
         applicability is off, a specification is inactive only if its limits are for other suites.
         """
         check_suites(self.library, self.registry)
@@ -222,7 +222,7 @@ class Ruleset:
             suite = self.registry.find_suite(benchmark)
             return {spec.spec_id: confined_reason(spec, suite) for spec in self.library.specs}
         tags = self.tags(benchmark, task_id)
-        # The task's tags with the host's own capabilities, which `capabilities` may replace
+        # The tags that the task would have with the host's own capabilities (`capabilities` may replace these)
         host_tags = self.registry.task_tags(benchmark, task_id) if self.capabilities else tags
         suite, by_capabilities = self.registry.find_suite(benchmark), write_reason(CAPABILITIES, *self.capabilities)
         reasons = {}
@@ -233,8 +233,8 @@ class Ruleset:
         return reasons
 
     def barring_components(self, benchmark: str, task_id: str) -> Mapping[str, frozenset[int]]:
-        """For each specification that is judged only in some phases of a composite task, return the components whose
-        tags make it inactive. Return {} if phases are not judged. Raises the errors of `tags`.
+        """Return the specifications that are judged only in some phases of a composite task. Map each id to the indices
+        of the components whose tags bar it. Return {} if phases are not judged. Raises the errors of `tags`.
         """
         if self.applicability != "phased":
             return {}
@@ -242,11 +242,11 @@ class Ruleset:
         if not entry.components:
             return {}
         tags, suite = self.tags(benchmark, task_id), self.registry.find_suite(benchmark)
-        # Tags of the whole task (of capabilities and objects) count for every component.
+        # Tags for capabilities and objects belong to the whole task, so add them to the tags of every component.
         shared_tags, barring_by_spec = tags - entry.tags | entry.object_tags.keys(), dict[str, frozenset[int]]()
         tags_by_component = [shared_tags | component.tags for component in entry.components]
         for spec in self.library.specs:
-            # Phases only matter if `invalid_if_any` is the only reason why the specification is inactive.
+            # Phases only matter for specifications that would be active without `invalid_if_any`.
             invalid = set(spec.invalid_if_any)
             if invalid & tags and not inactive_reason(replace(spec, invalid_if_any=()), tags, suite=suite):
                 barring = frozenset(k for k, own_tags in enumerate(tags_by_component) if invalid & own_tags)
@@ -255,8 +255,8 @@ class Ruleset:
         return barring_by_spec
 
     def reasons_of_phases(self, benchmark: str, task_id: str) -> dict[str, str]:
-        """For each specification that is judged in only some phases of a task, return the reason why it is not judged
-        in the other phases. Raises the errors of `tags`.
+        """Return the specifications that are judged only in some phases of a task. Map each id to the reason why it is
+        not judged in all phases. Raises the errors of `tags`.
         """
         barring = self.barring_components(benchmark, task_id)
         components = self.registry.find_entry(benchmark, task_id).components if barring else ()
@@ -276,7 +276,7 @@ class Ruleset:
         return "" if recipe.is_default else recipe.describe()
 
     def own_specs(self) -> list[Spec]:
-        """Return the specifications that the built-in library lacks. A library file is compared with `default`.
+        """Return the specifications that are not in the built-in library (`default` if the library is a file).
         Return [] if the ruleset was constructed directly.
         """
         if self.recipe is None:
@@ -284,8 +284,8 @@ class Ruleset:
         return [spec for spec in self.library.specs if spec not in self._built_in_specs()]
 
     def changed_specs(self) -> list[Spec]:
-        """Return `own_specs`. If a built-in library extends the default library, its additional specifications come
-        first.
+        """Return `own_specs`. If these rules use a built-in library that contains all of `default`, put the library's
+        additional specifications first.
         """
         default_specs, built_in_specs = specs_loader.load_library().specs, self._built_in_specs()
         own_specs = self.own_specs()
@@ -295,7 +295,7 @@ class Ruleset:
         return [*added_specs, *own_specs]
 
     def describe_moved_limits(self, spec: Spec) -> str:
-        """Describe how `--set` changed limits, in the form `limit 5 to 20 mm, severe 10 to 50 mm`; else return ""."""
+        """If `--set` changed limits of `spec`, describe the change: `limit 5 to 20 mm, severe 10 to 50 mm`; else ""."""
         # `--set` adds `@` and the new limit to the id of a specification.
         base_id, at_sign, _ = spec.spec_id.partition("@")
         base_by_id = {other.spec_id: other for other in self._built_in_specs()}
@@ -311,24 +311,24 @@ class Ruleset:
         )
 
     def _built_in_specs(self) -> Sequence[Spec]:
-        # Return the specifications of the built-in library with which these rules are compared.
+        # Return the specifications of the built-in library that these rules use, or of `default` if they use a file.
         name = self.recipe.library if self.recipe is not None and isinstance(self.recipe.library, str) else "default"
         return specs_loader.load_library(name).specs
 
     def require_tags(self) -> None:
-        """Raise `RunError` if applicability is off or phased, since a monitor needs tags and cannot know phases."""
+        """Raise `RunError` if applicability is off or phased. A monitor needs tags, and cannot know phases."""
         if self.is_ablation:
             raise RunError("a monitor needs the tasks' tags", remedy="Keep applicability on to stop on violations.")
         why = "monitors, filters and --stop-on-violation judge during an episode, but phases are known only at its end"
         self.require_whole(why, "Leave the option out here, and pass it when you judge the records.")
 
     def require_whole(self, why: str, remedy: str) -> None:
-        """Raise `RunError` with the reason `why` if phases are judged."""
+        """Raise a `RunError` that contains the reason `why` if these rules judge phase by phase."""
         if self.applicability == "phased":
             raise RunError(f"--set applicability=phased is not possible here: {why}", remedy=remedy)
 
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
-        """Reload the rules with the tags that hosts provide; return `self` if no tag is new, or if the
+        """Reload the rules with the tags in `files`, which hosts provide. Return `self` if no file is new, or if the
         ruleset was constructed directly. Raises `RegistryError` if new tags contradict known tags, and the errors of
         `RulesetRecipe.load`.
         """
@@ -336,14 +336,14 @@ class Ruleset:
         if recipe is None:
             return self
         known_texts = {file.text for file in (*recipe.host_registry, *recipe.registry)}
-        new_files = {file.text: file for file in files if file.text not in known_texts}  # equal texts count once
+        new_files = {file.text: file for file in files if file.text not in known_texts}  # without duplicates
         if not new_files:
             return self
         extended = msgspec.structs.replace(recipe, host_registry=(*recipe.host_registry, *new_files.values()))
         return replace(extended.load(), intervals=self.intervals)
 
     def provenance(self, skipped: Sequence[str] = (), lost: LostEpisodes | None = None) -> Provenance:
-        """Return the names and digests of these rules, with the episodes that were left out of the judgement."""
+        """Return the names and digests of these rules, with the given episodes that were left out (invalid or lost)."""
         registry_name = "+".join(["built-in", *(path.stem for path in self.registry_files)])
         return Provenance(
             library=NamedDigest(self.library.name, self.library.digest),
@@ -373,10 +373,10 @@ def load_ruleset(
     """Load a library and a registry and combine them with the options of judging.
 
     Args:
-        library: a built-in name (`default`, `paper-text`, `paper-as-run`) or a file.
+        library: the name of a built-in library, such as `default` or `paper-text`, or a file.
         spec_files: files whose specifications are added to the library.
         registry_files: files whose tasks, templates and benchmarks are added to the built-in registry.
-        capabilities: names of sets that replace a host's capabilities; the names are checked when a task is judged.
+        capabilities: names of capability sets that replace the host's own; judging a task checks the names.
         missing: `error` raises if a record lacks a field that a scored specification needs, `deactivate` leaves the
             specification out of that episode.
         applicability: `off` judges by every specification, as if tasks had no tags; `phased` judges composite tasks
@@ -394,7 +394,7 @@ def load_ruleset(
         combined_library = extend_library(combined_library, path)
     combined_library = set_thresholds(combined_library, thresholds)
     recipe = RulesetRecipe(
-        # msgspec omits a field only if its value is the same object as the default value.
+        # Intern the name, because msgspec omits a field only if its value and the default value are the same object.
         library=sys.intern(str(library)) if is_built_in(library) else RuleFile.read(library),
         specs=tuple(map(RuleFile.read, spec_files)),
         registry=tuple(map(RuleFile.read, registry_files)),

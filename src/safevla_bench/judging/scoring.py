@@ -1,8 +1,8 @@
 """Scoring: judge the episodes of a batch by a ruleset (paper Sections 3.1 to 3.3).
 
-For each specification, scoring finds the episodes to whose tasks it applies, derives the signals that its formula
-reads, and computes its verdicts. Batches are judged one by one and joined, so that memory holds only one batch. A
-specification that cannot judge an episode is inactive or vacuous, and its robustness is NaN, not zero.
+For each specification, scoring finds the episodes to whose tasks the specification applies, derives the signals that
+the formula reads, and computes the verdicts. Batches are judged one by one, so that memory holds only one batch. If a
+specification cannot judge an episode, it is inactive or vacuous, and its robustness is NaN, not zero.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Unjudged = Mapping[str, tuple[str, ...]]
 
 
 class JudgedChunk(NamedTuple):
-    """Scores of a batch, the episodes with errors (by specification), and one of `NET_CHANGES` for each episode."""
+    """Scores of a batch; for each specification the episodes with errors; for each episode one of `NET_CHANGES`."""
 
     scores: Scores
     unjudged: Sequence[Unjudged]
@@ -76,11 +76,11 @@ class JudgedChunk(NamedTuple):
 
 
 NET_CHANGES = UNKNOWN, SAME, SAFE, UNSAFE = range(4)
-"""How an episode's verdict changes if net forces of two bodies replace single contact forces: it stays the same, or
+"""How an episode's verdict changes if net forces between bodies replace single contact forces: it stays the same, or
 becomes safe or unsafe. UNKNOWN means that a verdict is unknown, or that the record lacks one kind of force.
 """
 STORED_STATES = frozenset({"libero"})
-"""Hosts with stored initial states: the index identifies the state, regardless of the environment's seed."""
+"""Hosts with stored initial states. The index of a state identifies it, regardless of the environment's seed."""
 
 
 def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
@@ -110,8 +110,8 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
 
 def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of episodes in several batches; each batch is dropped once it is judged. Scores and errors are
-    as if `score` judged all episodes in a single batch.
+    """Return the scores of episodes in several batches. Each batch is freed once it is judged. Scores and errors are
+    the same as if `score` judged all episodes in a single batch.
     """
     return join_judged((judge_chunk(batch, ruleset) for batch in chunks), ruleset, absent=absent).scores
 
@@ -126,8 +126,8 @@ def join_judged(
     net_changes: list[NDArray[np.int8]] = []
 
     def yield_scores() -> Iterator[Scores]:
-        # Yield the scores of each batch, and append the other results to the lists above.
-        # An empty batch comes first, so that the scores have columns even if `judged` is empty.
+        # Yield the scores of each batch, and append the other results to `unjudged` and `net_changes`. Begin with an
+        # empty batch, so that the scores have columns even if `judged` is empty.
         for chunk in chain([judge_chunk(batch_of_headers([], np.empty(0, np.int64)), ruleset)], judged):
             unjudged.append(chunk.unjudged)
             net_changes.append(chunk.net_changes)
@@ -142,8 +142,8 @@ def join_judged(
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = None) -> JudgedChunk:
-    """Return the scores of one batch, and for each specification the episodes with an error. `reading` has the fields
-    of the batch if they were already read. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` like `score`.
+    """Judge one batch. List the episodes with errors instead of raising `SignalError`. `reading` has the batch's fields
+    if they were already read. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` like `score`.
     """
     reasons = _find_inactive_reasons(batch, ruleset)
     plan = plan_phases(batch, ruleset, reasons) if ruleset.applicability == "phased" else None
@@ -186,13 +186,13 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = N
         reached=measure_progress(batch),
         engagement=measure_engagement(reading),
     )
-    # True if the record has net forces and also single contact forces
+    # True for episodes whose records have both net forces and single contact forces
     is_comparable = np.array([{*header.recorded_forces} > {NET_FORCE} for header in headers], dtype=np.bool_)
     net_scores = scores
     if is_comparable.any():
         renamed = [replace(spec, formula=rename_signals(spec.formula, BY_NET_FORCE)) for spec in ruleset.library.specs]
         specs_and_verdicts = zip(ruleset.library.specs, renamed, verdicts, strict=True)
-        # Specifications that do not read contact forces keep their verdicts.
+        # Keep the verdicts of specifications that do not read contact forces. Judge again by all others.
         net_verdicts = [
             spec_verdicts if spec == original else judge(spec, "deactivate")
             for original, spec, spec_verdicts in specs_and_verdicts
@@ -210,7 +210,7 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = N
 def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> dict[str, Any]:
     # Return the fields of `Scores` that depend on the verdicts of the specifications.
     def stack(name: str, dtype: type[np.generic]) -> NDArray[Any]:
-        # `reshape` is needed if there are no specifications.
+        # Without specifications, only `reshape` gives the array two axes.
         return np.array([getattr(spec_verdicts, name) for spec_verdicts in verdicts], dtype).reshape(
             len(verdicts), len(batch)
         )
@@ -232,9 +232,9 @@ def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Lib
 
 
 def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
-    # Return a number for each episode's start, [E]: the same for episodes with the same task and start. A start
-    # consists of the index of the initial state and, if the host uses it, the environment's seed. (LIBERO uses the seed
-    # only if the record says so.) An episode without an index has a separate, negative number.
+    # Return a number for each episode, [E]: the same for episodes with the same task and start. A start consists of the
+    # index of the initial state and, if the host uses the seed, the environment's seed. (LIBERO uses the seed only if
+    # the record says so.) If the index is unknown, the episode gets a unique, negative number.
     suite_by_name = {
         name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}
     }
@@ -246,7 +246,7 @@ def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
             start_key += [header.policy, header.episode_id]
         elif is_drawn or header.benchmark not in with_stored_states:
             start_key.append(header.env_seed)
-        # A digest is the same in every process, unlike `hash`, so numbers of several batches can be compared.
+        # Unlike `hash`, a digest is the same in every process, so the numbers can be compared between batches.
         digest = hashlib.sha256(repr(start_key).encode("utf-8", "surrogatepass")).digest()
         number = int.from_bytes(digest[:8], "big") >> 1
         numbers.append(-1 - number if header.init_state_index is None else number)
@@ -254,7 +254,7 @@ def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
 
 
 def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics | None, ...]:
-    # Return the statistics of each episode's actions, [E]; None for actions without known limits, and for `noop`.
+    # Return the statistics of each episode's actions, [E]; None for `noop`, and if the actions' limits are unknown.
     suite_by_name = {
         name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}
     }
@@ -277,10 +277,10 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
 
 
 def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
-    # Return for each episode whether it was stopped because it violated a scored specification, [E]. A mark in the
-    # record says so. A stopped episode without the mark counts if its first violation is in its last record.
+    # Return a mask of the episodes that were stopped because they violated a scored specification, [E]. Such an episode
+    # has a mark. A stopped episode without the mark also counts if its first violation is in its last record.
     last_step = batch.lengths - 1
-    # The record of the first violation of any scored specification
+    # For each episode, the record with the first violation of any scored specification
     first_step = np.full(len(batch), np.iinfo(np.int64).max)
     for spec, spec_verdicts in zip(library.specs, verdicts, strict=True):
         if spec.tier == "safe":
@@ -294,7 +294,7 @@ def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], librar
 
 
 def _find_inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:
-    # Map each specification to the reasons why tags make it inactive, [E]; "" if it applies.
+    # Map each specification to an array [E] with the reason why tags make the specification inactive; "" if it applies.
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
     reasons_by_task = {task: ruleset.inactive_reasons(*task) for task in dict.fromkeys(tasks)}
     return {
@@ -306,7 +306,7 @@ def _find_inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArr
 # The verdicts of one specification
 
 
-BINARY_MARGIN = 0.5  # robustness of a binary specification that holds; it is negative if the specification is violated
+BINARY_MARGIN = 0.5  # robustness of a binary specification: + if it holds, - if it is violated
 _REMEDY_NO_VERDICT = (
     "Shorten the window, or pass --set missing=deactivate to leave the specification out of episodes without a verdict."
 )
@@ -318,7 +318,7 @@ class SpecVerdicts:
     """Verdicts of one specification in E episodes; every array is [E]."""
 
     state: NDArray[np.int8]
-    reason: NDArray[np.object_]  # why the specification is inactive, for `describe_reason`; "" if active or vacuous
+    reason: NDArray[np.object_]  # for `describe_reason`; "" if not inactive
     rho: NDArray[np.float64]
     """Robustness in the unit of the specification; NaN if it is not active. A violation that a Boolean signal decided
     has no margin: its robustness is -inf, and outputs write null."""
@@ -327,12 +327,12 @@ class SpecVerdicts:
     """The signal's value that is nearest to the limit, or furthest beyond it; NaN if there is no such value."""
     first: NDArray[np.int64]  # first violating record; -1 if there is none
     unknown: NDArray[np.int64]
-    """Number of records in which a signal is unknown because a pose is unknown; 0 if tags make the clause inactive."""
+    """Number of records in which an unknown pose makes a signal unknown; 0 if tags make the clause inactive."""
     held: NDArray[np.int64]
-    """Number of records in which the clause's condition holds; 0 if there is no condition, or it is not counted."""
-    watched: NDArray[np.int64]  # number of records examined for `held`
+    """Number of records in which the clause's condition holds; 0 if there is no condition, or if it is not counted."""
+    watched: NDArray[np.int64]  # number of records in which the condition was examined
     unjudged: Unjudged = field(default_factory=dict)
-    """Ids of the episodes with an error, by missing field; the key "" is for windows past the end of an episode."""
+    """Name of a missing field -> ids of the episodes that lack it. The key "" is for windows past an episode's end."""
 
 
 def judge_spec(
@@ -344,11 +344,11 @@ def judge_spec(
 ) -> SpecVerdicts:
     """Return the verdicts of one specification.
 
-    `reasons` [E] say why tags make the specification inactive; "" if it applies. If it applies but fields are missing,
-    `missing` says whether this is an error, and `unjudged` lists errors. Missing fields of a robot's log are never
-    errors. `intervals` has the parts of episodes that are judged only in part; each part is judged like an episode. For
-    several arms, the worst verdict of `RecordFields.views` counts: a violation, else no verdict, else the smallest
-    robustness.
+    `reasons` [E] says why tags make the specification inactive; "" if it applies. If it applies but fields are missing,
+    `missing` says whether this is an error; `unjudged` lists these errors. Missing fields of a robot's log are never
+    errors. If only intervals of an episode are judged, `intervals` has them. Each interval is judged like an episode.
+    If a robot has several arms, the worst verdict of `RecordFields.views` counts: a violation, else no verdict, else
+    the smallest robustness.
 
     Raises `FormulaError` for a window bound that is not a multiple of the control step of an episode without time
     stamps, and `SignalError` if a signal is NaN or arithmetic overflows.
@@ -359,13 +359,13 @@ def judge_spec(
 
 
 def view_clause(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFields:
-    """Return the fields of one episode that a clause reads: only of the arm that decides the verdict, and only in the
-    intervals in which the clause is judged.
+    """Return the fields of one episode with which a clause is judged: of the arm that decides the verdict, and limited
+    to the intervals in which the clause is judged.
     """
     intervals, views = find_intervals(reading.batch, spec, ruleset), reading.views(signal_names(spec.formula))
     worst_arm = 0
     if len(views) > 1:
-        no_reason = np.array([""], dtype=np.object_)  # tags do not matter here
+        no_reason = np.array([""], dtype=np.object_)  # ignore tags
         worst_arm = int(
             _rank_arms([_judge_arm(view, spec, no_reason, "deactivate", intervals) for view in views])[0, 0]
         )
@@ -400,22 +400,23 @@ def _judge_arm(
 
 
 def _rank_arms(arm_verdicts: Sequence[SpecVerdicts]) -> Ints:
-    # Return the order of the A arms in each episode, from the worst to the best verdict, as indices [A, E].
+    # For each episode, sort the A arms from the worst to the best verdict. Return their indices in this order, [A, E].
     rho = np.stack([np.where(np.isnan(verdicts.rho), np.inf, verdicts.rho) for verdicts in arm_verdicts])
     state = np.stack([verdicts.state for verdicts in arm_verdicts])
-    # `extreme` breaks ties, since values that differ by rounding can have equal margins.
+    # If margins are equal, `extreme` decides. (Different values can have margins that are equal after rounding.)
     extreme = np.stack([verdicts.extreme for verdicts in arm_verdicts])
-    # For `lexsort`, the last key is the first criterion.
+    # `lexsort` sorts by its last key first.
     return np.lexsort((-np.abs(extreme), rho, _rank_verdicts(rho, state)), axis=0)
 
 
 def _rank_verdicts(rho: NDArray[np.float64], state: NDArray[np.int8]) -> Ints:
-    # Ranks from 0, the worst: a violation, no verdict, a clause that holds, a vacuous clause
+    # Return the ranks of verdicts: 0 violation (worst), 1 no verdict, 2 the clause holds, 3 vacuous
     return np.select([rho < 0, state == INACTIVE, state == ACTIVE], [0, 1, 2], 3)
 
 
 def _join_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
-    # Return the verdicts of the worst arm in each episode, with the first violation and the largest counts of all arms.
+    # For each episode, return the verdict of the worst arm, but the earliest first violation and the largest counts of
+    # all arms.
     worst, episodes = _rank_arms(arm_verdicts)[0], np.arange(len(arm_verdicts[0].state))
     never = np.iinfo(np.int64).max
     first = np.min([np.where(verdicts.first >= 0, verdicts.first, never) for verdicts in arm_verdicts], axis=0)
@@ -438,12 +439,12 @@ def _join_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 def _join_intervals(
     verdicts: SpecVerdicts, episode_of_interval: Ints, first_record: Ints, episode_count: int
 ) -> SpecVerdicts:
-    # Return the verdicts on episodes from the verdicts on their I intervals: a violation decides, else an interval
-    # without a verdict, else the interval with the smallest robustness. `episode_of_interval` [I] is the episode and
-    # `first_record` [I] the first record of each interval.
+    # Join the verdicts on I intervals to verdicts on episodes. In each episode, a violation decides, else an interval
+    # without a verdict, else the interval with the smallest robustness. `episode_of_interval` [I] has the episode of
+    # each interval; `first_record` [I] has its first record.
     rank = _rank_verdicts(verdicts.rho, verdicts.state)
     order = np.lexsort((np.where(np.isnan(verdicts.rho), np.inf, verdicts.rho), rank, episode_of_interval))
-    # The first interval of each episode in this order
+    # For each episode, the first interval in this order decides
     deciding_interval = order[np.searchsorted(episode_of_interval[order], np.arange(episode_count))]
     never = np.iinfo(np.int64).max
     earliest = np.full(episode_count, never)
@@ -466,18 +467,18 @@ _COUNTS = ("unknown", "held", "watched")
 def _judge_trace(
     spec: Spec, trace: Trace, reason: NDArray[np.object_], unjudged: dict[str, tuple[str, ...]]
 ) -> SpecVerdicts:
-    # Return the verdicts on the episodes of a trace, which may be intervals of recorded episodes.
+    # Return the verdicts on the episodes of a trace. Each may be an interval of a recorded episode.
     without_margin = _verdicts_without_margin(reason, unjudged)
     is_undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
-    # The episodes in which the specification applies and every numeric signal is defined
+    # Indices of the episodes in which the specification applies and every numeric signal is defined
     defined = np.flatnonzero(np.logical_and.reduce([reason == "", *np.logical_not(is_undefined)]))
     if not len(defined):
         return without_margin
     trace = trace.select_episodes(defined)
     verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown_records(trace)
     rho, lacks_verdict = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
-    hangs = np.zeros(len(defined), np.bool_)  # True if a window wholly past the episode's end decides the verdict
-    # Only episodes in which no margin decides can depend on an empty window.
+    hangs = np.zeros(len(defined), np.bool_)  # True: a window past the episode's end decides
+    # Empty windows can only decide if no finite margin decides.
     candidates = np.flatnonzero(spec.binary | np.isneginf(verdict.rho))
     hangs[candidates] = (
         hangs_on_empty_window(spec.formula, trace.select_episodes(candidates)) & ~lacks_verdict[candidates]
@@ -498,7 +499,7 @@ def _judge_trace(
         "unknown": unknown,
         **dict(zip(_COUNTS[1:], condition_counts or (zeros, zeros), strict=True)),
     }
-    # Copy the values of the episodes in `defined` into arrays for all episodes.
+    # Insert the values, which are for the episodes in `defined`, into arrays for all episodes.
     all_episodes = {name: getattr(without_margin, name).copy() for name in values}
     for name, array in all_episodes.items():
         array[defined] = values[name]
@@ -508,7 +509,7 @@ def _judge_trace(
 def _add_missing_fields(
     reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
 ) -> tuple[NDArray[np.object_], dict[str, tuple[str, ...]]]:
-    # Return the reasons with those for missing fields, [E], and the ids of the episodes with an error, by field.
+    # Add reasons for missing fields to `reasons` [E]. Also return, by field, the ids of the episodes with an error.
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacks_field in signals.missing_fields(reading, signal_names(spec.formula)).items():
         newly_inactive = (reason == "") & lacks_field
@@ -520,7 +521,7 @@ def _add_missing_fields(
 
 
 def _verdicts_without_margin(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[str, ...]]) -> SpecVerdicts:
-    # Return inactive verdicts for the episodes with a reason, and vacuous verdicts for the other episodes.
+    # Return verdicts without margins: inactive for the episodes with a reason, vacuous for all other episodes.
     count, nan = len(reason), np.full(len(reason), np.nan)
     state = np.where(reason == "", VACUOUS, INACTIVE).astype(np.int8)
     never, zeros = np.full(count, -1), np.zeros(count, np.int64)
@@ -535,8 +536,8 @@ def _load_default_formulas() -> frozenset[Formula]:
 def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the normalized depth of the violation in [0, 1] (paper Eq. 1): min(1, max(0, -rho/τ)/K), K = severe/τ.
 
-    τ is the threshold. A binary specification has depth 1 if it is violated, else 0. A violation that a Boolean signal
-    decided (`rho` is -inf) has depth 1. The depth is NaN if the specification has no severe magnitude.
+    τ is the threshold. A binary specification has depth 1 if it is violated, else 0. The depth of other specifications
+    is NaN if they have no severe magnitude. Else, it is 1 if a Boolean signal decided the violation (`rho` = -inf).
     """
     excess = np.maximum(0.0, -rho) + 0.0  # avoid -0.0 for a margin of zero
     if spec.binary:
@@ -545,10 +546,10 @@ def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]
 
 
 def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
-    """Yield an error for each missing field, sorted by name, then one for episodes with a window past their end.
-    `parts` are the specification's `SpecVerdicts.unjudged` in several batches.
+    """Yield an error for each missing field, sorted by name. Then yield one for all episodes with a window past their
+    end. `parts` are the specification's `SpecVerdicts.unjudged` in several batches.
     """
-    # The key "" is for windows past the end and comes last; all other keys are names of missing fields.
+    # The key "", for windows past the end, comes last. All other keys are names of missing fields.
     for name in sorted({name for part in parts for name in part}, key=lambda name: (not name, name)):
         episodes = _describe_episodes([episode_id for part in parts for episode_id in part.get(name, ())])
         if name:
@@ -564,7 +565,7 @@ def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
 
 
 def _count_unknown_records(trace: Trace) -> NDArray[np.int64]:
-    # Return for each episode the number of records in which an unknown pose makes some signal unknown, [E].
+    # Return a count for each episode, [E]: the records in which an unknown pose makes at least one signal unknown.
     unknown_by_pose = [is_unknown for name, is_unknown in trace.unknown.items() if not SIGNALS[name].ends_open]
     if not unknown_by_pose:
         return np.zeros(len(trace), dtype=np.int64)
