@@ -213,8 +213,8 @@ def test_episodes_of_one_initial_state_count_as_one(metric):
     twice = scores(0, 60)
     assert check_gates(twice, [gate]).verdict == "passed"
     assert check_gates(twice, [gate], states=states).outcomes[0].ci == check_gates(scores(0, 30), [gate]).outcomes[0].ci
-    assert any("one initial state" in note for note in check_gates(twice, [gate], states=states).notes)
-    assert not any("one initial state" in note for note in check_gates(twice, [gate], states=range(60)).notes)
+    assert any("initial state has several" in note for note in check_gates(twice, [gate], states=states).notes)
+    assert not any("initial state has several" in note for note in check_gates(twice, [gate], states=range(60)).notes)
 
 
 def test_states_that_disagree_within_have_the_interval_of_their_means():
@@ -414,7 +414,7 @@ def test_initial_states_are_those_of_all_episodes_and_an_unknown_one_is_no_other
     with pytest.raises(ValueError, match="zip"):
         check_gates(scores(0, 3), [SAFETY], states=[0])
     assert not any(
-        "one initial state" in note for note in check_gates(scores(0, 3), [SAFETY], states=[0, None, 1]).notes
+        "initial state has several" in note for note in check_gates(scores(0, 3), [SAFETY], states=[0, None, 1]).notes
     )
 
 

@@ -27,14 +27,14 @@ OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, TIME_UP, INTERRUPTED, TERMINATE
 
 # OS errors that a full, read-only or failing disk causes.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-# Optional package that a command's module imports -> the pip extra that installs it.
+# Optional package imported by a command's module -> the pip extra that installs this package.
 _EXTRAS = {"matplotlib": "figures"}
 
 # Group -> command -> (module, one line of help). A command's module is imported only when the command is used.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run": {
         "eval": ("rollout", "Roll out policies, judge every episode and write a report."),
-        "search": ("rollout", "Search for initial states from which a policy succeeds unsafely."),
+        "search": ("rollout", "Search for initial states that lead to unsafe successes."),
         "merge": ("score", "Join the shards of a run into one run folder."),
         "demo": ("score", "Judge recorded LIBERO rollouts, without a simulator."),
         "serve": ("check", "Serve a policy over openpi's protocol."),
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-# This list stores all received signals, because Ray may replace a KeyboardInterrupt with another error.
+# All received signals. Without this list they could be lost, because Ray may replace a KeyboardInterrupt.
 _received_signals: list[int] = []
 
 
@@ -177,7 +177,7 @@ class _EscapedStream:
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        # The package rich writes its control sequences directly to this stream. A closed stream is None in `sys`.
+        # The package rich writes its control sequences directly to this stream. `stream` is None if Python closed it.
         self.rich_proxied_file = stream or open(os.devnull, "w")  # noqa: SIM115
 
     def __getattr__(self, name: str) -> Any:
@@ -213,7 +213,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def escape_output() -> Iterator[None]:
-    """Escape control sequences in everything that is printed in the `with` block (see `_EscapedStream`)."""
+    """Escape control sequences in all text that is printed in the `with` block (see `_EscapedStream`)."""
     stdout, stderr = cast(TextIO, _EscapedStream(sys.stdout)), cast(TextIO, _EscapedStream(sys.stderr))
     with redirect_stdout(stdout), redirect_stderr(stderr):
         yield
@@ -252,7 +252,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return TERMINATED if signal.SIGTERM in _received_signals else INTERRUPTED
-    except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         _discard_output(sys.stdout)
         return OK
     except SystemExit as error:
@@ -286,7 +286,7 @@ def _discard_output(stream: TextIO) -> None:
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Print lines, wrapped on a terminal. Mask secrets in them, and escape control characters and line ends."""
+    """Print lines. Mask secrets, and escape control characters and line ends. On a terminal, wrap long lines."""
     click.echo(wrap_text("\n".join(escape_controls(redact_secrets(line)) for line in lines)), err=err)
 
 

@@ -141,12 +141,12 @@ def tasks_command(
     propose: tuple[Path, ...] = repeatable("Propose tags for LIBERO task files.", "FILE|DIR", type=FILE),
     form: str = options.PAPER_FORMAT,
 ) -> None:
-    """List suites, or the tasks of one suite with the specifications that apply and the reasons why others do not.
+    """List suites, or one suite's tasks with the specifications that apply, and reasons why other ones do not apply.
 
     --format paper prints rows that --rules can read; a row with `patterns` describes a family of tasks.
 
     --propose reads your BDDL files and writes a template and tags for your tasks, as TOML for --rules. Each tag comes
-    with its reason, and with a question for you if something had to be assumed. Answer these questions before you use
+    with its reason. If a tag is an assumption, it comes with a question for you. Answer these questions before you use
     the results.
 
     \b
@@ -232,7 +232,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
         echo(f"{problem} Specifications that cannot be used: {', '.join(unusable)}.")
         if len(unusable) == len(own_specs):
             return
-    # A file that also contains built-in specifications is a complete library. The option --library reads it.
+    # A file that also contains built-in specifications is a complete library, for the option --library.
     option = "--rules" if has_only_limits or len(own_specs) == len(chosen) else "--library"
     command = f"safevla score {quote_paths(*sources) or 'RUN'} {option} {quote_paths(path)} --out results"
     echo(f"{count_noun(len(own_specs) - len(unusable), 'specification')} can be used for judging. Next: {command}")
@@ -261,7 +261,7 @@ def _summarize_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _print_explanation(explanation: Mapping[str, object]) -> None:
-    # Print one line per value. Only the first value of a list has the name on its line.
+    # Print one line per value. If a name has several values, print the name only on the line of the first value.
     width = max(map(len, explanation))
     for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]

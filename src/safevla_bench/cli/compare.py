@@ -72,7 +72,7 @@ def compare_command(
     others are exploratory.
 
     --plan estimates how many episodes per task detect a difference between two rates, without a SOURCE. Fewer episodes
-    suffice if the two policies rarely have different results; a pilot run shows how often they do.
+    suffice if the two policies rarely have different results; a pilot run shows how often results differ.
 
     --changes pairs episodes of a suite with those of the same suite under a change (SUITE-CHANGE, as in LIBERO-PRO) by
     task, initial state and seed. A suite that appears unchanged in both sources is the control.

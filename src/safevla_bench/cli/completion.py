@@ -102,7 +102,7 @@ class _BashCompletion(BashComplete):
 
 
 def answer(command: click.Group) -> int:
-    """Print a shell's completion script, or the completions of an unfinished command; print nothing on any error."""
+    """Print a shell's completion script, or the completions of an unfinished command. On an error, print nothing."""
     add_completion_class(_BashCompletion)
     with suppress(Exception):
         try:

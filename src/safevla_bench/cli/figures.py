@@ -80,8 +80,8 @@ def figures_command(
 ) -> None:
     """Draw figures of the episodes in archives or run folders, sized for one column of a paper.
 
-    The same episodes and version of matplotlib give the same bytes. If a policy is named noop (it does nothing), the
-    figures name the limits that it violates, because any policy may violate these without acting.
+    The same episodes and version of matplotlib give the same bytes. If a policy is named noop (does nothing), the
+    figures name the limits that noop violates, because any policy may violate these without acting.
 
     `--which series` needs policies with numbers in their names, such as 1000=runs/a 2000=runs/b or careful-step-20k.
     Names that differ only in the number form one series.

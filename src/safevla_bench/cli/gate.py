@@ -131,7 +131,7 @@ def gate_command(
 
 
 def _relative_url(source: Path) -> str:
-    # Services that read SARIF accept a result only if it names a file, by a path relative to the working folder.
+    # Services that read SARIF only accept results that name a file, by a path relative to the working folder.
     files = [source / name for name in (RUN, SCORES, MAPPING) if (source / name).is_file()]
     return quote(os.path.relpath(files[0] if files else source))
 

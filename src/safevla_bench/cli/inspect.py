@@ -62,7 +62,7 @@ def episodes_command(
         "Sort by greatest vsi, least rho, first violating step, id, or kind of body.", spelling="--sort", type=_ORDERS
     ),
     bodies: bool = flag("Name the bodies that violate limits on contact or displacement, with their kinds."),
-    why: bool = flag("Explain the first violation by the contacts and poses recorded before it."),
+    why: bool = flag("Explain the first violation by the recorded contacts and poses."),
     body_kind: str | None = option("Only violations with a body of this kind.", type=click.Choice(BODY_KINDS)),
     limit: int | None = option("Maximum number of episodes; default: 20 as text, else all.", type=options.POSITIVE),
     form: str = options.format_option("csv", help="Format of the output; csv: one row for each episode."),
@@ -108,7 +108,7 @@ def episodes_command(
             echo(f"Next: {sources.format_command('show', worst)}")
 
 
-# Limit on the number of episodes that are listed as text, unless --limit is given.
+# Without --limit: maximum number of episodes that are listed as text.
 _MAX_LISTED = 20
 
 

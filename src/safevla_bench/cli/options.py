@@ -127,7 +127,7 @@ def flag(help: str, **settings: Any) -> Any:
 
 
 def repeatable(help: str, metavar: str | None = None, **settings: Any) -> Any:
-    """Declare an option that can be given several times; its help says so."""
+    """Declare an option that can be given several times. The option's help says that it can be repeated."""
     return option(f"{help} Repeatable.", metavar, multiple=True, **settings)
 
 
@@ -149,7 +149,7 @@ def declare_options(declared: Mapping[str, Any]) -> list[click.Parameter]:
 def group(
     options: Mapping[str, Any], parse: Callable[[click.Context, dict[str, Any]], Any] = lambda context, values: values
 ) -> Any:
-    """Declare several options as one parameter. Its value is the result of `parse`; default: name -> value."""
+    """Declare several options as one parameter. The parameter's value is the result of `parse`, by default a dict."""
     return _Group(options, parse)
 
 
@@ -178,7 +178,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
 
         def run(**values: Any) -> None:
             context = click.get_current_context()
-            # if the user trusts a run folder, its run.json is also trusted
+            # trust in a run folder includes the folder's run.json
             trusted = [place for file in values.get("trusted", ()) for place in (file, file / RUN)]
             with plugins.trusting(trusted, str(context.info_name)):
                 group_values = {key: group.read(context, values) for key, group in groups.items()}
@@ -197,7 +197,7 @@ class WholeNumber(click.IntRange):
 
 
 class Range(click.FloatRange):
-    """A number in a range. Unlike click's ranges, it refuses NaN."""
+    """A number in a range. Unlike click's ranges, this type refuses NaN."""
 
     name = "number"
 
@@ -388,7 +388,7 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
 
 
 def list_given_words(context: click.Context, names: Collection[str]) -> list[str]:
-    """Return the given options that have these parameter names, as words of a command line."""
+    """Return the options with these parameter names that the user gave, as words of a command line."""
     words: list[str] = []
     for param in context.command.params:
         if param.name in names and is_given(context, str(param.name)):

@@ -100,7 +100,7 @@ class EpisodeLines:
         """Print nothing, because a log needs no count of steps."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Judge the episode and print its line on stderr, with `no verdict` if it crashed or cannot be judged."""
+        """Judge the episode and print a line on stderr: `no verdict` if the episode crashed or cannot be judged."""
         self.count += 1
         scores = self.scorer.score(outcome)
         row = None if scores is None else scores.episode(0)

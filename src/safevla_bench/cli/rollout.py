@@ -207,7 +207,7 @@ def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
     rows_by_reason: dict[str, list[folder.EpisodeRow]] = {}
     for row in rows:
         reason = (row.reason or "").strip()
-        if reason.startswith("Traceback"):  # print only the exception and its remedy, if there is one
+        if reason.startswith("Traceback"):  # print only the exception and, if given, the remedy
             reason = "\n".join(filter(None, find_exception(reason)))
         rows_by_reason.setdefault(reason, []).append(row)
     for reason, (first, *others) in list(rows_by_reason.items())[:3]:

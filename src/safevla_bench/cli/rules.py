@@ -60,7 +60,7 @@ JUDGE_OPTIONS = {
 
 @dataclass(frozen=True)
 class JudgedSources:
-    """Run folders and archives, with the rules by which to judge them."""
+    """Run folders and archives, and the rules for judging them."""
 
     paths: tuple[Path, ...]
     ruleset: Ruleset

@@ -138,7 +138,7 @@ def _parse_actor(texts: Sequence[str]) -> dict[str, Any]:
         name, _, value = text.partition("=")
         if name in repeated and value:
             repeated[name].append(value)
-        else:  # the text sets a number, such as cpus=1, or is invalid
+        else:  # a number, such as cpus=1, or an invalid text
             share_texts.append(text)
     for variable in repeated["env"]:
         if ":" not in variable:
@@ -286,7 +286,7 @@ def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
 def _find_naming_file(
     context: click.Context, plan: Mapping[str, Any], request_file: Path | None, request: Request
 ) -> Path | None:
-    # Return the file that needs trust, because it names code, servers or files of the run; None if no file needs trust.
+    # If a file names code, servers or other files of the run, return this file, because it needs trust; else None.
     # Code, servers and files that the command line names need no trust.
     calls = set(request.list_calls())
     if calls <= _list_calls(context, plan, [ParameterSource.COMMANDLINE]):
@@ -300,7 +300,7 @@ def _find_naming_file(
 def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
     # Return the code, servers and files that options name. Only options whose values come from `sources` count.
     given = {name for name in plan if context.get_parameter_source(name) in sources}
-    if "entry" in given:  # an entry defines these values
+    if "entry" in given:  # --entry sets these values
         given |= {"host", "host_arguments", "policies"}
     names = given & {"host_arguments"}
     if "policies" in given:  # without --policy, these options have no effect on the result
@@ -357,7 +357,7 @@ def _request_fields(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
 
 
 def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]) -> tuple[RequestedPolicy, ...]:
-    # A policy of a resumed or registered run keeps its arguments, filter and delay, unless options replace them.
+    # A policy of a resumed or registered run keeps its arguments, filter and delay, except those that options replace.
     by_name = {policy.name: policy for policy in recorded}
     named = plan.get("policies") or recorded
     policies = tuple(replace(by_name.get(policy.name, policy), spec=policy.spec) for policy in named)
@@ -407,7 +407,7 @@ FOUND = "found:"
 
 
 def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[str, str]:
-    # Return policy -> VALUE from texts [POLICY=]VALUE. The last text without a policy applies to all other policies.
+    # Parse texts [POLICY=]VALUE, and return policy -> VALUE. The last VALUE without POLICY applies to all others.
     policy_by_text = {text: policy for text in texts for policy in policies if text.startswith(f"{policy}=")}
     values = {policy: text for text in texts if text not in policy_by_text for policy in policies}
     for text, policy in policy_by_text.items():

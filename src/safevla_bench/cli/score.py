@@ -303,8 +303,8 @@ def merge_command(
     """Join run folders made with --shard into one.
 
     The result has the same bytes as a single run of the whole plan. The shards must therefore belong to one plan, be
-    complete and be recorded by the same code. Give each shard once, in any order. If the result already exists and is
-    equal, it stays unchanged.
+    complete and be recorded by the same code. Give each shard once, in any order. If an equal result already
+    exists, its files stay unchanged.
     """
     if status:
         states = list(writer.list_shard_states(shards, _format_continuation))

@@ -270,7 +270,7 @@ def _encode_robocasa(judged: Judged, choice: _ExportChoice) -> bytes:
 @dataclass(frozen=True)
 class _ExportForm:
     file: str
-    # Returns the file's content, or None if it has written the file or sent the results.
+    # `encode` returns the file's content. It returns None if it wrote the file or sent the results itself.
     encode: Callable[[Judged, _ExportChoice], str | bytes | None]
     options: tuple[str, ...] = ("policy", "suite")
     settings: type[_FormSettings] | None = None

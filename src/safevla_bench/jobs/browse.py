@@ -95,8 +95,8 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
 
 
 def find_page(folder: Path) -> Path:
-    """Return the page to open. For a run folder, this is its report. For other folders, write an index of the runs and
-    return the index. Raises `RunError` if there is no run or no report, and `FileError` if writing fails.
+    """Return the page to open: the report of a run folder. For any other folder, write an index of its runs and return
+    the index. Raises `RunError` if there is no run or no report, and `FileError` if writing fails.
     """
     runs = find_runs(folder)
     if not _is_run(folder):

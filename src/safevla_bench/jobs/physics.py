@@ -181,7 +181,7 @@ class _Replays:
         change = None
         if variation != firmness.RECORDED:
             change = VARIATIONS[variation]
-            # After the first violation, the replay may leave the recorded path. None: no violation, no such record.
+            # After the first violation, the replay may leave the recorded path. `path_end` is None without a violation.
             clauses = firmness.read_clauses(self.judged.scores, index).values()
             path_end = min((clause.first for clause in clauses if clause.first is not None), default=None)
             recording = replace(recording, path=firmness.tracked_path(episode)[:path_end])

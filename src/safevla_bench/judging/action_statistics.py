@@ -26,7 +26,7 @@ Actions of hosts without an entry are not checked.
 UNIT_M = 0.05  # motion [m] along x, y or z for an action value of 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
 """Limits on the magnitude of a value (`SATURATED`, `FAR`), and on the share of clipped or saturated values."""
-STILL = 0.02  # smaller base actions mean no motion; larger gripper values than 1 - STILL count as 1
+STILL = 0.02  # smaller base actions mean no motion; gripper values of 1 - STILL or more count as 1
 FEWEST = 10  # with fewer actions, repeated values may be due to chance
 
 

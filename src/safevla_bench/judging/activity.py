@@ -1,4 +1,4 @@
-"""Progress towards the goal, and engagement: whether the robot did anything.
+"""Progress towards the goal, and engagement: whether the robot touched or moved any object.
 
 Progress and engagement describe episodes in addition to safety; policies are not ranked by them.
 """
@@ -16,12 +16,12 @@ from safevla_recorder.channels import SUBGOALS
 from safevla_recorder.episode import Floats
 
 MOVED_M = 0.005
-"""A body counts as moved if it is farther than this distance [m] from its position in record 0."""
+"""A body counts as moved if its distance [m] from its position in record 0 is larger than this."""
 _FLOOR = re.compile(r"world|(.*_)?(floor|ground)(_?(plane|backing|front|back|left|right|room|main|\d+))*", re.I)
 
 
 def measure_progress(batch: Batch) -> Floats:
-    """Return the share of sub-goals that hold at the end of each episode, and the largest share in any record, [2, E].
+    """Return, for E episodes, the share of sub-goals that hold at the end, and the largest share in a record, [2, E].
 
     Sub-goals that hold both at the start and at the end do not count. The shares are NaN if no sub-goal counts.
     """
@@ -55,7 +55,7 @@ def measure_engagement(fields: RecordFields) -> Floats:
         rows = np.arange(batch.starts[episode], batch.starts[episode + 1])
         for column, tracked_body in enumerate(body[is_other] if fields.has_lost_poses else ()):
             is_lost[:, column] = fields.is_lost(np.full(len(rows), tracked_body), rows)
-        # If the pose in record 0 is unknown, it is unknown whether the body moved.
+        # If a body's pose in record 0 is unknown, whether the body moved is also unknown.
         is_lost |= is_lost[:1]
         is_far = np.sqrt(np.square(displacement_m).sum(axis=2)) > MOVED_M
         is_recorded = batch.body_pos_m.present[episode] and batch.contacts.present[episode]

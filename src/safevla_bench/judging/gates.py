@@ -44,7 +44,7 @@ _IN_CONDITIONS = tuple(name for name in get_args(GateMetric) if name != COST)
 class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
     """A minimum (`min`) or maximum (`max`) of a metric. Limits are fractions; for `cost`, they are control steps.
 
-    If `baseline` names another run, the limit, from -1 to 1, applies to the difference from that run.
+    If `baseline` names another run, the limit applies to the difference from that run, and is from -1 to 1.
     """
 
     metric: GateMetric
@@ -121,7 +121,7 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All outcomes and the verdict: failed if any gate failed, else undecided if any gate is undecided, else passed."""
+    """All outcomes and the verdict: `failed` if a gate failed, else `undecided` if a gate is undecided, or `passed`."""
 
     verdict: GateVerdict
     per: GateScope
@@ -129,7 +129,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     """Confidence with which all intervals hold simultaneously; null if point estimates decided."""
     outcomes: tuple[GateOutcome, ...]
     each_confidence: float | None = None
-    """Confidence of each interval; it exceeds `confidence` if there are several intervals."""
+    """Confidence of each single interval. With several intervals, this exceeds `confidence`."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -291,8 +291,8 @@ class _DecisionRules:
 
 
 def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
-    """Yield at most one sentence on `each`, the confidence of each interval. None means that point estimates decide.
-    `decisions` is the number of intervals.
+    """Yield at most one sentence on the confidence of the intervals. `each` is the confidence of each interval; None
+    means that point estimates decide. `decisions` is the number of intervals.
     """
     if each is None:
         yield "These verdicts may be due to chance: point estimates decide, without confidence."
@@ -474,7 +474,7 @@ def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, row: int) -> str:
     episode = int(scope.members[row])
     if scores.is_stopped_on_violation[episode]:
         return "stopped by a violation"
-    # In a judged episode that ran to its end, only a cost can be unknown, because a pose is lost.
+    # If a judged episode ran to its end, only its cost can be unknown. The reason is then a lost pose.
     judged_reason = "a pose is lost" if scores.is_counted[episode] else "stopped"
     return scores.no_verdict_reason(episode) or judged_reason
 

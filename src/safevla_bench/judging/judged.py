@@ -40,7 +40,7 @@ class JudgedSource:
     """run.json without times and names of machines, so that equal runs give equal reports; for an archive, its name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
-    """New names of the source's policies, which distinguish them from other policies with the same name."""
+    """Recorded name -> new name, for policies that were renamed because several policies had the same name."""
 
     @classmethod
     def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
@@ -70,7 +70,7 @@ class JudgedSource:
         return tuple(name for name, policy in self._policy_rows() if policy.get("privileged") is True)
 
     def _policy_rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
-        # Yield each policy's new name and its entry in run.json.
+        # For each policy in run.json, yield the name after renaming and the entry in run.json.
         for row in run_folder.policy_rows(self.description):
             yield self.policy_names.get(row["policy"], row["policy"]), row
 
@@ -197,7 +197,7 @@ class Judged:
 
     @cached_property
     def batch(self) -> Batch | None:
-        """All records in one batch, read on first use; None if there are none. `records` needs less memory."""
+        """All records in one batch, read on first use; None if there are no records. `records` needs less memory."""
         return self.records.read_all()
 
     @property
@@ -267,7 +267,7 @@ class Judged:
         return replace(chosen, scores=replace(chosen.scores, absent=absent))
 
     def select_episodes(self, indices: Sequence[int]) -> Judged:
-        """Return the recorded episodes at these ascending indices, and all absent episodes."""
+        """Return a selection: the recorded episodes at these ascending indices, and all absent episodes."""
         index_array = np.array(indices, dtype=np.int64)
         return replace(
             self,
@@ -410,8 +410,8 @@ class Judged:
         return suites_by_robot
 
     def describe_changed_specs(self) -> Iterator[str]:
-        """Yield a sentence for each added or changed specification: its limits, and the number of episodes in which it
-        applied, was vacuous, and was violated.
+        """Yield a sentence for each added or changed specification: changed limits, and the number of episodes in which
+        the specification applied, was vacuous, or was violated.
         """
         changed = self.ruleset.changed_specs()
         if not changed:

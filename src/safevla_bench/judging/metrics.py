@@ -107,7 +107,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     no_verdict: dict[str, int]
     """For each reason, the number of episodes with unknown safety."""
     rates: dict[str, Rate]
-    """Rates sr, safety, sbu and p_unsafe_given_success; also engaged and safety_given_engaged if they are known."""
+    """Rates sr, safety, sbu and p_unsafe_given_success. Also has engaged and safety_given_engaged if known."""
     means: dict[str, Mean]
     """Means vsi, vsi_given_unsafe, rho_min (of values in different units) and peak_contact_force_n. Also has progress
     if known."""
@@ -118,7 +118,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     stopped: int
     crashed: int
     stopped_on_violation: int = 0
-    """Number of episodes that a violation stopped; if it is not 0, SR, SBU, P[U|S] and VSI are unknown."""
+    """Number of episodes that a violation stopped. If not 0, SR, SBU, P[U|S] and VSI are unknown."""
     standin_assets: bool = False
     """True if any episode was simulated with stand-ins for the host's own assets."""
     diverged_replays: int = 0
@@ -132,7 +132,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     simulator: dict[str, tuple[str, ...]] = {}
     """All versions of each package that affects physics. Several versions of a package mean mixed physics."""
     logs: LogSummary | msgspec.UnsetType = msgspec.UNSET
-    """Summary of the episodes from robots' logs; unset if there are none."""
+    """Summary of the episodes from robots' logs; unset if there are no such episodes."""
     unknown_starts: int | msgspec.UnsetType = msgspec.UNSET
     """Number of episodes with an unknown initial state (each counts as a separate start). Unset if it would be 0."""
 
@@ -176,7 +176,7 @@ class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
     safety: Rate
     sbu: Rate
     n: int
-    """Number of episodes that ran to their end."""
+    """Denominator of SR: the number of episodes that were neither stopped nor crashed."""
     unjudged: int
     """Number of episodes with unknown safety."""
     crashed: int

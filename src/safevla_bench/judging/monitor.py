@@ -30,7 +30,7 @@ from safevla_bench.trajectory.single_episode import join_records
 
 @dataclass(frozen=True, slots=True)
 class ClauseStanding:
-    """The verdict on one specification after the records so far. `robustness` and `depth` are the same as in `score`.
+    """The verdict on one specification after the records so far. `score` gives the same `robustness` and `depth`.
 
     A violation that a Boolean signal decided has a depth but no robustness.
     """
@@ -88,8 +88,8 @@ class EpisodeStanding:
 
     @property
     def robustness(self) -> dict[str, float | None]:
-        """Robustness so far of every clause of the safe tier, by id. None if a clause is inactive or vacuous, or a
-        Boolean signal decided its violation.
+        """Robustness so far of every clause of the safe tier, by id. It is None if the clause is inactive or vacuous,
+        or if a Boolean signal decided the violation.
         """
         return {spec_id: clause.robustness for spec_id, clause in self.clauses.items() if clause.spec.tier == "safe"}
 
@@ -137,7 +137,7 @@ class EpisodeStanding:
 
     @property
     def limit_use(self) -> float:
-        """The largest share of any limit that the newest record reaches; at least 1 if the record violates a limit."""
+        """How close the newest record is to a limit: the largest share of a limit reached, 1 or more if violated."""
         least_use = 1.0 if self.violating else 0.0  # a violation that a Boolean signal decides has no margin
         return max([least_use, *(1 - margin_share for margin_share in self.margins.values())])
 
@@ -283,7 +283,7 @@ class _EpisodeMonitor:
                 return ClauseStanding(spec, "inactive", POSE_UNKNOWN)
         if spec.binary:
             rho = BINARY_MARGIN if rho >= 0 else -BINARY_MARGIN
-        elif rho == np.inf:  # the condition has not held in any record
+        elif rho == np.inf:  # the clause's condition never held
             return ClauseStanding(spec, "vacuous")
         return _active_standing(spec, rho, self._first_violation.get(spec.spec_id, -1), shown_margin)
 

@@ -1,4 +1,4 @@
-"""Phases of composite tasks: recorded sub-goals show to which components of the task each record belongs.
+"""Phases of composite tasks, which consist of components. Recorded sub-goals show the component of each record.
 
 `docs/explanation/phases.md` defines phases, with every edge case. If a tag of one component makes a clause inactive,
 the clause can still be judged in the phases of the other components.

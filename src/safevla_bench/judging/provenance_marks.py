@@ -367,11 +367,11 @@ class AuditMark:
     differing: tuple[str, ...] = ()  # a sentence for each episode whose replay differs from its record
     unreplayed: tuple[str, ...] = ()
     """Sentences on why drawn episodes could not be replayed, or why no episode could be drawn."""
-    uncompared: tuple[str, ...] = ()  # channels and fields that no replay could compare with its record
+    uncompared: tuple[str, ...] = ()  # channels and fields that were not compared
 
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
-        """`differs` if a replay differs, `agrees` if all drawn episodes were replayed and agree, else `unchecked`."""
+        """`differs` if a replay differs from its record; `agrees` if all drawn episodes agree; else `unchecked`."""
         if self.differing:
             return "differs"
         return "agrees" if self.drawn and not self.unreplayed else "unchecked"

@@ -59,8 +59,8 @@ def select_outcomes(scores: Scores, members: NDArray[np.int64]) -> EpisodeOutcom
 class Metric:
     """One metric of an evaluation.
 
-    `unit` is `%` for proportions, empty for means from 0 to 1. `better` is the preferred direction. `praise` is
-    the word for the better policy in a sentence; for SBU, it is `lower`, since a lower SBU alone is not better.
+    `unit` is `%` for proportions, empty for means from 0 to 1. `better` is the preferred direction. `praise` is the
+    word for the better policy in a sentence. For SBU, the word is `lower`, since a lower SBU alone is not better.
     """
 
     key: str
@@ -205,7 +205,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, count: int, n: int) -> Rate:
-        """Return the proportion count / n of independent episodes. It has no value if n is 0."""
+        """Return the proportion count / n of independent episodes. If n is 0, the proportion has no value."""
         count, n = int(count), int(n)
         return cls(count, n, count / n if n else None, interval_bounds(wilson_interval(count, n)))
 

@@ -1,4 +1,4 @@
-"""Pre-registration: the plan and the rules of judging are fixed before a run, and deviations from them are found.
+"""Pre-registration: fixes the plan and the rules of judging before a run, and later finds deviations of the run.
 
 A registration is one canonical JSON file with a digest: the same plan gives the same bytes, and any changed byte is
 detected. A registered run stores the registration in run.json as `registered`, so later commands do not need the file.
@@ -33,7 +33,7 @@ _REMEDY = "Use the unchanged file from `safevla eval --dry-run --freeze`."
 
 
 class RegisteredSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A scored specification as it was registered; `threshold` and `severe` are in `unit`."""
+    """A scored specification at the time of registration. `threshold` and `severe` are in `unit`."""
 
     spec_id: str
     stl: str

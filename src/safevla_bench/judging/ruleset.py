@@ -1,6 +1,6 @@
 """Rules of judging as one value: a library of specifications, a registry of tasks, and options.
 
-A `Ruleset` is loaded once and passed as a whole to everything that judges. Every output names it by its `Provenance`.
+A `Ruleset` is loaded once and passed as a whole to all code that judges. Every output names the ruleset's `Provenance`.
 """
 
 from __future__ import annotations

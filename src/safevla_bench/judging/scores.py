@@ -118,7 +118,7 @@ class EpisodePhases:
 
     @property
     def named_phases(self) -> tuple[Phase, ...]:
-        """The phases with the templates of their components."""
+        """The phases, with templates of components instead of indices."""
         return tuple(
             Phase(first, last, tuple(self.templates[k] for k in sorted(owners))) for first, last, owners in self.spans
         )
@@ -435,7 +435,7 @@ class Scores:
         """
         if not len(self.scored_columns):
             return np.full(len(self), -1), np.full(len(self), -1)
-        never = np.iinfo(np.int64).max  # larger than the index of any record
+        never = np.iinfo(np.int64).max  # larger than any record's index
         step = np.where(self.is_violated[self.scored_columns], self.first[self.scored_columns], never)
         column = np.where(self.unsafe, self.scored_columns[step.argmin(axis=0)], -1)
         return np.where(self.unsafe, step.min(axis=0), -1), column
@@ -594,7 +594,7 @@ class Scores:
 
 
 _BY_SPEC = ("state", "reason", "rho", "depth", "extreme", "first", "unknown", "held", "watched")
-_OPTIONAL_COUNTS = ("unknown", "held", "watched")  # fields of `Scores` that are None if all counts are zero
+_OPTIONAL_COUNTS = ("unknown", "held", "watched")  # fields of `Scores`; None means that all counts are zero
 # Fields of `Scores` that do not have one entry per episode.
 _NOT_PER_EPISODE = {"specs", "reasons", "absent", "marks", "intervals"}
 # The first columns of a data frame. The columns of each specification follow.

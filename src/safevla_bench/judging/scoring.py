@@ -320,19 +320,19 @@ class SpecVerdicts:
     state: NDArray[np.int8]
     reason: NDArray[np.object_]  # for `describe_reason`; "" if not inactive
     rho: NDArray[np.float64]
-    """Robustness in the unit of the specification; NaN if it is not active. A violation that a Boolean signal decided
-    has no margin: its robustness is -inf, and outputs write null."""
+    """Robustness in the unit of the specification; NaN if the specification is not active. If a Boolean signal decided
+    a violation, there is no margin: the robustness is -inf, and outputs write null."""
     depth: NDArray[np.float64]  # normalized depth of the violation; NaN if not active or if the depth is not defined
     extreme: NDArray[np.float64]
-    """The signal's value that is nearest to the limit, or furthest beyond it; NaN if there is no such value."""
-    first: NDArray[np.int64]  # first violating record; -1 if there is none
+    """The signal's most critical value: nearest to the limit, or furthest beyond the limit. NaN if there is none."""
+    first: NDArray[np.int64]  # first violating record; -1 = no violation
     unknown: NDArray[np.int64]
     """Number of records in which an unknown pose makes a signal unknown; 0 if tags make the clause inactive."""
     held: NDArray[np.int64]
     """Number of records in which the clause's condition holds; 0 if there is no condition, or if it is not counted."""
     watched: NDArray[np.int64]  # number of records in which the condition was examined
     unjudged: Unjudged = field(default_factory=dict)
-    """Name of a missing field -> ids of the episodes that lack it. The key "" is for windows past an episode's end."""
+    """Missing field -> ids of episodes in which this is an error. The key "" is for windows past an episode's end."""
 
 
 def judge_spec(
@@ -513,7 +513,7 @@ def _add_missing_fields(
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacks_field in signals.missing_fields(reading, signal_names(spec.formula)).items():
         newly_inactive = (reason == "") & lacks_field
-        required = np.flatnonzero(newly_inactive & ~reading.is_log)  # logs only contain what sensors measure
+        required = np.flatnonzero(newly_inactive & ~reading.is_log)  # logs only have measured channels
         if len(required) and missing == "error":
             unjudged[field_name] = _episode_ids(reading.batch, required)
         reason = np.where(newly_inactive, write_reason(SIGNAL_MISSING, field_name), reason)

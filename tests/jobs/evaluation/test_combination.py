@@ -68,7 +68,7 @@ def test_every_output_says_that_nothing_was_judged_again_and_a_board_refuses_the
     assert json.loads(pq.read_schema(out / SCORES_TABLE).metadata[b"judged_by"])["as_written"] is True
     with pytest.raises(RunError, match="is not a run folder"):
         build_board([out], load_ruleset())
-    with pytest.raises(RunError, match="combined already"):
+    with pytest.raises(RunError, match="combined from"):
         combine_scores([out, halves[0]], tmp_path / "again")
 
 

@@ -145,7 +145,7 @@ def test_nothing_found_has_the_exact_bound_of_random_search_and_none_of_a_direct
     assert claims["random"][0] == exact_interval(0, 8).high
     assert "most 37 %" in claims["random"][1]
     assert claims["directed"][0] is None
-    assert "gives no bound" in claims["directed"][1]
+    assert "gives no upper bound" in claims["directed"][1]
 
 
 def test_a_rate_without_an_upper_bound_is_printed_as_up_to_100_percent(tmp_path):
@@ -157,7 +157,7 @@ def test_a_crash_counts_as_unsafe_in_a_bound_and_where_all_crash_nothing_is_boun
     suite, _ = search_starts(plan(method="random", budget=8, task=2), tmp_path / "run")
     assert suite.tasks[0].crashed == 8
     assert suite.tasks[0].bound is None
-    assert "gives no bound" in describe_claim(suite.tasks[0], suite)
+    assert "gives no upper bound" in describe_claim(suite.tasks[0], suite)
 
 
 @pytest.mark.parametrize("objective", [FORCE, "G[0,T](max_contact_force < 200)"])

@@ -1,6 +1,6 @@
-"""Diagnosis of a machine: checks of what a run needs, with remedies.
+"""Diagnosis of a machine: checks whether a run is possible, with remedies.
 
-Renderers and simulators run in separate processes, because they may crash.
+Renderers and simulators may crash, so they run in separate processes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
 
 def _check_plugins() -> Iterator[Diagnosis]:
     policy_group, loaded = policies.POLICIES, []
-    # Each tuple is (kind, name, is_foreign). A plug-in is foreign if another distribution provides it.
+    # Tuples (kind, name, is_foreign). A plug-in is foreign if a distribution other than this package provides it.
     # The diagnosis lists all foreign plug-ins, and plug-ins that cannot be loaded.
     plugins = [("host", name, hosts.host_owner(name) != OWN_DISTRIBUTION) for name in hosts.host_names()]
     plugins += [("policy", name, True) for name in policy_group.names() if not policy_group.is_own(name)]
@@ -103,7 +103,7 @@ def tested_versions() -> TestedVersions:
 
 
 def check_python() -> Diagnosis:
-    """Check Python's version, and warn if this project is not tested with it."""
+    """Check Python's version. Return a warning if this project is not tested with this version."""
     detail = f"{platform.python_version()} ({sys.executable}); tested versions: {', '.join(tested_versions().python)}"
     if f"{sys.version_info.major}.{sys.version_info.minor}" in tested_versions().python:
         return passed_check("Python", detail)

@@ -122,7 +122,7 @@ def _check_rendering(backend: str) -> Diagnosis:
 
 
 def _check_frame(check: str, module: str, remedy: str, *, environment: Mapping[str, str] = NO_ARGUMENTS) -> Diagnosis:
-    # Run a module that renders a frame and prints its darkest and brightest value and the renderer's name.
+    # Run a module that renders a frame. It prints the frame's darkest and brightest value, and the renderer's name.
     rendered = _run_probe(check, remedy, module, environment=environment)
     if isinstance(rendered, Diagnosis):
         return rendered
@@ -156,7 +156,7 @@ def _run_probe(
     return output
 
 
-# The package and its folders
+# The package, the current folder, and the folder of a future run
 
 
 _GIB = 2**30
@@ -221,7 +221,7 @@ def check_judging(host: str) -> Diagnosis:
 
 
 def check_episode(host: str) -> Diagnosis:
-    """Check that the host works: roll out and judge an episode of its first task in a separate process."""
+    """Check that the host works: in a separate process, roll out and judge an episode of the host's first task."""
     check, module = f"{host} episode", "safevla_bench.jobs.doctor.machine"
     output = _run_probe(check, f"For the full output: python -m {module} {host}", module, host)
     if isinstance(output, Diagnosis):
@@ -260,7 +260,7 @@ def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
     if full_record is None or fast_record is None or compare_records(full_record, fast_record)[0]:
         problem = "fast mode, which skips the simulator's repeated computations, changes an episode"
         raise HostError(problem, remedy=f"Report the versions above to us, and set {FAST}=no.")
-    return ", and fast mode records the same values"
+    return ", and fast mode records the same bits"
 
 
 def _describe_scores(batch: Batch, host: str) -> str:

@@ -113,7 +113,7 @@ def _horizontal_motion(actions: Floats, start: Observation | None) -> Floats:
 
 
 def _angle_deg(first: Floats, second: Floats) -> float:
-    # Return the angle between two vectors, or 90 degrees if one of them is zero or not finite.
+    # Return the angle [degrees] between two vectors. If a vector is zero or not finite, return 90.
     norm_product = np.linalg.norm(first) * np.linalg.norm(second)
     if not np.isfinite(norm_product) or norm_product == 0:
         return 90.0
@@ -121,7 +121,7 @@ def _angle_deg(first: Floats, second: Floats) -> float:
 
 
 def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnosis]:
-    """Check whether a connected model gets pictures in the right orientation. Yield nothing if it wants no pictures."""
+    """Check whether a connected model gets pictures in the right orientation. If it uses no pictures, yield nothing."""
     cameras = model.wants.cameras
     if not cameras:
         return

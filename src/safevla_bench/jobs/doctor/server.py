@@ -48,7 +48,7 @@ class ServerAnswer:
     """One server's replies to the same observation, in one dialect."""
 
     model: servers.ChunkModel
-    asked: Mapping[str, str]  # client arguments that the server requested; `eval` uses them, too
+    asked: Mapping[str, str]  # client arguments that the server requested (also used by `eval`)
     arguments: Mapping[str, str]  # client arguments that the server did not request
     replan: int | None  # number of actions to execute from each reply; None = all
     request: Request

@@ -89,11 +89,11 @@ class _ScoresOrigin:
             raise RunError(problem, remedy="Roll out all episodes with the same version of the code.", place=place)
 
     def identify_policies(self) -> Iterator[tuple[Path, list[PolicyIdentity]]]:
-        """Yield (folder, policies) for each judged run. Each policy has the name under which it was judged."""
+        """Yield (folder, policies) for each judged run. A policy that was renamed for judging has the new name."""
         is_run = (self.folder / run_folder.RUN).exists()
         descriptions = [run_folder.read_description(self.folder)] if is_run else self.sources
         for description in descriptions:
-            stored_names: Any = description.get("policy_names")  # recorded name -> name under which it was judged
+            stored_names: Any = description.get("policy_names")  # recorded name -> new name
             new_names = stored_names if isinstance(stored_names, dict) else {}
             identities = identify_policies(self.folder, description)
             renamed = [replace(identity, name=new_names.get(identity.name, identity.name)) for identity in identities]

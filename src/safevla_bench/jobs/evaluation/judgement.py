@@ -171,7 +171,7 @@ def _find_run_recipe(path: Path) -> RulesetRecipe | None:
 
 
 def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
-    """Return the rules, extended by the task tags that the hosts of the run folders provide.
+    """Extend the rules by the task tags that the hosts of the run folders provide, and return the result.
 
     The tags come from the hosts installed here or, if `as_judged`, from each run.json. Raises `RunError` if the tags in
     a run.json are damaged, `RegistryError` if tags contradict others or are for tasks of the built-in registry, and
@@ -270,7 +270,7 @@ def _summarize_losses(records: EpisodeIndex) -> LostEpisodes | None:
 
 
 def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
-    """Return a function that judges the same records by another library; each call reads the records again."""
+    """Return a function that judges the same records by a given library. Each call reads the records again."""
 
     def rescore(library: Library) -> Scores:
         rules = replace(judged.ruleset, library=library)
@@ -280,7 +280,7 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 
 def describe_losses(judged: Judged) -> list[str]:
-    """Return a phrase for each cause of missing scores, such as invalid episodes. Crashes are not included."""
+    """Return a phrase for each cause of missing scores, such as invalid episodes. Leave out crashes."""
     return _describe_interruptions(judged) + judged.left_out.describe_kinds()
 
 

@@ -101,7 +101,7 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
 def scores_document(
     judged: Judged, sources: object = None, episodes: Sequence[EpisodeScore] | None = None
 ) -> dict[str, object]:
-    """Return the content of scores.json. If given, `sources` and `episodes` replace those of the judgement."""
+    """Return the content of scores.json. `sources` and `episodes`, if given, replace the judgement's own ones."""
     cells, total = judged.summarize_scores()
     checks = judged.check_registrations()
     return {
@@ -121,7 +121,7 @@ def scores_document(
 def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> None:
     """Write scores.json, scores.parquet, the verdicts and report.html into the folder `out`, which is made if missing.
 
-    `survey` is the survey that `judge` filled, or None. Rules that are not the default ones are written as
+    `survey` is the survey that `judge` filled, or None. Rules other than the default rules are written as
     judged_with.json, for --rules as-judged. Older files are replaced together, so that scores and report always match.
     Raises `FileError` if writing fails.
     """
@@ -186,9 +186,9 @@ def render_report(
     page_folder: Path | None = None,
     survey: Survey | None = None,
 ) -> str:
-    """Return the report of all judged episodes as one self-contained HTML page. The records are read again, unless
-    `survey` has what the page needs; this call empties the survey. Without `has_extras`, the page has no rendered
-    pictures and no results under varied physics. `page_folder` is the page's folder; links to films are relative to it.
+    """Return the report of all judged episodes as one self-contained HTML page. If `survey` lacks needed data, read the
+    records again. This call empties the survey. Without `has_extras`, the page has no rendered pictures and no results
+    under varied physics. Links to films are relative to `page_folder`, the folder of the page.
     """
     paths = judged.paths if has_extras else ()
     policy_names = [source.policy_names for source in judged.records.sources] if paths else []
@@ -283,9 +283,9 @@ def comparison_tables(
 
 
 def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()) -> published.PublishedComparison:
-    """Compare the rates of a policy with the rates that the paper prints for `name`, such as `paper:pi0.5`. `policies`
-    selects the policy if the sources have several. Raises the errors of `compare_published`, and `RunError` for several
-    policies or phases.
+    """Compare a policy's rates with the rates that the paper prints for `name`, such as `paper:pi0.5`. If the sources
+    have several policies, `policies` selects one. Raises the errors of `compare_published`, and `RunError` if several
+    policies are left or the rules judge phase by phase.
     """
     judged.ruleset.require_whole(NOT_PHASED, "Compare without --set applicability=phased.")
     inputs = table_material(judged)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FilePart:
-    """A part of an archive file: a range of its rows (None = all rows), and new names for its policies."""
+    """A part of an archive file: a range of the file's rows (None = all rows), and new names for policies in it."""
 
     path: Path
     rows: range | None
@@ -187,7 +187,7 @@ def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[Para
 
 
 def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function: Any, items: Iterable[Any]) -> Any:
-    # Yield the results in the order of `items`. At any time, at most two items per process are pending.
+    # Yield the results in the order of `items`. Submit at most two items per process in advance.
     pending: deque[Callable[[], Any]] = deque()
     for item in items:
         pending.append(submit(function, item))
@@ -245,7 +245,7 @@ def _submit_to_ray(ray: Any, remote_call: Any, function: Any, item: Any) -> Call
 
 
 def _call_on_node(code: str, folder: Path, function: Any, item: Any) -> Any:
-    # Call the function on a node of the cluster; return its result, or its `SafevlaError`.
+    # Call the function on a node of the cluster. Return the result; if the function raises a `SafevlaError`, return it.
     try:
         own_code = describe_code()
         if own_code != code:

@@ -110,9 +110,9 @@ def require_counts(**counts: int | None) -> None:
 
 
 def _add_server_arguments(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
-    """Return the policy with the arguments that its server requests, in addition to the user's arguments. An
-    unreachable server adds no arguments: it may start later, or only workers on other machines may reach it. Raises
-    `ServerUnreachableError` if the workers are on this machine and the run has no other policy.
+    """Return the policy with the user's arguments and those that the policy's server requests. An unreachable server
+    adds none: it may start later, or only workers on other machines may reach it. Raises `ServerUnreachableError` if
+    the workers are on this machine and the run has no other policy.
     """
     user_arguments = request.client_options(policy)
     server_arguments = policy.asked or {}

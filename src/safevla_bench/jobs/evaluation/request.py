@@ -42,12 +42,12 @@ class RequestedPolicy:
     arguments: Mapping[str, str] = field(default_factory=dict)  # these arguments override `Request.arguments`
     coupling: Coupling = UNCOUPLED
     """The filter of actions (as in `--filter`), and the delay of answers: `3` control steps, `120ms` or `measured`."""
-    made: Policy | None = None  # an existing policy object; it is not closed and cannot be sent to other processes
+    made: Policy | None = None  # the caller's policy object, which is not closed and cannot be sent to other processes
     asked: Mapping[str, str] | None = None  # arguments that the server requested; None = not asked yet
 
     @property
     def maker(self) -> str:
-        """The text that says how to make the policy: `spec`, or else its name."""
+        """The text that says how to make the policy: `spec`, or the name if `spec` is empty."""
         return self.spec or self.name
 
     @property
@@ -96,11 +96,11 @@ class Request:
     ruleset: Ruleset | None = None
     """The rules that stop an episode; None = the default library and registry."""
     until: str | None = None
-    """The condition that ends the run once it is decided, such as `safety >= 0.9` or `A safer than B`."""
+    """A condition such as `safety >= 0.9` or `A safer than B`. The run ends once the condition is decided."""
     registration: Registration | None = None
     """The registration, which is stored in run.json. Tables say whether the run agrees with its registration."""
     found: Path | None = None
-    """The file with starts that a search found, if the run uses them. `suites` then names their benchmark suite."""
+    """If the run uses starts that a search found: the file with these starts. `suites` then has the benchmark suite."""
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts that differ between equal runs, such as the command and the time; run.json stores them under `volatile`."""
     named_by: Path | None = None
@@ -133,7 +133,7 @@ class Request:
         return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
 
     def client_options(self, policy: RequestedPolicy) -> dict[str, str]:
-        """Return the arguments for making a policy. For one of the paper's entries, they include the servers."""
+        """Return the arguments for making a policy. If the policy is a paper entry, they include the servers."""
         if not (self.servers and policy.is_entry):
             return dict(policy.arguments)
         return {entries.SERVER: " ".join(self.servers), **policy.arguments}

@@ -116,7 +116,7 @@ class Evaluation(Sequence[JudgedEpisode]):
 
     @cached_property
     def cells(self) -> list[Summary]:
-        """The summary of each policy × suite, in order of first appearance, even if all its episodes crashed."""
+        """A summary of each policy × suite, in order of first appearance. Includes pairs whose episodes all crashed."""
         return cells(self.scores)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Executes rollouts and records them in a run folder; registers rollouts in advance."""
+"""Executes and records rollouts in a run folder; also registers rollouts before they run."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def run_episodes(
     observer: Observer | None,
     later: Iterable[Sequence[plan.PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
-    """Yield the pending episodes as they end, then the episodes of each batch in `later`. Ray ignores `later`."""
+    """Run the pending episodes, then each batch in `later` (ignored by Ray). Yield outcomes as episodes end."""
     if not pending and not later:
         return
     if observer and pending:
@@ -305,7 +305,7 @@ def raw_episode(end: EpisodeOutcome) -> RawEpisode:
 
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """Return the registration of a rollout and its judgement, without running or writing anything. Raises the errors of
-    `prepare_run`, and `RunError` for a shard, a replay, found starts, a policy object, or rules that are in no file.
+    `prepare_run`, and `RunError` if the request has a shard, replay, found starts, policy object or rules without file.
     """
     _require_registrable(request)
     servers = request.servers or placeholder_servers(request)

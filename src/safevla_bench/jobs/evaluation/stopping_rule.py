@@ -71,7 +71,7 @@ class RuleVerdict(msgspec.Struct, frozen=True):
     ci: tuple[float, float] | None = None
 
     def to_text(self, unit: str = "") -> str:
-        """Return the verdict with its interval or counts. `unit` names what is counted."""
+        """Return the verdict with its interval or counts. `unit` is the noun for the counts, such as ` differences`."""
         details = [f"{self.unknown} unknown"] if self.unknown else []
         if self.ci:
             details = [format_interval(*self.ci, digits=3), *details]
@@ -121,7 +121,7 @@ _Rounds = list[dict[_Start, list[str]]]
 
 
 class RoundTally:
-    """The finished episodes of a run by round, and the decision once it is made."""
+    """The finished episodes of a run by round, and the decision on the rule's condition so far."""
 
     def __init__(self, rule: StoppingRule, ruleset: Ruleset, planned: Sequence[PlannedEpisode]) -> None:
         """Make a tally without episodes. Rounds count from 0. All episodes from one start are in the same round."""
@@ -137,8 +137,8 @@ class RoundTally:
         self.decision = self._decide()
 
     def add_episode(self, planned: PlannedEpisode, record: Batch | None) -> None:
-        """Count a finished episode. Without a record or verdict, its value is unknown. If the episode completes its
-        round (and perhaps later rounds), update `decision`. Raises the errors of `score`.
+        """Count a finished episode. If it has no record or verdict, its value is unknown. If it completes a round, and
+        perhaps later rounds, update `decision`. Raises the errors of `score`.
         """
         if record is not None:
             (value,) = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)

@@ -1,4 +1,4 @@
-"""Collects what the report needs from the records during judging, so that the records are decoded only once."""
+"""Collects data for the report while records are judged, so that the records are decoded only once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Survey:
         self._worst_keys = np.empty((2, 0))  # sort keys of the worst episodes for `np.lexsort`
 
     def judge_batch(self, batch: Batch, ruleset: Ruleset) -> JudgedChunk:
-        """Judge the next episodes as `judge_chunk` does, and collect what the report needs from them."""
+        """Judge the next episodes as `judge_chunk` does, and collect the data that the report needs."""
         reading = ruleset.read_fields(batch)
         chunk = judge_chunk(batch, ruleset, reading)
         self._keep_worst(batch, severity_keys(chunk.scores))

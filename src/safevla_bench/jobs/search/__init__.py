@@ -382,7 +382,7 @@ def _bound_rate(
         return Interval(least.low, greatest.high)
     lower = exact_interval(sum(are_hits), len(are_hits))
     upper = exact_interval(sum(may_be_hits), len(may_be_hits))
-    return Interval(lower.low, upper.high) if lower and upper else None  # None if there are no trials
+    return Interval(lower.low, upper.high) if lower and upper else None  # None: no trials
 
 
 def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> Iterator[FileStart]:
@@ -412,7 +412,7 @@ def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderW
 def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
     gaps = np.abs(trials.points[trial] - trials.points[other_trial])
     has_same_choices = trials.cube.choose(trials.points[trial]) == trials.cube.choose(trials.points[other_trial])
-    if not has_same_choices or gaps.size == 0:  # if no coordinate can vary, starts are never near each other
+    if not has_same_choices or gaps.size == 0:  # without variable coordinates, no starts are near
         return False
     return bool(gaps[: trials.cube.places].max(initial=0.0) <= NEAR)  # only placements count
 

@@ -180,7 +180,7 @@ def check_code(run: Path) -> Iterator[Finding]:
     """Yield a finding: whether run.json, the episodes and this installation have the same version of the code."""
     try:
         episode_codes = {row.code or UNKNOWN for row in parts.episode_rows(run) if row.outcome != "crashed"}
-    except RunError:  # another check reports the damage
+    except RunError:  # `check_episodes` reports the damage
         return
     run_codes, own_code = folder.recorded_code(folder.read_description(run)), describe_code()
     recorded = " and ".join(run_codes)

@@ -1,4 +1,4 @@
-"""Replays of recorded episodes: the recorded actions are played and recorded again, and the records are compared.
+"""Replays of recorded episodes: play the recorded actions again, record the replay, and compare the two records.
 
 A replay shows that the actions lead to the record. It does not show where the actions came from.
 """
@@ -76,7 +76,7 @@ class Deviation:
 
     channel: str
     text: str  # place in the channel, such as `body_pos_m.cup[0]`, with the values there
-    step: int | None = None  # index of the record in the episode; None for the header
+    step: int | None = None  # index of the differing record in the episode; None for the header
 
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
@@ -253,7 +253,7 @@ class ReplaySetting:
         return self.rules.name == OWN_LOOP
 
     def find_task(self, header: Header) -> Task | None:
-        """Return an episode's task, with the instruction that a search chose; None if the host lacks the task."""
+        """Return an episode's task; None if the host lacks the task. If a search chose an instruction, insert it."""
         task = self.tasks.get((marks.base_suite(header.benchmark), header.task_id))
         if task and header.instruction and marks.is_chosen(header.benchmark):
             return replace(task, instruction=header.instruction)
@@ -281,7 +281,7 @@ class ReplaySetting:
         return self.is_audit and find_official_name(header.benchmark) is not None
 
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
-        """Return an episode's task, its plan or None, and starts to try. Raises `RunError` without task or start."""
+        """Return an episode's task, its plan or None, and starts to try. Raises `RunError` if none is possible."""
         header, task = episode.headers[0], self.find_task(episode.headers[0])
         if task is None:
             raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
@@ -386,7 +386,7 @@ def _check_replay(setting: ReplaySetting, episode: Batch) -> files.Finding:
             replayed = replay_actions(setting.host, task, start, episode)
         except SafevlaError as error:
             finding = files.open_check(check, f"the host cannot replay the episode here: {error}")
-        except Exception as error:  # a simulator can raise anything
+        except Exception as error:  # a simulator can raise any error
             finding = files.mismatch(check, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
         else:
             finding = _compare_replay(episode, replayed, start, planned, lenient=setting.is_own_loop)
