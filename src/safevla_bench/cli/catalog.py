@@ -215,7 +215,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
             f"  holds    {_describe_trace(spec, trial.kept)}",
             *(f"  breaks   {_describe_trace(spec, trace)}" for trace in trial.broken or (None,)),
-            *(f"  idle     this comparison does not affect simple traces; check its use: {text}" for text in idle),
+            *(f"  idle     no effect on the verdicts on simple traces; check this comparison: {text}" for text in idle),
             *(f"  exempt   {line}" for line in _summarize_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
@@ -240,9 +240,9 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
 
 def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
     if trace is None:
-        return "no simple trace has this result: check that the formula means what you intend"
+        return "no simple trace gives this verdict: check the meaning of the formula"
     if not math.isfinite(trace.rho):
-        return f"{trace.describe()}   no margin, because only Boolean signals decide"
+        return f"{trace.describe()}   no margin, because only Boolean signals decide the verdict"
     return f"{trace.describe()}   margin {_format_with_unit(spec, trace.rho)}"
 
 

@@ -429,7 +429,7 @@ class Judged:
             if not row.active:
                 result = f": {'; '.join(self._distinct_inactive_reasons(cells, row.spec_id))}"
             elif row.vacuous == row.active:
-                result = ", but always vacuous, so it judged nothing. Check that its conditions and bodies occur"
+                result = ", but always vacuous, so no record was judged. Check that its conditions and bodies occur"
             moved_limits = self.ruleset.describe_moved_limits(spec)
             name = f"{spec.spec_id} ({moved_limits})" if moved_limits else spec.spec_id
             yield f"{name}{tier}: applied to {row.active} of {count_noun(len(self.scores), 'episode')}{result}."

@@ -169,7 +169,7 @@ def describe_repeats(replies: Sequence[Floats]) -> str:
         return summary
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
     # If `gaps` is empty, all replies that differ have a different number of actions than the first reply.
-    extent = f"largest difference {max(gaps):.2g}" if gaps else "in number"
+    extent = f"largest difference {max(gaps):.2g}" if gaps else "in the number of actions"
     return f"{summary}, {extent}\n{BY_CHANCE}"
 
 

@@ -343,7 +343,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
     horizons = [header.horizon for header in judged.headers]
     if None in horizons:
         remedy = "Record episodes with a horizon, because the interval needs the largest possible cost."
-        raise RunError("an episode names no horizon", remedy=remedy, place=Place(field="horizon"))
+        raise RunError("an episode's record names no horizon", remedy=remedy, place=Place(field="horizon"))
     episode_costs: list[float] = []
     for batch in judged.records.read_chunks():
         scores = judged.scores.select_episodes(np.arange(len(episode_costs), len(episode_costs) + len(batch)))

@@ -335,12 +335,12 @@ def _require_registrable(request: Request) -> None:
         "a shard": request.shard is not None,
         "a replay": any(policy.maker.partition(":")[0] == "replay" for policy in request.roster),
         "found starts": request.found is not None,
-        "a policy object, which cannot be made again from a name": any(policy.made for policy in request.roster),
+        "a policy object, because a name cannot recreate it": any(policy.made for policy in request.roster),
     }
     for obstacle, is_present in obstacles.items():
         if is_present:
-            problem = f"a registration covers a whole plan before it runs; it cannot be made for {obstacle}"
-            raise RunError(problem, remedy="Omit it; instead of an object, name a policy as python:module:name.")
+            problem = f"a registration covers a whole plan before the run; this is impossible for {obstacle}"
+            raise RunError(problem, remedy="Omit this part; replace a policy object by a name: python:module:name.")
 
 
 def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:

@@ -233,7 +233,7 @@ class ReplaySetting:
         if description.get("complete") is not True:
             raise RunError("only a complete run can be replayed", remedy=remedy, place=place)
         if description.get("host", "") is None:
-            problem = "the run names no host in which its actions could be played"
+            problem = "run.json names no host, so the recorded actions cannot be played again"
             add_host = "Omit replays, or add a host for your simulator: see docs/howto/adding-a-host.md."
             raise RunError(problem, remedy=add_host, place=place)
         try:
@@ -419,7 +419,7 @@ def _compare_replay(
                 return files.open_check(check, f"{cause} {detail}")
             return files.mismatch(check, detail + (_describe_states_set(episode) if lenient else ""))
         caveat = _SOFT_RESETS if _had_soft_resets(episode) else ""
-        caveat += "The replay began at the recorded first state, which lacks the memory of solver and controllers."
+        caveat += "The replay began at the recorded first state, without the internal state of solver and controllers."
         return files.open_check(check, f"{detail} {caveat}")
     agreement = f"within {_STATE_TOLERANCE:g}, from its recorded first state" if from_state else "bit for bit"
     if start.earlier_resets and not from_state:
