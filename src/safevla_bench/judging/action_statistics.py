@@ -19,7 +19,7 @@ Numbers = NDArray[np.float64]
 
 ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
 WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake": 7}
-"""Number of components of an action, by host. Their range is [-1, 1]. First are six for the arm, then the gripper's.
+"""Number of components of an action, by host: six for the arm, one for the gripper, then others. All are in [-1, 1].
 
 Actions of hosts without an entry are not checked.
 """

@@ -115,7 +115,7 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     worst: float | None = None
     """The metric's value if all unknown values are set to the worst value."""
     tipping: int | None = None
-    """Largest k such that the gate passes for any choice of k unknown values that are the worst value (the rest: best).
+    """Largest number of unknown values that may have the worst value, in any combination, while the gate still passes.
     Null if no value is unknown, the gate never passes, point estimates decide, or the metric is not a rate.
     """
 

@@ -121,7 +121,7 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
         raise RunError(problem, remedy="Name another folder by --out.", place=Place(file=str(out)))
     for other in origins[1:]:
         origins[0].require_same_rules(other)
-    # Of several folders with the same code versions, compare only one.
+    # Compare only one of several folders with the same code versions.
     for first, other in combinations({tuple(origin.codes): origin for origin in origins}.values(), 2):
         first.require_same_code(other)
     _require_distinct_policies(origins)
