@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import RecordError
@@ -37,7 +39,7 @@ def message(x: Any, stamp_s: float | None = None, frame: str = "", turn: float =
 
 def aligned(tree: Mapping[str, Any], topics: Mapping[str, Sequence[Any]], span_s: tuple[float, float] = (-1e9, 9e9),
             latched: Sequence[str] = (), base_ns: int = EPOCH_NS, facts: Mapping[str, Any] | None = None,
-            transforms: Sequence[Any] = ()) -> LoggedEpisode:  # fmt: skip
+            transforms: Sequence[Any] = (), static: bool = False) -> LoggedEpisode:  # fmt: skip
     """Topic -> its messages, each a log time [s] and a message or its x."""
     mapping = msgspec.convert(tree, LogMapping)
     takers: dict[str, NumberTaker | PoseTaker] = {}
@@ -50,7 +52,7 @@ def aligned(tree: Mapping[str, Any], topics: Mapping[str, Sequence[Any]], span_s
             takers[part].take(entry, order, base_ns + round(at_s * S))
     frames = TransformTree(Budget(10**6, "numbers"))
     for order, (at_s, entry) in enumerate(transforms):
-        frames.take(entry, order, base_ns + round(at_s * S), False)
+        frames.take(entry, order, base_ns + round(at_s * S), static)
     begin, end = (base_ns + round(bound * S) for bound in span_s)
     span = MessageSpan(f"recording {next(FILES)}", "take", begin, end, msgspec.convert(facts or {}, mappings.Episode))
     return align(span, mapping, takers, frames)
@@ -169,16 +171,33 @@ def test_a_clock_that_is_not_mapped_and_topics_that_are_all_static_are_errors():
 # Sampling
 
 
-def test_a_pose_is_known_where_a_new_one_came_since_the_instant_before():
+def test_a_pose_is_interpolated_where_a_new_one_came_since_the_instant_before():
     cup = [(0.0, 0.0), (0.15, 1.0), (0.3, 2.0), (0.32, 3.0)]
     body = aligned({**EEF, "bodies": CUP}, {"/e": HAND, "/cup": cup}).series["bodies.cup"]
-    assert body.known.tolist() == [True, False, True, True, True, False]
-    assert body.values[[0, 2, 3, 4], 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert body.known.tolist() == [True, False, True, True, False, False]
+    assert body.values[[0, 2, 3], 0] == pytest.approx([0.0, 4 / 3, 2.0])
     assert (body.poses, body.rate_hz, body.longest_gap_s) == (4, pytest.approx(1 / 0.15), pytest.approx(0.15))
 
 
-@pytest.mark.parametrize(("first_s", "is_known"), [(-0.4, True), (-0.41, False), (0.01, False)])
-def test_at_the_first_instant_a_pose_may_be_two_periods_old(first_s, is_known):
+@given(st.integers(-(10**8), 10**8), st.integers(20_000_000, 190_000_000))
+def test_two_parts_that_move_together_are_together_whatever_the_phase_and_rate_of_their_messages(phase_ns, step_ns):
+    times_s = [(phase_ns + k * step_ns) / S for k in range(-12, 30)]
+    body = aligned({**EEF, "bodies": CUP}, {"/e": HAND, "/cup": [(at, at) for at in times_s]}).series["bodies.cup"]
+    assert body.known.any()
+    assert body.values[body.known, 0] == pytest.approx(np.array([x for _, x in HAND])[body.known], abs=1e-8)
+
+
+def test_a_pose_is_unknown_next_to_one_that_was_lost_and_its_rotation_takes_the_shorter_arc():
+    turns = [1.0, 1.1, -1.1, 1.1, 1.1, 1.1, 1.1]
+    cup = [(0.05 + 0.1 * k, message(math.nan if k == 3 else 0.0, turn=turn)) for k, turn in enumerate(turns)]
+    body = aligned({**EEF, "bodies": CUP}, {"/e": HAND, "/cup": cup}).series["bodies.cup"]
+    assert body.known.tolist() == [False, True, True, False, False, True]
+    assert np.abs(body.values[[1, 2, 5], 3]) == pytest.approx([1.0, 1.1, 1.1])
+    assert not body.values[body.known, 4:].any()
+
+
+@pytest.mark.parametrize(("first_s", "is_known"), [(-0.38, True), (-0.39, False), (0.01, False)])
+def test_a_gap_of_more_than_two_periods_is_not_interpolated(first_s, is_known):
     cup = [(first_s, 0.0), (first_s + 0.2, 1.0), (first_s + 0.4, 2.0)] if first_s > 0 else [
         (first_s - 0.2, 0.0), (first_s, 1.0), (0.02, 2.0), (0.22, 3.0)
     ]  # fmt: skip
@@ -195,6 +214,15 @@ def test_a_number_is_held_for_two_of_its_periods_and_all_messages_are_kept():
     messages, instants = samples.between
     np.testing.assert_equal(messages, [[2.0, 10.0], [4.0, math.nan], [6.0, 12.0]])
     assert instants.tolist() == [1, 2, 3]
+
+
+def test_numbers_that_come_in_bursts_are_a_warning(caplog):
+    for within_s, warns in ((0.001, True), (0.02, False)):
+        rows = [(0.1 * k + within_s * j, [1.0]) for k in range(6) for j in range(5)]
+        with caplog.at_level(logging.WARNING):
+            aligned({**EEF, "action": {"from": "/t"}}, {"/e": HAND, "/t": rows})
+        assert ("[action] the messages of /t come in bursts" in caplog.text) == warns
+        caplog.clear()
 
 
 def test_messages_before_the_first_instant_and_after_the_last_belong_to_none():
@@ -233,11 +261,13 @@ def test_a_latched_topic_whose_messages_are_equal_holds_throughout_and_else_it_h
     body = aligned(tree, {"/e": HAND, "/cup": [(0.3, 0.5)] * 2}).series["bodies.cup"]
     assert body.known.tolist() == [False, False, False, True, False, False]
     static = {**EEF, "bodies": {"cup": {"from": "/tf_static", "role": "target"}}}
-    rows = {"/e": HAND, "/tf_static": [(0.0, 0.5), (3.0, 0.6)]}
+    rows = {"/e": HAND, "/tf_static": [(0.1, 0.5), (0.3, 0.6), (0.3, 0.7)]}
     with caplog.at_level(logging.WARNING):
         body = aligned(static, rows, latched=["/tf_static"]).series["bodies.cup"]
-    assert (body.known.all(), body.values[:, 0].tolist()) == (True, [0.6] * 6)
-    assert "several static poses" in caplog.text
+    assert (body.known.all(), body.values[:, 0].tolist(), body.poses) == (True, [0.5] * 3 + [0.7] * 3, 0)
+    assert "[bodies.cup] has different static poses, the last at log time 1700000000.300 s" in caplog.text
+    last = aligned(static, rows, (0.3, 9.0), latched=["/tf_static"]).series["bodies.cup"]
+    assert last.values[:, 0].tolist() == [0.7] * 3
 
 
 @pytest.mark.parametrize(("first_s", "is_early"), [(1.0, False), (1.1, True)])
@@ -268,6 +298,19 @@ def test_poses_in_several_frames_are_an_error_and_are_converted_where_the_mappin
     unknown = [*cup[:2], (0.2, message(7.0, frame="", turn=0.0))]
     body = aligned(tree, {"/e": hand, "/cup": unknown}, transforms=moves).series["bodies.cup"]
     assert body.known.tolist() == [True, True, False, False, False, False]
+
+
+def test_each_static_transform_is_used_from_its_time_on_and_the_first_from_the_start(caplog):
+    cup = [(at, message(x, frame="camera")) for at, x in HAND]
+    hand = [(at, message(x, frame="world")) for at, x in HAND]
+    tree = {**EEF, "bodies": {"cup": {**CUP["cup"], "in": "/world"}}}
+    for moved_to, warns in ((5.0, True), (2.0, False)):
+        moves = [(at, message(x, frame="world", child="camera")) for at, x in ((0.1, 2.0), (0.3, moved_to))]
+        with caplog.at_level(logging.WARNING):
+            body = aligned(tree, {"/e": hand, "/cup": cup}, transforms=moves, static=True).series["bodies.cup"]
+        assert body.values[:, 0] == pytest.approx([(2.0 if at < 0.29 else moved_to) + x for at, x in HAND])
+        assert ("[transforms of camera] has different" in caplog.text) == warns
+        caplog.clear()
 
 
 def test_a_pose_in_a_frame_that_its_topic_moves_and_a_convention_that_names_imply_are_warnings(caplog):

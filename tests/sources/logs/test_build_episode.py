@@ -169,7 +169,7 @@ def test_a_body_is_unknown_where_it_was_not_seen_and_one_that_was_never_seen_is_
     ]  # fmt: skip
     assert batch.body_quat_wxyz.channel.values.tolist() == [1.0, 0.0, 0.0, 0.0] * 10
     assert batch.headers[0].target_object == "cup"
-    assert "never seen: bodies.pen" in caplog.text
+    assert "without a known pose: bodies.pen" in caplog.text
 
 
 def test_poses_that_are_in_no_record_are_counted_in_a_warning(caplog):

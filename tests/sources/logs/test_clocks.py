@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,9 +21,9 @@ def stamps(topic: str, log_ns, stamp_ns) -> Stamps:
     return Stamps(topic, np.arange(len(log)), log, np.asarray(stamp_ns, dtype=np.int64))
 
 
-def place(parts: dict[str, Stamps], clock: str = "eef") -> tuple[dict, list[str]]:
+def place(parts: dict[str, Stamps], clock: str = "eef", max_latency_s: float | None = None) -> tuple[dict, list[str]]:
     problems: list[str] = []
-    return place_messages(parts, clock, problems.append), problems
+    return place_messages(parts, clock, problems.append, max_latency_s), problems
 
 
 @given(st.integers(0, 2**62), st.lists(st.integers(1, 10**8), min_size=2, max_size=30), st.integers(-(10**17), 10**17))
@@ -41,6 +43,31 @@ def test_a_topic_has_its_own_stamps_if_they_are_within_50_ms_of_the_clocks(apart
     assert times["mug"].base.startswith("header stamps" if is_own else "log time, mapped")
     expected = 50 * MS * np.arange(20) + (apart_ms * MS if is_own else 0)
     assert times["mug"].time_ns.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("eef_late_ms", "mug_late_ms", "is_own", "other_reading"),
+    [
+        (0, 150, True, "max_latency_s = 0.05 "),
+        (150, 0, True, "max_latency_s = 0.05 "),
+        (0, -150, False, "max_latency_s = 0.2 "),  # a message is not logged before its stamp
+        (10**12, 10**12 + 150, False, "max_latency_s = 0.2 "),  # log times are of another clock
+        (0, 1001, False, "because the clocks differ"),
+    ],
+)
+def test_stamps_over_50_ms_off_are_a_warning_up_to_1_s_with_the_line_for_the_other_reading(
+    eef_late_ms, mug_late_ms, is_own, other_reading
+):
+    at = EPOCH_NS + 50 * MS * np.arange(20)
+    parts = {"eef": stamps("/eef", at + eef_late_ms * MS, at), "mug": stamps("/mug", at + mug_late_ms * MS, at)}
+    times, problems = place(parts)
+    assert times["mug"].base.startswith("header stamps") == is_own
+    (problem,) = problems
+    assert re.search(r"/mug are (0\.15|1\.00) s", problem)
+    assert other_reading in problem
+    if other_reading.startswith("max_latency_s"):
+        times, problems = place(parts, max_latency_s=float(other_reading.split()[2]))
+        assert (times["mug"].base.startswith("header stamps"), problems) == (not is_own, [])
 
 
 def test_log_times_are_mapped_through_the_clock_whose_rate_may_be_another():

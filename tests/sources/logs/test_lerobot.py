@@ -527,6 +527,7 @@ def test_a_wrong_mapping_names_its_file_and_what_is_wrong(tmp_path, text, words)
         ('[eef]\nfrom = "x"\nframe = "hand"', "eef.frame"),
         ('[eef]\nfrom = "x"\nin = "world"', "eef.in"),
         ('ros_distro = "humble"\n[eef]\nfrom = "x"', "ros_distro"),
+        ('max_latency_s = 0.1\n[eef]\nfrom = "x"', "max_latency_s"),
         ('[transforms]\nmax_gap_s = 2.0\n[eef]\nfrom = "x"', "transforms"),
     ],
 )

@@ -63,6 +63,8 @@ def test_numbers_have_the_order_and_time_of_their_messages():
 def test_numbers_whose_count_changes_are_refused():
     with refused("2 and 3 numbers"):
         taken(message(effort=[1.0, 2.0]), message(effort=[1.0, 2.0, 3.0]))
+    with refused("3 and 2 numbers"):  # index 1 may be that of another number
+        taken(message(effort=[1.0, 2.0, 3.0]), message(effort=[2.0, 3.0]), index=(1,))
 
 
 def test_each_message_counts_as_its_numbers_and_four_more():
@@ -234,6 +236,19 @@ def test_a_message_that_lacks_numbers_is_unknown_and_one_with_more_is_refused():
     assert "a, b." in caught.value.remedy
 
 
+def test_a_list_of_bodies_that_loses_one_is_refused_since_another_may_have_its_index_and_a_null_keeps_it():
+    bodies = [{"p": [k, 0.0, 0.0]} for k in (1.0, 2.0, 3.0, 4.0)]
+    rows = [[message(**body) for body in bodies]] * 3
+    rows[1] = [None, rows[0][1], None, rows[0][3]]
+    columns = {"field": "bodies", "position": (3, 4, 5)}
+    known = [2.0, 0.0, 0.0]
+    messages = [message(bodies=row) for row in rows]
+    assert poses_of(*messages, **columns).tolist() == [known] * 3
+    np.testing.assert_equal(poses_of(*messages[:2], message(bodies=[]), **columns), [known, known, [math.nan] * 3])
+    with refused("12 and 9 numbers"):
+        posed(*messages, message(bodies=rows[0][1:]), **columns)
+
+
 @pytest.mark.parametrize("value", ["text", True, [1.0, 2.0]])
 def test_a_coordinate_that_is_no_number_is_refused(value):
     with refused("x is"):
@@ -300,22 +315,23 @@ def test_transforms_that_tf2_ignores_are_ignored():
         entry("a", math.nan), entry("a", 1.0, "a"), entry("a", 1.0, "/a"), entry("", 1.0), entry("a", 1.0, ""),
         entry("a", 1.0, w=1.006), entry("a", 1.0, w=0.994), message(other=1),
     ]  # fmt: skip
-    assert tree(*ignored).stamps == {}
+    assert tree(*ignored).list_stamps() == {}
     used = [entry("a", 1.0, w=1.004), entry("a", 2.0, w=0.996), message(transforms=[entry("b", 3.0)])]
-    assert {topic: len(stamps.log_ns) for topic, stamps in tree(*used).stamps.items()} == {
+    assert {topic: len(stamps.log_ns) for topic, stamps in tree(*used).list_stamps().items()} == {
         "transforms of a": 2,
         "transforms of b": 1,
     }
-    assert tree(*used, static=True).stamps == {}
+    assert tree(*used, static=True).list_stamps() == {}
 
 
-def test_a_transform_of_foxglove_is_one_and_the_last_static_one_holds():
+def test_a_transform_of_foxglove_is_one_and_a_static_one_holds_until_the_next():
     flat = message(
         parent_frame_id="world", child_frame_id="a", translation={"x": 1.0, "y": 0.0, "z": 0.0}, rotation=UPRIGHT
     )
-    frames = tree(flat, entry("a", 2.0), static=True).build_tree({}, 1.0)
+    times = {"transforms of a": Times(np.array([0, S]), "log time")}
+    frames = tree(flat, entry("a", 2.0), static=True).build_tree(times, 1.0)
     brought = frames.bring(np.zeros((2, 3)), "a", "world", np.array([-S, 5 * S]))
-    assert brought[:, 0].tolist() == [2.0, 2.0]
+    assert brought[:, 0].tolist() == [1.0, 2.0]
 
 
 def test_transforms_are_interpolated_in_gaps_of_the_given_length_in_seconds():
@@ -339,6 +355,7 @@ def stamp(**fields: Any) -> int:
         ({"secs": 2, "nsecs": 3}, 2 * S + 3),
         ({"sec": 2, "nsec": 3}, 2 * S + 3),
         ({"seconds": 2, "nanos": 3}, 2 * S + 3),
+        ({"seconds": 2, "nanoseconds": 3}, 2 * S + 3),
         ({"sec": 2.5, "nanosec": 3}, 2 * S + S // 2 + 3),
         ({"sec": 2}, 2 * S),
         ({"sec": math.nan, "nanosec": 3}, 0),

@@ -454,7 +454,7 @@ def test_static_poses_that_differ_are_a_warning(tmp_path, caplog):
     rows = hand() + [("/tf_static", at(k), transform("mug", "world", 0.1 * k)) for k in (0, 5)]
     text = EEF + '[bodies.mug]\nfrom = "/tf_static"\nframe = "mug"\nrole = "bystander"\n'
     assert len(episode(tmp_path, rows, text).lengths) == 1
-    assert "several static poses" in caplog.text
+    assert "has different static poses" in caplog.text
 
 
 def test_an_array_of_poses_whose_count_changes_is_refused(tmp_path):

@@ -1,8 +1,8 @@
 """Resampling of one trial of a recording to the times of its clock.
 
-One topic is the clock. The times of its messages are the instants; an instant can become a record. A pose is known at
-an instant only if it arrived after the previous instant, because an old pose would look like rest, followed by a jump.
-Other numbers stay known for two periods of their messages. Torques, forces and grips use all messages between records.
+One topic is the clock. The times of its messages are the instants; an instant can become a record. Poses are
+interpolated, but known only if a message arrived after the previous instant, because a tracker may lose a body. Other
+numbers stay known for two periods of their messages. Torques, forces and grips use all messages between records.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from safevla_bench.errors import RecordError
 from safevla_bench.sources.logs import mappings, records
 from safevla_bench.sources.logs.clocks import Stamps, Times, find_placeless, place_messages
 from safevla_bench.sources.logs.messages import MOST_NAMED, NumberTaker, PoseTaker, TransformTree
-from safevla_bench.sources.logs.transforms import FrameTree, plain_frame
+from safevla_bench.sources.logs.transforms import FrameTree, find_held, interpolate_poses, plain_frame
 from safevla_bench.text import warn_once
 from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
+_BURST_RATIO = 5  # a warning is given if the mean time between messages is more than this many medians
 # Messages with log time 0 and stamp 0 were sent before a simulation began if all other log times exceed this limit.
 _TICK_NS = 1_000_000_000
 _LATEST_NS = np.iinfo(np.int64).max
+_LOST_POSE = np.array([np.nan] * 3 + [1.0, 0.0, 0.0, 0.0])
 Warn = Callable[[str], None]
 
 
@@ -59,7 +61,12 @@ def align(
     warn = partial(warn_once, trial.file)
     channels = {part: _Channel(takers[part], trial, warn) for part in mapping.sources}
     stamps = {part: channel.stamps for part, channel in channels.items() if not channel.is_static}
-    edge_stamps = transforms.stamps
+    edge_stamps, held_stamps = transforms.list_stamps(), transforms.list_stamps(static=True)
+    held_stamps |= {part: channel.stamps for part, channel in channels.items() if channel.is_static and channel.changes}
+    for name, held in held_stamps.items():
+        problem = f"has different static poses, the last at log time {held.log_ns.max() / 1e9:.3f} s"
+        remedy = "To use only the last, write its time as `start_s` of an [[episode]]"
+        warn(f"[{name}] {problem}; each is used from its time on, the first also before. {remedy}")
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
     if clock in stamps:  # False if the clock is a transform
         is_placeless = find_placeless(stamps[clock])
@@ -68,7 +75,7 @@ def align(
             warn(f"the clock is [{clock}]; {problem}")
             channels[clock].choose(~is_placeless)
             stamps[clock] = channels[clock].stamps
-    times = place_messages({**stamps, **edge_stamps}, clock, warn)
+    times = place_messages({**stamps, **edge_stamps, **held_stamps}, clock, warn, mapping.max_latency_s)
     instants = np.unique(times[clock].time_ns)
     if repeated_count := len(times[clock].time_ns) - len(instants):
         warn(f"{repeated_count} clock messages are left out, since they repeat an earlier time")
@@ -103,7 +110,7 @@ class _Channel:
     """The m messages of a trial for one part of the record. `rows` [m, k] are their numbers, `stamps` their times."""
 
     def __init__(self, taker: NumberTaker | PoseTaker, trial: MessageSpan, warn: Warn) -> None:
-        self.taker, self.columns, self.stamps = taker, taker.columns, taker.stamps
+        self.taker, self.columns, self.stamps, self.warn = taker, taker.columns, taker.stamps, warn
         self.frames: tuple[str, ...] = ()
         if isinstance(taker, PoseTaker):
             self.in_frame = np.array(taker.frames)
@@ -125,8 +132,7 @@ class _Channel:
         with np.errstate(over="ignore"):
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
         self.is_static = taker.latched and (is_static(taker.topic) or bool((read_numbers == read_numbers[:1]).all()))
-        if self.is_static and (read_numbers != read_numbers[-1:]).any():
-            warn(f"[{taker.part}] has several static poses; the last pose is used at all times")
+        self.changes = bool((read_numbers != read_numbers[-1:]).any())
         if not self.is_static:
             log_ns = self.stamps.log_ns
             is_in_trial = (log_ns >= trial.begin_ns) & (log_ns < trial.end_ns)
@@ -148,17 +154,22 @@ class _Channel:
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
-        """Return the part's values at the instants. `times` are the times of its messages; None for a static part."""
-        # Indices of the messages in order of time. A static part uses its last message (-1) at every instant.
+        """Return the part's values at the instants. `times` are the times of its messages; None if all are equal."""
+        # Indices of the messages in order of time; for a static part, of the message that is used at each instant.
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
+        if self.is_static and times is not None:
+            order = order[find_held(times.time_ns[order], instants)]
         self.choose(order)
-        time_ns = instants if times is None else times.time_ns[order]
+        time_ns = instants if times is None or self.is_static else times.time_ns[order]
         if isinstance(self.taker, NumberTaker):
             series = _sample_numbers(self.rows, time_ns, instants)._replace(names=self.taker.find_order())
+            if len(time_ns) > 2 and np.diff(time_ns).mean() > _BURST_RATIO * _find_period(time_ns):
+                problem = f"the messages of {self.taker.topic} come in bursts, so its numbers are unknown between these"
+                self.warn(f"[{self.taker.part}] {problem}. Record header stamps of the measurements")
         else:
             series = _sample_poses(self._convert_poses(tree, time_ns), time_ns, instants, self.columns)
         series = series._replace(is_single=self.is_single)
-        if times is None:
+        if times is None or self.is_static:
             return series._replace(poses=0)
         steps_s = np.diff(time_ns) / 1e9
         period_s = float(np.median(steps_s)) if len(steps_s) else 0.0
@@ -211,21 +222,31 @@ def _choose_clock(
 
 
 def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings.AnyColumns) -> records.Series:
-    # Return the latest pose at each instant. The pose is known only if it arrived after the previous instant.
+    # Return the pose at each instant, interpolated between the messages before and after it. The pose is known only if
+    # a message arrived after the previous instant. Nothing is interpolated after a gap in which the body may be lost.
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
-    values = rows[np.maximum(last_pose, 0)]
-    pose_count = int(records.are_known(rows, columns).sum())
+    is_pose = records.are_known(rows, columns)
     is_new = np.diff(last_pose, prepend=-1) > 0
-    # The first instant has no previous instant, so its pose must be at most two periods old.
-    is_new[0] &= _are_held(last_pose[:1], time_ns, instants[:1])[0]
-    return records.Series(values, np.asarray(is_new & records.are_known(values, columns)), poses=pose_count)
+    last_indices = np.flatnonzero(np.diff(time_ns, append=_LATEST_NS))  # of messages with one time, the last counts
+    keys = np.where(is_pose[:, None], np.hstack([rows, np.eye(1, 4).repeat(len(rows), axis=0)])[:, :7], _LOST_POSE)
+    longest_ns = _HELD_PERIODS * max(_find_period(time_ns), _find_period(instants))
+    position, rotation = interpolate_poses(time_ns[last_indices], keys[last_indices], instants, longest_ns)
+    nearest = np.maximum(last_pose, 0)
+    norms = np.linalg.norm(keys[nearest, 3:], axis=1, keepdims=True)  # kept, since a wrong norm is warned of
+    values = np.hstack([position, norms * rotation.as_quat()[:, [3, 0, 1, 2]]])[:, : rows.shape[1]]
+    values = np.where((time_ns[nearest] == instants)[:, None], rows[nearest], values)
+    is_known = np.asarray(is_new & records.are_known(values, columns))
+    return records.Series(values, is_known, poses=int(is_pose.sum()))
+
+
+def _find_period(time_ns: Ints) -> float:
+    return float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
 
 
 def _are_held(last_message: Ints, time_ns: Ints, instants: Ints) -> Bools:
     # Return for each instant whether the message with the index `last_message` is at most two periods old, [n].
-    period_ns = float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
     age_ns = instants - time_ns[np.maximum(last_message, 0)]
-    return np.asarray((last_message >= 0) & (age_ns <= _HELD_PERIODS * period_ns))
+    return np.asarray((last_message >= 0) & (age_ns <= _HELD_PERIODS * _find_period(time_ns)))
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:

@@ -9,6 +9,7 @@ are too imprecise, the clock's messages with a stamp of zero are left out instea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from safevla_recorder.episode import Ints
 
 # A topic's stamps are on the common time base if their median difference from converted log times is at most this.
 _SAME_BASE_NS = 50_000_000
+# Up to this difference, messages may be late or their clock may differ. A warning says which is assumed.
+_MAX_LATENCY_NS = 1_000_000_000
 _MAX_RATE_RATIO = 50  # warn if stamps advance this many times faster or slower than log times
 _MAX_ROUGHNESS = 1e-2  # limit on the error of interpolated stamps, as a multiple of the clock's median step
 _FITTED_COUNT = 100  # extrapolation fits a line to this many messages at each end of the clock
@@ -44,7 +47,9 @@ class Times(NamedTuple):
     base: str
 
 
-def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None]) -> dict[str, Times]:
+def place_messages(
+    parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None], max_latency_s: float | None = None
+) -> dict[str, Times]:
     """Return part -> times of its messages. `clock` is the part that defines the time base. `warn` receives warnings.
     Raises `RecordError` if the clock's times go back; the error states where and by how much.
     """
@@ -77,19 +82,47 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
         problem = f"the header stamps of {reference.topic} advance {rate:.3g} times as fast as log time"
         warn(f"{problem}; are the stamps in seconds?")
     times = {}
+    limit_ns = _SAME_BASE_NS if max_latency_s is None else max_latency_s * 1e9
     for name, part in parts.items():
         mapped_ns = _map_to_stamps(position_of(part), clock_positions, clock_ns) - first_ns
         own_ns = part.stamp_ns - first_ns
         has_stamp = _find_stamped(part)
         origin = f"{position_kind}, mapped to the stamps of {reference.topic}"
         offset_ns = np.median((own_ns - mapped_ns)[has_stamp]) if has_stamp.any() else np.inf
-        if abs(offset_ns) <= _SAME_BASE_NS or name == clock:
-            if step := describe_step_back(own_ns[has_stamp]):
+        step = describe_step_back(own_ns[has_stamp])
+        is_own = name == clock or abs(offset_ns) <= limit_ns
+        if not is_own and max_latency_s is None and has_stamp.any():
+            is_near = abs(offset_ns) <= _MAX_LATENCY_NS
+            is_own = is_near and (bool(step) or (uses_log_times and _may_be_late(reference) and _may_be_late(part)))
+            if not (is_near and step):
+                warn(_describe_doubt(part.topic, reference.topic, float(offset_ns) / 1e9, position_kind, is_own))
+        if is_own:
+            if step:
                 warn(f"the header stamps of {part.topic} go back {step}; the {position_kind} is used")
             else:
                 mapped_ns, origin = np.where(has_stamp, own_ns, mapped_ns), "header stamps"
         times[name] = Times(mapped_ns, origin)
     return times
+
+
+def _may_be_late(part: Stamps) -> bool:
+    # Return whether messages were logged after their stamps, as if stamps and log times were of one clock.
+    has_stamp = _find_stamped(part)
+    return bool(-_SAME_BASE_NS <= np.median((part.log_ns - part.stamp_ns)[has_stamp]) <= _MAX_LATENCY_NS)
+
+
+def _describe_doubt(topic: str, clock: str, offset_s: float, position_kind: str, is_own: bool) -> str:
+    side = "before" if offset_s < 0 else "after"
+    problem = f"the header stamps of {topic} are {abs(offset_s):.2f} s {side} its {position_kind} by {clock}'s clock"
+    if abs(offset_s) * 1e9 > _MAX_LATENCY_NS:
+        return f"{problem}; the {position_kind} is used, because the clocks differ"
+    chosen, cause, other, other_cause = "stamps are", "messages arrive late", position_kind, "the clocks differ"
+    limit_s = _SAME_BASE_NS / 1e9
+    if not is_own:
+        chosen, cause, other, other_cause = f"{position_kind} is", other_cause, "the stamps", cause
+        limit_s = math.ceil(abs(offset_s) * 10) / 10
+    remedy = f"If {other_cause}, write max_latency_s = {limit_s:g} at the top of the mapping, to use {other}"
+    return f"{problem}; the {chosen} used, as if {cause}. {remedy}"
 
 
 def _find_stamped(part: Stamps) -> NDArray[np.bool_]:

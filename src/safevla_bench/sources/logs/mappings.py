@@ -243,6 +243,8 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     transforms: Transforms = Transforms()
     # ROS distribution for the types that a recording does not define; None = the recording's distribution.
     ros_distro: str | None = None
+    # Largest difference [s] of a topic's header stamps, if they are used, from its log times on the clock's time base.
+    max_latency_s: Positive | None = None  # None = 0.05, and up to 1 s with a warning if log times permit it
     arms: Mapping[str, ArmColumns] = {}  # arm -> its parts; empty if there is only one arm
     action: Columns | None = None
     bodies: Mapping[str, BodyColumns] = {}
@@ -341,7 +343,7 @@ def require_dataset_keys(mapping: LogMapping) -> None:
     used = ["[[episode]]"] if mapping.trials else []
     used += ["episode.clock"] if mapping.episode.clock is not None else []
     used += ["[transforms]"] if mapping.transforms != Transforms() else []
-    used += ["ros_distro"] if mapping.ros_distro is not None else []
+    used += [key for key in ("ros_distro", "max_latency_s") if getattr(mapping, key) is not None]
     used += [
         f"{part}.{key}"
         for part, columns in mapping.sources.items()

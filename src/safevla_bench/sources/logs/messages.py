@@ -105,6 +105,7 @@ class NumberTaker(Taker):
 
     columns: Columns = field(kw_only=True)
     seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names in a message -> indices to read
+    size: int = 0  # count of numbers in the last message
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         """Add a message if it has any mapped number. Raises `RecordError` if the message does not fit the mapping."""
@@ -112,6 +113,10 @@ class NumberTaker(Taker):
         names, numbers = self._find_numbers(message)
         if not numbers:
             return
+        if columns.index and self.size not in (0, len(numbers)):
+            problem = f"messages of {self.topic} have {self.size} and {len(numbers)} numbers, so indices may differ"
+            refuse_field(problem, "Publish all numbers in every message, or choose them by `names`.", self.part)
+        self.size = len(numbers)
         if names not in self.seen:
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
             is_chosen = bool(columns.names or columns.index)
@@ -246,7 +251,7 @@ class PoseTaker(Taker):
                 self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
-        """Return x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown."""
+        # Return x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown.
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
             position = _first_field(pose, "position", "translation")
@@ -285,13 +290,24 @@ class PoseTaker(Taker):
                 self.layout = self.layout._replace(doubt="; ".join(filter(None, [self.layout.doubt, uncounted])))
         if self.layout is None:
             self.note_fields(message)
-        elif len(number_by_name) > len(self.names):
+        elif len(number_by_name) > len(self.names) or self._has_shorter_list(tuple(number_by_name)):
             problem = f"messages of {self.topic} have {len(self.names)} and {len(number_by_name)} numbers"
             refuse_field(problem, "Publish one pose per message, on a separate topic.", self.part)
         return [number_by_name.get(name, math.nan) for name in self.names] or [math.nan] * 7
 
+    def _has_shorter_list(self, names: tuple[str, ...]) -> bool:
+        # Returns whether a list with mapped numbers lacks entries, so that its indices may be those of other entries.
+        if self.layout is None or names == self.names:
+            return False
+        entries, first_entries = _find_entries(names), _find_entries(self.names)
+        lists = {owner for index in self.layout.places for owner in _find_entries([self.names[index]])}
+        return any(
+            owner in entries and max(entries[owner]) < max(first_entries[owner]) == len(first_entries[owner]) - 1
+            for owner in lists
+        )
+
     def _has_unread_orientation(self, pose: Any, orientation: Any) -> bool:
-        """Return whether a pose with a position may have an orientation that is not in fields w, x, y, z."""
+        # Return whether a pose with a position may have an orientation that is not in fields w, x, y, z.
         if self.layout is not None:  # an earlier message had such an orientation
             return True
         if self.has_turn or hasattr(orientation, "w"):
@@ -357,18 +373,22 @@ class TransformTree:
                 parents[parent] = None
                 taker.add(entry, order, log_ns, row)
 
-    @property
-    def stamps(self) -> dict[str, Stamps]:
-        """`transforms of FRAME` -> the times of the transforms, for each child frame FRAME that is not static."""
-        return {taker.topic: taker.stamps for taker, _ in self._edges.values() if not taker.latched}
+    def list_stamps(self, static: bool = False) -> dict[str, Stamps]:
+        """Return `transforms of FRAME` -> times of the transforms, for child frames that move or change."""
+        takers = [taker for taker, _ in self._edges.values() if taker.latched == static]
+        return {taker.topic: taker.stamps for taker in takers if not static or np.ptp(taker.numbers, axis=0).any()}
 
     def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
-        """Return the tree of frames. `times` maps each name in `stamps` to the times of its transforms."""
+        """Return the tree of frames. `times` maps each name in `list_stamps` to the times of its transforms."""
         edges = {}
         for child, (taker, parents) in self._edges.items():
-            time_ns, chosen = np.arange(1), np.array([-1])  # a static frame always has its last transform
-            if not taker.latched:
-                time_ns, chosen = np.unique(times[taker.topic].time_ns, return_index=True)
+            time_ns, chosen = np.arange(1), np.array([-1])  # a static frame whose transforms are all equal
+            if taker.topic in times:
+                time_ns = times[taker.topic].time_ns
+                chosen = np.argsort(time_ns, kind="stable")
+                if not taker.latched:
+                    chosen = np.unique(time_ns, return_index=True)[1]
+                time_ns = time_ns[chosen]
             edges[child] = Edge(tuple(parents), time_ns, taker.numbers[chosen], taker.latched)
         return FrameTree(edges, max_gap_s * 1e9)
 
@@ -391,6 +411,16 @@ def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         children = dict(zip(keys, value, strict=False))
     for key, child in (children or {}).items():
         yield from _iterate_numbers(child, f"{name}.{key}" if name else key)
+
+
+def _find_entries(names: Sequence[str]) -> dict[str, set[int]]:
+    # Returns for each list in dotted names, such as `bodies` in `bodies.2.position.x`, the indices of its entries.
+    entries: dict[str, set[int]] = {}
+    for parts in (name.split(".") for name in names):
+        for place, part in enumerate(parts):
+            if part.isdecimal():
+                entries.setdefault(".".join(parts[:place]), set()).add(int(part))
+    return entries
 
 
 def _get_field(message: Any, location: str) -> Any:
@@ -441,8 +471,8 @@ def _read_stamp(message: Any) -> int:
     seconds = _first_field(stamp, "sec", "secs", "seconds")
     if not isinstance(seconds, int | float) or not math.isfinite(seconds):
         return 0
-    nanoseconds = _first_field(stamp, "nanosec", "nsec", "nsecs", "nanos")
-    return int(Decimal(str(seconds)).scaleb(9)) + int(nanoseconds or 0)  # a float product would be rounded
+    nanoseconds = _first_field(stamp, "nanosec", "nsec", "nsecs", "nanos", "nanoseconds")
+    return int(Decimal(str(seconds)).scaleb(9)) + int(nanoseconds or 0)  # a product of floats would be rounded
 
 
 _ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,9})\d*)?(Z|[+-]\d\d:?\d\d)?")

@@ -208,7 +208,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
         problem = f"clock times left out at the start: {late_count}"
         warn_once(label, f"{problem}, since a part of the robot is unknown until then")
     if unseen:
-        warn_once(label, f"bodies never seen: {', '.join(unseen)}; specifications on these bodies have no verdict")
+        warn_once(label, f"bodies without a known pose: {', '.join(unseen)}; specifications on them have no verdict")
     for name, samples in episode.series.items():
         unused_poses = samples.poses - int(samples.known[chosen].sum())
         if unused_poses > 0:

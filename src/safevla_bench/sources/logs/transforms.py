@@ -1,8 +1,8 @@
 """The tree of coordinate frames of a recording, and conversion of poses to one frame, as in tf2.
 
 Between two stamps, a transform is interpolated: the position linearly, the rotation along the shorter arc. A transform
-is unknown before its first stamp, after its last stamp, and in a gap that exceeds the limit. A static transform is
-valid at any time. `/map` and `map` are the same frame. A transform with NaN, or from a frame to itself, is ignored.
+is unknown before its first stamp, after its last stamp, and in a gap that exceeds the limit. A static transform holds
+until the next one. `/map` and `map` are the same frame. A transform with NaN, or from a frame to itself, is ignored.
 
 The source in tf2 is ros2/geometry2, commit 1b005c6: tf2/src/buffer_core.cpp (setTransformImpl, walkToTopParent),
 tf2/src/cache.cpp (findClosest, interpolate), tf2/include/tf2/LinearMath/Quaternion.h (slerp).
@@ -33,7 +33,7 @@ def plain_frame(name: str) -> str:
 @dataclass(frozen=True)
 class Edge:
     """The edge from a frame to its parent: the frame's poses in the parent frame, [n, 7] (x, y, z [m], w, x, y, z), by
-    ascending time [ns]. If `static`, the last pose is valid at any time. Several `parents` are an error.
+    ascending time [ns]. If the edge is static, each pose is valid until the next one. Several `parents` are an error.
     """
 
     parents: tuple[str, ...]
@@ -94,22 +94,34 @@ class FrameTree:
         return frames
 
     def _interpolate_frame(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
-        # Return the origin [n, 3] (NaN = unknown) and the n rotations of a frame in its parent frame, at the n times.
-        from scipy.spatial.transform import Rotation, Slerp
+        # Return a frame's origin (NaN = unknown) and rotation in its parent frame at each time.
+        from scipy.spatial.transform import Rotation
 
         edge = self._edges[child]
         if edge.static:
-            poses = np.broadcast_to(edge.poses[-1], (len(time_ns), 7))
+            poses = edge.poses[find_held(edge.time_ns, time_ns)]
             return poses[:, :3], Rotation.from_quat(poses[:, _XYZW])
-        before = np.searchsorted(edge.time_ns, time_ns, side="right") - 1  # index of the latest transform; -1 = none
-        elapsed_ns = time_ns - edge.time_ns[np.maximum(before, 0)]
-        # Time from the latest transform to the next one; 0 after the last.
-        gap_ns = np.diff(edge.time_ns, append=edge.time_ns[-1])[before]
-        is_between = (elapsed_ns < gap_ns) & (gap_ns <= self._max_gap_ns)
-        is_known = (before >= 0) & ((elapsed_ns == 0) | is_between)
-        clipped_ns = np.clip(time_ns, edge.time_ns[0], edge.time_ns[-1])
-        origin = np.stack([np.interp(clipped_ns, edge.time_ns, column) for column in edge.poses[:, :3].T], axis=1)
-        origin[~is_known] = np.nan
-        # Slerp needs two keys, so the last pose is repeated 1 ns later.
-        key_ns, key_poses = np.append(edge.time_ns, edge.time_ns[-1] + 1), edge.poses[[*range(len(edge.poses)), -1]]
-        return origin, Slerp(key_ns, Rotation.from_quat(key_poses[:, _XYZW]))(clipped_ns)
+        return interpolate_poses(edge.time_ns, edge.poses, time_ns, self._max_gap_ns)
+
+
+def find_held(known_ns: Ints, time_ns: Ints) -> Ints:
+    """Return the index of the static pose at each time, by the ascending times of all; the first is used before it."""
+    return np.maximum(np.searchsorted(known_ns, time_ns, side="right") - 1, 0)
+
+
+def interpolate_poses(known_ns: Ints, poses: Floats, time_ns: Ints, max_gap_ns: float) -> tuple[Floats, Rotation]:
+    """Return the positions (NaN = unknown) and rotations at each time, from poses [n, 7] at ascending `known_ns`."""
+    from scipy.spatial.transform import Rotation, Slerp
+
+    before = np.searchsorted(known_ns, time_ns, side="right") - 1  # index of latest pose; -1 = none
+    elapsed_ns = time_ns - known_ns[np.maximum(before, 0)]
+    # Time from the latest pose to the next one; 0 after the last.
+    gap_ns = np.diff(known_ns, append=known_ns[-1])[before]
+    is_between = (elapsed_ns < gap_ns) & (gap_ns <= max_gap_ns)
+    is_known = (before >= 0) & ((elapsed_ns == 0) | is_between)
+    clipped_ns = np.clip(time_ns, known_ns[0], known_ns[-1])
+    position = np.stack([np.interp(clipped_ns, known_ns, column) for column in poses[:, :3].T], axis=1)
+    position[~is_known] = np.nan
+    # Slerp needs two keys, so the last pose is repeated 1 ns later.
+    key_ns, key_poses = np.append(known_ns, known_ns[-1] + 1), poses[[*range(len(poses)), -1]]
+    return position, Slerp(key_ns, Rotation.from_quat(key_poses[:, _XYZW]))(clipped_ns)
