@@ -11,7 +11,15 @@ import jinja2
 import pytest
 
 from safevla_bench.errors import FileError
-from safevla_bench.files import decode_json, fill_template, open_input, read_input, sha256_of, write_atomically
+from safevla_bench.files import (
+    decode_json,
+    fill_template,
+    open_input,
+    read_input,
+    read_text,
+    sha256_of,
+    write_atomically,
+)
 from safevla_bench.memory import SETTING
 
 
@@ -45,6 +53,11 @@ def test_a_full_device_is_an_error_and_stays_a_device():
 def test_the_digest_is_sha256(tmp_path):
     write_atomically(tmp_path / "x", b"abc")
     assert sha256_of(tmp_path / "x") == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_a_text_has_no_byte_order_mark(tmp_path):
+    (tmp_path / "x").write_bytes(b"\xef\xbb\xbfa = 1\r\n")
+    assert read_text(tmp_path / "x") == "a = 1\r\n"
 
 
 def test_only_regular_files_are_opened_for_reading(tmp_path):

@@ -123,7 +123,7 @@ GUARDED = {
     "judging/registration.py": {"read_registration"},
     "publishing/board.py": {"_is_board"},
     "sources/foreign/__init__.py": {"_read_lerobot"},
-    "sources/logs/lerobot.py": {"open_dataset", "read_instructions"},
+    "sources/logs/lerobot.py": {"open_dataset", "read_frames", "read_instructions"},
     "sources/logs/recordings.py": {"_read_rosbag2"},
     "sources/runs/folder.py": {"read_picture"},
     "sources/runs/parts.py": {"changed_files"},

@@ -104,7 +104,7 @@ def list_shipped(package: str) -> tuple[str, ...]:
 
 def read_text(path: Path) -> str:
     """Return a regular file's UTF-8 text. Raises the errors of `read_input`, and `UnicodeDecodeError`."""
-    return read_input(path).decode("utf-8")
+    return read_input(path).decode("utf-8-sig")  # without a byte order mark, which editors on Windows write
 
 
 _KEY_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""

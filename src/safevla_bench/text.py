@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from difflib import get_close_matches
@@ -194,6 +195,15 @@ def load_json(content: bytes | str, **options: Any) -> Any:
         except UnicodeEncodeError:
             raise ValueError("a string holds half a surrogate pair") from None
     return document
+
+
+def require_unique_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON as a table, as an `object_pairs_hook`. Raises `ValueError` for a repeated key."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        ((repeated, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {repeated!r} is repeated")
+    return table
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:

@@ -311,3 +311,14 @@ def test_the_name_says_the_form():
 def test_a_folder_names_what_reads_it(tmp_path):
     with pytest.raises(RecordError, match="a folder, not"):
         open_archive(tmp_path)
+
+
+@pytest.mark.parametrize(("group", "word"), [("data/demo_0", "eval --policy replay"), ("observations", "LeRobot")])
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_hdf5_is_told_by_its_groups_from_other_hdf5_and_each_has_its_own_remedy(tmp_path, group, word, libver):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.hdf5", "w", libver=libver) as file:
+        file[f"{group}/actions"] = np.zeros((1 << 16, 7))
+    with pytest.raises(RecordError) as caught:
+        open_archive(tmp_path / "x.hdf5")
+    assert word in caught.value.remedy

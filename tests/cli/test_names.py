@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import safevla_bench as sb
+from builders import episode
+from safevla_bench.archive import write_archive
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies import split_name
 from safevla_bench.sources.runs.policy_names import NamedSource
@@ -155,6 +157,16 @@ def test_an_archive_is_named_too_and_keeps_the_name_when_it_is_converted(safevla
         err = safevla.refuses("tables", f"x={source}")
         assert f"random, {SPEC}" in err
         assert "--policy NAME=POLICY" in err
+
+
+def test_records_that_name_no_policy_are_judged_under_the_name_that_is_given(safevla):
+    for name in ("a", "b"):
+        write_archive(Path(f"{name}.jsonl"), episode(policy=None))
+    assert "NAME=PATH" in safevla.refuses("score", "a.jsonl", "b.jsonl", "--out", "scores")
+    safevla.ok("score", "first=a.jsonl", "second=b.jsonl", "--out", "scores")
+    scores = json.loads(Path("scores/scores.json").read_text())
+    assert [row["policy"] for row in scores["episodes"]] == ["first", "second"]
+    assert [source["policy_names"] for source in scores["sources"]] == [{"": "first"}, {"": "second"}]
 
 
 def test_one_name_for_two_that_differ_does_not_merge_them(safevla, runs):

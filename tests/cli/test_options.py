@@ -67,7 +67,7 @@ def test_no_option_is_left_out_but_the_file_itself_and_what_a_file_may_not_say()
 def test_a_file_runs_as_the_command_line_does_and_what_is_only_recorded_takes_it_too(safevla, tmp_path):
     (tmp_path / "mine").mkdir()
     path = tmp_path / "mine" / "eval.toml"
-    path.write_text(f'{RUN}out = "run"\n[judge]\nlibrary = "paper-text"\n')
+    path.write_text(f'\ufeff{RUN}out = "run"\n[judge]\nlibrary = "paper-text"\n')
     safevla.ok("eval", "--config", path)
     out = tmp_path / "mine" / "run"  # beside the file
     description = json.loads((out / "run.json").read_text())

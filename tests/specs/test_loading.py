@@ -342,6 +342,8 @@ def test_a_malformed_toml_file_is_refused(tmp_path, text, message):
         ({"operator": None}, "only one of the keys signal and operator"),
         ('{"threshold": NaN}', r"is not JSON"),
         ('{"threshold": ', r"is not JSON"),
+        ('{"threshold": 0.005, "threshold": 5.0}', r"the key 'threshold' is repeated"),
+        ('{"tags": {"a": 1, "a": 2}}', r"the key 'a' is repeated"),
         ("3", r"row 0: a table of keys is expected, not int"),
         ("[]", r"has no specification"),
         ("[" * 100_000, r"is not JSON"),

@@ -40,13 +40,28 @@ def detect_suffix(path: Path) -> str:
     if path.is_dir():
         remedy = "Read a run folder with `safevla_bench.open_archive`, or `safevla score` in a shell."
         raise RecordError("a folder, not an archive", remedy=remedy, place=Place(file=str(path)))
-    if path.suffix in (".hdf5", ".h5"):
+    if path.suffix in (".hdf5", ".h5") and path.is_file():
+        if not _holds_demonstrations(path):
+            problem = "this HDF5 file has no demonstrations (data/demo_N), and no other layout of HDF5 is read"
+            remedy = "Convert it to a LeRobot dataset, or write records from it: docs/howto/own-records.md."
+            raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
         command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
         remedy = f"To replay, record and judge the demonstrations in their simulator, run: {command}"
         raise RecordError("HDF5 demonstrations hold actions, not records", remedy=remedy, place=Place(file=str(path)))
     suffixes = ", ".join(_READERS)
     remedy = f"Archives have one of these suffixes: {suffixes}. `safevla score` also reads results of other tools."
     raise RecordError("the file does not have an archive's suffix", remedy=remedy, place=Place(file=str(path)))
+
+
+def _holds_demonstrations(path: Path) -> bool:
+    # HDF5 stores the names of groups as plain text. The rest of each block is searched with the next block.
+    with files.open_input(path) as stream:
+        rest = b""
+        while block := stream.read(1 << 20):
+            if b"demo_" in rest + block:
+                return True
+            rest = block[-4:]
+    return False
 
 
 def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
@@ -24,7 +23,7 @@ from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.text import escape_controls, explain_mismatch, load_json
+from safevla_bench.text import escape_controls, explain_mismatch, load_json, require_unique_keys
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import CHANNELS, NUMERIC, OF_CONTACTS, POSES, REAL, TRUTH, ChannelSpec
 from safevla_recorder.episode import ContactList, EpisodeArrays
@@ -173,14 +172,6 @@ def parse_json(line: bytes) -> dict[str, object]:
     also for repeated keys and lone surrogates, which Python accepts; the error names the episode if an id is found.
     """
 
-    def require_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        table = dict(pairs)
-        if len(table) < len(pairs):
-            counts = Counter(name for name, _ in pairs)
-            repeated_names = [name for name, count in counts.items() if count > 1]
-            refuse(f"the key {repeated_names[0]!r} is repeated")
-        return table
-
     def refuse(problem: str, remedy: str = _REMEDY_JSON) -> NoReturn:
         raise RecordError(problem, remedy=remedy, place=Place(episode=_search_episode_id(line)))
 
@@ -197,7 +188,7 @@ def parse_json(line: bytes) -> dict[str, object]:
         refuse(f"malformed JSON at {location} of the record: {error.msg}", remedy)
     except RecursionError:
         refuse("the JSON is nested too deeply")
-    except ValueError as error:  # raised for an integer with more digits than Python converts
+    except ValueError as error:  # raised for a repeated key, or an integer with more digits than Python converts
         refuse(f"malformed JSON: {error}")
     if not isinstance(tree, dict):
         refuse(f"a JSON object is required, but the text holds a {type(tree).__name__}")

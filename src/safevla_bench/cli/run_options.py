@@ -224,7 +224,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     the file's folder. Raises `RunError` if the file cannot be read or has an unknown key.
     """
     try:
-        document = decode_input(path, lambda content: parse_toml(content.decode("utf-8")))
+        document = decode_input(path, lambda content: parse_toml(content.decode("utf-8-sig")))
     except (OSError, ValueError, RecursionError) as error:
         remedy = 'Name a TOML file with texts in quotes, such as host = "libero".'
         raise RunError(f"cannot be read: {describe_cause(error)}", remedy=remedy, place=Place(str(path))) from None

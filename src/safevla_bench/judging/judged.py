@@ -87,10 +87,11 @@ class JudgedSource:
                 yield name, _DELAY.format(name, duration)
 
     def to_document(self) -> dict[str, object]:
-        """Return the source as in scores.json and the report. This is the description, with a digest instead of the
-        registration, plus the archive's digest and, if a policy is renamed, `policy_names`.
+        """Return the source as it appears in scores.json and the report: the description, in which a digest replaces a
+        registration; `policy_names` if a policy is renamed ("" = records without a policy); and the archive's digest.
         """
-        new_names = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
+        names = {recorded or "": name for recorded, name in self.policy_names.items()}
+        new_names = {"policy_names": names} if names else {}
         return {**registration.shorten(self.description), **new_names, "archive_sha256": self.archive_sha256}
 
 

@@ -16,7 +16,7 @@ from safevla_bench import files
 from safevla_bench.errors import Place, SafevlaError, truncate_text
 from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
-from safevla_bench.text import explain_mismatch, suggest_names
+from safevla_bench.text import explain_mismatch, load_json, require_unique_keys, suggest_names
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -106,7 +106,9 @@ def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tupl
 
 def _parse_json(text: str, origin: RowOrigin) -> object:
     try:
-        return decode_json(text, object)
+        document = decode_json(text, object)
+        load_json(text, object_pairs_hook=require_unique_keys)  # msgspec keeps the last value of a repeated key
+        return document
     except (ValueError, RecursionError) as error:
         raise origin.make_error(f"the text is not JSON: {error}", remedy="correct the syntax at this place") from None
 

@@ -13,9 +13,10 @@ import zstandard
 
 from builders import same_bits
 from safevla_bench.errors import RecordError
+from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.logs.recordings import find_recordings
 from safevla_bench.trajectory.batch import Batch
-from sources.logs.log_files import problem, read, save_mapping
+from sources.logs.log_files import problem, read, save_mapping, write_mcap
 from sources.logs.ros_files import START_NS, STORE, STORE1, joints, pose, write_ros1, write_rosbag2
 
 MAPPING = """
@@ -152,6 +153,33 @@ def test_a_part_that_is_missing_is_an_error(tmp_path):
     (folder / "run_1.mcap").unlink()
     with pytest.raises(RecordError, match=r"missing: run_1\.mcap"):
         find_recordings(folder)
+
+
+def test_no_recording_of_a_folder_hides_another_and_what_is_not_read_is_named(tmp_path, caplog):
+    write_rosbag2(tmp_path / "bag", rows())
+    write_rosbag2(tmp_path / "killed", rows())
+    (tmp_path / "killed" / "metadata.yaml").unlink()
+    for path in (tmp_path / "take.mcap", tmp_path / "bag" / "other.mcap"):
+        shutil.copy(next((tmp_path / "bag").glob("bag*.mcap")), path)
+    assert [recording.name for recording in find_recordings(tmp_path)] == ["take", "bag"]
+    assert "recordings in killed are not read" in caplog.text
+    assert "does not list other.mcap" in caplog.text
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text("{}")
+    with pytest.raises(RecordError, match=r"has recordings: take\.mcap"):
+        find_log(tmp_path)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_two_recordings_of_one_name_are_refused(tmp_path, is_folder):
+    path = write_mcap(tmp_path / "take.mcap", [("/eef", 5 + 0.1 * k, {"x": 0.0}) for k in range(3)])
+    if is_folder:
+        write_rosbag2(tmp_path / "take", rows())
+    else:
+        (tmp_path / "take.mcap.zst").write_bytes(zstandard.compress(path.read_bytes()))
+    with pytest.raises(RecordError, match="several recordings are named 'take'") as caught:
+        find_recordings(tmp_path)
+    assert caught.value.place.field == "episode_id"
 
 
 def test_a_folder_of_rosbag2_folders_holds_an_episode_each(tmp_path):

@@ -404,6 +404,11 @@ def test_another_version_or_a_damaged_file_is_an_error_with_the_remedy(tmp_path)
     assert str(path) in problem(folder)
 
 
+def test_a_mapping_may_begin_with_a_byte_order_mark(tmp_path):
+    folder = write_mapped(tmp_path, text=f"\ufeff{MAPPED}")
+    assert len(judge_log(folder)) == 1
+
+
 def test_a_description_that_lacks_a_field_is_an_error_that_names_it(tmp_path):
     folder = write_mapped(tmp_path)
     path = folder / "meta" / "info.json"

@@ -20,6 +20,8 @@ from safevla_bench.sources.logs.lerobot import Dataset, Feature, feature_matrix,
 def write_frames(folder: Path, *files: list[tuple[int, int]], **more: pa.Array) -> Path:
     """Files of frames, each (episode, frame)."""
     (folder / "data" / "chunk-000").mkdir(parents=True, exist_ok=True)
+    (folder / "meta").mkdir(exist_ok=True)
+    (folder / "meta" / "info.json").write_text("{}")
     for number, rows in enumerate(files):
         episodes, frames = (pa.array(column, pa.int64()) for column in (zip(*rows, strict=True) if rows else ((), ())))
         columns = {"episode_index": episodes, "frame_index": frames, "task_index": episodes, "x": frames} | more
@@ -32,9 +34,9 @@ def frames_of(folder: Path) -> list[tuple[str, list[int]]]:
 
 
 def test_the_frames_of_each_episode_are_gathered_from_all_files_and_sorted(tmp_path):
-    folder = write_frames(tmp_path, [(0, 0), (0, 1), (1, 5), (2, 1)], [(2, 0)], [], [(2, 2), (7, 0)])
+    folder = write_frames(tmp_path, [(0, 0), (0, 1), (1, 0), (2, 1)], [(2, 0)], [], [(2, 2), (7, 0)])
     assert frames_of(folder) == [
-        ("episode_000000", [0, 1]), ("episode_000001", [5]), ("episode_000002", [0, 1, 2]), ("episode_000007", [0]),
+        ("episode_000000", [0, 1]), ("episode_000001", [0]), ("episode_000002", [0, 1, 2]), ("episode_000007", [0]),
     ]  # fmt: skip
     with pytest.raises(RecordError, match="no episodes") as caught:
         frames_of(tmp_path / "data")
@@ -73,6 +75,39 @@ def test_an_episode_that_is_too_long_is_an_error_and_each_is_counted_alone(
 def test_key_columns_hold_integers_without_gaps(tmp_path, name, values):
     with pytest.raises(DamageError, match=name):
         frames_of(write_frames(tmp_path, [(0, 0), (0, 1)], **{name: values}))
+
+
+@pytest.mark.parametrize(
+    ("kept", "totals", "whole", "named", "lost"),
+    [
+        ([0, 1, 2], {"total_frames": 10, "total_episodes": 4}, "0123", "", []),
+        ([0, 1, 2], {"total_frames": 9, "total_episodes": 3}, "0123", "", []),
+        ([0, 1], {"total_frames": 10, "total_episodes": 4}, "01", "2", [1]),
+        ([1, 2], {"total_frames": 10, "total_episodes": 4}, "23", "1", [1]),
+        ([0, 2], {"total_frames": 10, "total_episodes": 4}, "03", "12", [0]),
+        ([0, 2], {"total_frames": 10}, "03", "12", [None]),
+        ([0, 1], {"total_episodes": 4}, "012", "", [1]),
+        ([0, 2], {}, "013", "2", []),
+    ],
+)
+def test_an_episode_that_may_lack_frames_is_lost_and_so_are_those_that_only_the_description_counts(
+    tmp_path, kept, totals, whole, named, lost
+):
+    rows = [(e, t) for e, count in enumerate((2, 3, 3, 2)) for t in range(count)]
+    for number, part in enumerate((rows[:3], rows[3:7], rows[7:])):
+        if number in kept:
+            write_frames(tmp_path / "part", part, index=pa.array([rows.index(row) for row in part]))
+            file = tmp_path / "data" / "chunk-000" / f"file-{number:03d}.parquet"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "part" / "data" / "chunk-000" / "file-000.parquet").rename(file)
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text(json.dumps(totals))
+    outcomes = list(read_frames(tmp_path, ["x"]))
+    damages = [outcome for outcome in outcomes if isinstance(outcome, DamageError)]
+    tables = [outcome for outcome in outcomes if not isinstance(outcome, DamageError)]
+    assert [lerobot.episode_name(table)[-1] for table in tables] == [*whole]
+    assert [damage.place.episode[-1] for damage in damages if damage.place.episode] == [*named]
+    assert [damage.episodes for damage in damages if not damage.place.episode] == lost
 
 
 # Features as numbers

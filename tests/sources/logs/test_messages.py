@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -75,12 +76,33 @@ def test_each_message_counts_as_its_numbers_and_four_more():
 
 
 @pytest.mark.parametrize(
-    ("value", "mark"), [(True, 1.0), (False, 0.0), (2.5, 2.5), (0, 0.0), ("text", 1.0), (None, 1.0), ([0.0], 1.0)]
+    ("value", "mark"), [(True, 1.0), (False, 0.0), (2.5, 1.0), (0, 1.0), ("text", 1.0), (None, 1.0), ([0.0], 1.0)]
 )
-def test_a_mark_is_a_number_or_1(value, mark):
+def test_a_mark_is_a_boolean_or_1(value, mark):
     taker = MarkTaker("marker", "/t", Budget(99, "numbers"))
     taker.take(message(data=value), 0, 0)
     assert taker.numbers.tolist() == [[mark]]
+
+
+@pytest.mark.parametrize(
+    ("values", "is_clear"),
+    [
+        ([0, 1, 2], True),
+        ([1, 2], True),
+        ([0, 0], True),
+        ([True, False], True),
+        (["a", "b", "c"], True),
+        ([0, 1, 0], False),
+        ([1.0, 0.0], False),
+        (["start", "stop"], False),
+    ],
+)
+def test_marks_that_may_switch_trials_on_and_off_are_refused(values, is_clear):
+    taker = MarkTaker("marker", "/t", Budget(99, "numbers"))
+    for value in values:
+        taker.take(message(data=value), 0, 0)
+    with nullcontext() if is_clear else refused("may begin a trial"):
+        taker.require_clear()
 
 
 def test_numbers_are_chosen_by_the_names_of_each_message_and_a_message_without_them_is_left_out():

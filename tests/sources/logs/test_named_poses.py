@@ -288,7 +288,7 @@ def test_many_unknown_poses_at_the_start_are_a_warning(tmp_path, caplog):
     with caplog.at_level("WARNING"):
         (batch,) = read(tmp_path)
     assert batch.lengths.tolist() == [5]
-    assert "at the start: 4," in caplog.text
+    assert "4 of 9 clock times at the start" in caplog.text
 
 
 def test_the_warning_on_roll_pitch_and_yaw_names_their_unit(tmp_path, caplog):

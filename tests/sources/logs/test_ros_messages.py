@@ -302,15 +302,35 @@ def test_a_recording_is_cut_into_trials_by_times(tmp_path):
     assert second.eef_pos_m.episode_rows(0)[0, 0] == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("kind", ["empty", "bool"])
+@pytest.mark.parametrize(
+    ("bounds", "is_read"),
+    [
+        ([(0, 0.4), (0.4, 0.7)], True),
+        ([(0.4, 0.7), (0, 0.4)], True),
+        ([(0, 0.4), (0, 0.4)], False),
+        ([(0, 0.4), (0.35, 0.7)], False),
+        ([(0.3, 0.4), (0, 0.7)], False),
+    ],
+)
+def test_trials_that_overlap_are_refused(tmp_path, bounds, is_read):
+    trials = [f"[[episode]]\nsuccess = true\nstart_s = {start}\nend_s = {end}\n" for start, end in bounds]
+    outcomes = read(bag(tmp_path, hand(), "".join(trials) + '[eef]\nfrom = "/eef"\n'))
+    assert [isinstance(outcome, Batch) for outcome in outcomes] == ([True, True] if is_read else [False])
+    assert is_read or "bag_0" in str(outcomes[0])
+
+
+@pytest.mark.parametrize("kind", ["empty", "numbers", "bool"])
 def test_a_marker_topic_cuts_a_recording(tmp_path, kind):
     if kind == "empty":
         marks = [("/trial", at(k) - 1, T["std_msgs/msg/Empty"]()) for k in (5, 12)]
+    elif kind == "numbers":
+        marks = [("/trial", at(k) - 1, T["std_msgs/msg/Int32"](number)) for number, k in enumerate((5, 9, 12))]
     else:
         marks = [("/trial", at(k) - 1, T["std_msgs/msg/Bool"](on)) for k, on in ((5, True), (9, False), (12, True))]
     text = '[[episode]]\ntask = "t"\nsuccess = true\nmarker = "/trial"\n[eef]\nfrom = "/eef"\n'
     batches = read(bag(tmp_path, hand() + marks, text))
-    assert [int(batch.lengths[0]) for batch in batches] == ([7, 8] if kind == "empty" else [4, 8])
+    lengths = {"empty": [7, 8], "numbers": [4, 3, 8], "bool": [4, 8]}
+    assert [int(batch.lengths[0]) for batch in batches] == lengths[kind]
 
 
 # Other encodings

@@ -217,6 +217,8 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     remedy = "Every frame needs an `action`, and all actions must have the same size."
     with translated_errors(folder, remedy):
         for frames in read_frames(folder, ["action"]):
+            if isinstance(frames, RecordError):
+                raise frames
             actions = feature_matrix(frames, "action")
             if np.isnan(actions).any():
                 raise ValueError("a frame has no action")

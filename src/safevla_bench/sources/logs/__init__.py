@@ -138,6 +138,11 @@ def find_log(path: Path) -> Log | None:
     log_path = path if given_mapping is None else path.parent / str(given_mapping.log)
     with limit_memory(log_path):
         found_recordings = recordings.find_recordings(log_path)
+    if found_recordings and (log_path / lerobot.INFO).is_file():
+        named = ", ".join(recording.parts[0].name for recording in found_recordings[:_MOST_NAMED])
+        problem = f"the folder is a LeRobot dataset, but also has recordings: {escape_controls(named)}"
+        remedy = "Move the recordings to another folder, and name the folder that you mean."
+        raise RecordError(problem, remedy=remedy, place=Place(file=str(log_path)))
     if (log_path / lerobot.INFO_1).is_file():  # unlike later versions, version 1 has no file `lerobot.INFO`
         raise lerobot.version_error("v1").with_place(Place(file=str(log_path / lerobot.INFO_1)))
     if not found_recordings and not (log_path / lerobot.INFO).is_file():

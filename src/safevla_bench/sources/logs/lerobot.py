@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta
 
-from safevla_bench.archive.parquet_guard import read_batches, read_table
+from safevla_bench.archive.parquet_guard import open_parquet, read_batches, read_table
 from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE, refuse_field
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import read_input
@@ -53,18 +54,27 @@ _TO_20 = "python -m lerobot.datasets.v2.convert_dataset_v1_to_v2 (lerobot 0.3.3)
 _CONVERTERS = {"v1": _TO_20 + _TO_21 + _TO_3, "v2.0": _TO_21 + _TO_3, "v2.1": _TO_3}
 
 
-def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield for each episode, in order, a table of its frames with the columns `_KEY_COLUMNS` and `columns`.
+class _Totals(msgspec.Struct):
+    # The counts in `meta/info.json`.
+    total_episodes: int | None = None
+    total_frames: int | None = None
 
-    Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are not consecutive or
-    too many, or if a file cannot be read. The episode that is then being read is not yielded.
+
+def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | DamageError]:
+    """Yield for each episode, in order, a table of its frames with the columns `_KEY_COLUMNS` and `columns`. Yield an
+    error for an episode that may lack frames, and at the end for what only `meta/info.json` counts. Raises
+    `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are not consecutive or too
+    many, or if a file cannot be read. An episode that may continue in that file is then not yielded.
     """
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
         raise RecordError("there are no episodes", remedy=_DOWNLOAD, place=Place(file=str(folder)))
-    all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *columns]))
-    parts: list[pa.Table] = []  # the frames read so far of episode `last_index`
-    last_index, row_count, size_bytes = -1, 0, 0
+    with mappings.translated_errors(folder / INFO, _DOWNLOAD):
+        totals = msgspec.convert(load_json(read_input(folder / INFO, _MAX_INFO_BYTES)), _Totals, strict=False)
+    missing_count = max(0, (totals.total_frames or 0) - sum(map(_count_rows, files)))
+    all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *(["index"] if missing_count else []), *columns]))
+    parts: list[pa.Table] = []  # the frames read so far of the episode with the index `last_index`
+    last_index, row_count, size_bytes, episode_count = -1, 0, 0, 0
     for path in files:
         try:
             with mappings.translated_errors(path, _DOWNLOAD):
@@ -72,8 +82,9 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
                     if index < last_index:
                         raise RecordError("the frames of an episode are not consecutive", remedy=_WRITTEN)
                     if index > last_index and parts:
-                        yield pa.concat_tables(parts).sort_by("frame_index")
+                        yield _join_parts(folder, parts, frames["index"][0].as_py() if missing_count else None)
                         parts, row_count, size_bytes = [], 0, 0
+                    episode_count += index > last_index
                     last_index = index
                     row_count += frames.num_rows
                     size_bytes += frames.nbytes
@@ -83,13 +94,40 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
         except RecordError as error:
             raise DamageError(error.problem, remedy=error.remedy, place=error.place) from None
     if parts:
-        yield pa.concat_tables(parts).sort_by("frame_index")
+        yield _join_parts(folder, parts, totals.total_frames if missing_count else None)
+    lost_count = None if totals.total_episodes is None else max(0, totals.total_episodes - episode_count)
+    if lost_count or missing_count:
+        counts = f"{missing_count} of {totals.total_frames} frames"
+        if lost_count:
+            counts = f"{lost_count} of {totals.total_episodes} episodes and {counts}"
+        place = Place(file=str(folder / INFO))
+        yield DamageError(f"{counts} are missing in data/", episodes=lost_count, remedy=_DOWNLOAD, place=place)
+
+
+def _join_parts(folder: Path, parts: Sequence[pa.Table], next_frame: int | None) -> pa.Table | DamageError:
+    # Returns the episode's frames, or an error if some may be missing. `next_frame` is the `index` of the first frame
+    # after the episode, which shows whether the episode is cut off; None if the dataset has all its frames.
+    frames = pa.concat_tables(parts).sort_by("frame_index")
+    problem = ""
+    if not np.array_equal(frames["frame_index"].to_numpy(), np.arange(frames.num_rows)):
+        problem = "frames are missing or repeated, since frame_index is not 0, 1, 2, …"
+    elif next_frame is not None and frames["index"][-1].as_py() + 1 != next_frame:
+        problem = "the last frames may be missing"
+    place = Place(file=str(folder), episode=episode_name(frames))
+    return DamageError(problem, episodes=1, remedy=_DOWNLOAD, place=place) if problem else frames
+
+
+def _count_rows(path: Path) -> int:
+    # Returns a file's number of rows; 0 if it cannot be read, which `read_frames` reports when it comes to the file.
+    with suppress(RecordError, OSError, ValueError, pa.ArrowException), open_parquet(path) as (_, row_counts):
+        return sum(row_counts)
+    return 0
 
 
 def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
     """Yield (episode index, frames) for each block of consecutive rows of a file that belong to one episode."""
     for batch in read_batches(path, columns):
-        for name in _KEY_COLUMNS:
+        for name in {*_KEY_COLUMNS, "index"}.intersection(columns):
             if batch[name].null_count or not pa.types.is_integer(batch[name].type):
                 problem = f"the column {name!r} holds {batch[name].type}, but must hold integers without missing values"
                 raise RecordError(problem, remedy=_WRITTEN)
@@ -272,6 +310,9 @@ def read_episodes(
     instructions = read_instructions(dataset.folder)
     for index, frames in enumerate(read_frames(dataset.folder, ["timestamp", *sorted(features)])):
         if wanted is None or index in wanted:
+            if isinstance(frames, DamageError):
+                yield frames
+                continue
             try:
                 name = episode_name(frames)
                 needs_success = isinstance(success_source, str) and name not in mapping.episode.outcomes

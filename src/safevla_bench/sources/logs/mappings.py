@@ -211,7 +211,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Start of a trial [s] since the first message, or since 1970 if the number is 1e8 or more. None = no limit.
     start_s: float | None = None
     end_s: float | None = None  # end of a trial [s], counted like `start_s`; None = no limit
-    marker: str | None = None  # topic whose messages start trials; a message with the value `false` ends a trial
+    marker: str | None = None  # topic whose messages start trials; a Boolean that is false ends a trial
 
 
 class Transforms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -270,7 +270,7 @@ def read_mapping(path: Path) -> LogMapping:
     key or an invalid value, or contradicts itself.
     """
     with limit_memory(path), translated_errors(path, "docs/howto/real-robots.md shows the file's form."):
-        tree = parse_toml(read_input(path, _MAX_MAPPING_BYTES).decode("utf-8"))
+        tree = parse_toml(read_input(path, _MAX_MAPPING_BYTES).decode("utf-8-sig"))
         _require_finite(tree)
         if "trials" in tree:
             raise ValueError("unknown key 'trials': write a table [[episode]] for each trial")

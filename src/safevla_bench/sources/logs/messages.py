@@ -91,12 +91,25 @@ class Taker:
         self.fields = self.fields or ", ".join(named) or type(message).__name__
 
 
+@dataclass
 class MarkTaker(Taker):
-    """Collects the values of messages that mark trials. The value is 1 if a message has no number or Boolean."""
+    """Collects the values of messages that mark trials; a message that holds no Boolean has the value 1."""
+
+    others: set[str | float] = field(default_factory=set)  # numbers and texts, three at most
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         mark = _first_field(message, "data")
-        self.add(message, order, log_ns, [float(mark) if isinstance(mark, bool | int | float) else 1.0])
+        if isinstance(mark, str | int | float) and not isinstance(mark, bool) and len(self.others) < 3:
+            self.others.add(mark)
+        self.add(message, order, log_ns, [float(mark) if isinstance(mark, bool) else 1.0])
+
+    def require_clear(self) -> None:
+        # Raises `RecordError` if numbers 0 and 1, or two texts, may begin a trial each, or begin and end trials.
+        if self.others == {0, 1} or (len(self.others) == 2 and all(isinstance(mark, str) for mark in self.others)):
+            listed = " and ".join(escape_controls(str(mark)[:_LONGEST_NAME]) for mark in sorted(self.others, key=str))
+            problem = f"{self.topic} holds {listed}: each may begin a trial, or one of them may end it"
+            remedy = "Instead of `marker`, write a table [[episode]] with start_s and end_s for each trial."
+            refuse_field(problem, remedy, self.part)
 
 
 @dataclass

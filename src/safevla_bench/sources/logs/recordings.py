@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,8 +32,8 @@ class Recording:
 
 
 def find_recordings(path: Path) -> tuple[Recording, ...]:
-    """Return the recordings at a path: a file, a rosbag2 folder, a folder of files, or a folder of rosbag2 folders.
-    Return () if there are none. Raises `RecordError` if a part of a recording is missing.
+    """Return the recordings at a path: a file, a rosbag2 folder, or a folder of files and of rosbag2 folders.
+    Return () if there are none. Raises `RecordError` if a part of a recording is missing, or if two have one name.
     """
     if path.is_file():
         return (Recording(_stem(path), (path,)),) if storage_suffix(path) else ()
@@ -40,9 +41,19 @@ def find_recordings(path: Path) -> tuple[Recording, ...]:
         return ()
     if (path / METADATA).is_file():
         return (_read_rosbag2(path),)
-    if files := _list_parts(path):
-        return tuple(_join_split_files(files))
-    return tuple(_read_rosbag2(folder) for folder in sorted(path.iterdir()) if (folder / METADATA).is_file())
+    folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir()]
+    bags = [folder for folder in folders if (folder / METADATA).is_file()]
+    found = (*_join_split_files(_list_parts(path)), *map(_read_rosbag2, bags))
+    if found and (others := [folder.name for folder in folders if folder not in bags and _list_parts(folder)]):
+        problem = f"the recordings in {', '.join(others[:_MOST_NAMED])} are not read, since there is no {METADATA}"
+        warn_once(str(path), f"{problem}; name this folder to read them")
+    counts = Counter(recording.name for recording in found)
+    if repeated := [recording for recording in found if counts[recording.name] > 1]:
+        listed = escape_controls(", ".join(str(recording.parts[0]) for recording in repeated[:_MOST_NAMED]))
+        problem = f"several recordings are named {repeated[0].name!r}, but this name is the episode_id"
+        remedy = f"Rename all but one, or move copies to another folder: {listed}."
+        raise RecordError(problem, remedy=remedy, place=Place(file=str(path), field="episode_id"))
+    return found
 
 
 def _list_parts(folder: Path) -> list[Path]:
@@ -94,6 +105,9 @@ def _read_rosbag2(folder: Path) -> Recording:
     if unlisted_parts and parts:
         named = ", ".join(path.name for path in unlisted_parts[:_MOST_NAMED])
         warn_once(str(place.file), f"does not list {named}, which belongs to the recording")
+    if ignored := [path.name for path in present_parts if path not in (*parts, *unlisted_parts)]:
+        named = ", ".join(ignored[:_MOST_NAMED])
+        warn_once(str(place.file), f"does not list {named}, which is not read; name this file to read it")
     if is_numbered or not listed_names:  # else keep the order in the metadata
         parts = sorted((*parts, *unlisted_parts), key=_part_key)
     if not listed_names and len({storage_suffix(path) for path in parts}) > 1:

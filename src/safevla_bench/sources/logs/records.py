@@ -203,10 +203,12 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     if skipped_count:
         problem = f"clock times left out, since a part of the robot is unknown then: {skipped_count}"
         warn_once(label, f"{problem}; the time stamps show the gaps")
-    late_count = int((~is_usable[: chosen[0]]).sum())
+    late_count = int(chosen[0])
     if late_count > 1 and late_count * _MOST_LATE > len(is_usable):
-        problem = f"clock times left out at the start: {late_count}"
-        warn_once(label, f"{problem}, since a part of the robot is unknown until then")
+        late = [name for name, samples in episode.series.items() if not samples.known[:late_count].any()]
+        parts = ", ".join(f"[{name}]" for name in late if name not in unseen) or "a part of the robot"
+        problem = f"{late_count} of {len(is_usable)} clock times at the start are left out and not judged"
+        warn_once(label, f"{problem}, since {parts} is unknown until then")
     if unseen:
         warn_once(label, f"bodies without a known pose: {', '.join(unseen)}; specifications on them have no verdict")
     for name, samples in episode.series.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from safevla_bench.archive.record_schema import Budget, refuse_field
@@ -36,6 +37,8 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
     first_ns = _collect_messages(recording, mapping, [*takers.values(), *marks.values()], transforms)
     for taker in takers.values():
         taker.require_some()
+    for mark in marks.values():
+        mark.require_clear()
     for trial in _list_trials(recording, mapping, marks, first_ns):
         try:
             yield align(trial, mapping, takers, transforms)
@@ -82,13 +85,12 @@ def _list_trials(
     file = str(recording.parts[0])
     if not mapping.trials:
         yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode)
-    spans: list[tuple[int, int]] = []
-    for facts in mapping.trials:
-        first_span = len(spans)
+    spans: list[tuple[int, int, int]] = []  # begin [ns], end [ns], index of the trial's facts
+    for number, facts in enumerate(mapping.trials):
         if facts.marker is None:
             begin_ns = _BEGINNING if facts.start_s is None else _find_log_time(facts.start_s, first_ns)
             end_ns = _END if facts.end_s is None else _find_log_time(facts.end_s, first_ns)
-            spans.append((begin_ns, end_ns))
+            spans.append((begin_ns, end_ns, number))
         else:
             times_ns, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
             # A change to true begins a trial, and a change to false ends it.
@@ -100,12 +102,19 @@ def _list_trials(
                 if index == 0 or all(values) or bool(value) != bool(values[index - 1])
             ]
             spans += [
-                (times_ns[index], times_ns[next_index])
+                (times_ns[index], times_ns[next_index], number)
                 for index, next_index in zip(changes, [*changes[1:], -1], strict=True)
                 if values[index]
             ]
-        for span_index in range(first_span, len(spans)):
-            yield MessageSpan(file, f"{recording.name}_{span_index}", *spans[span_index], facts)
+    for (before, span), (after, next_span) in pairwise(sorted(enumerate(spans), key=lambda trial: trial[1])):
+        if next_span[0] < span[1]:
+            problem = (
+                f"the trials {recording.name}_{before} and {recording.name}_{after} overlap, and would count twice"
+            )
+            remedy = "Write a start_s and an end_s for each [[episode]], so that each ends before the next begins."
+            refuse_field(problem, remedy, "episode")
+    for index, (begin_ns, end_ns, number) in enumerate(spans):
+        yield MessageSpan(file, f"{recording.name}_{index}", begin_ns, end_ns, mapping.trials[number])
 
 
 def _find_log_time(bound_s: float, first_ns: int) -> int:
