@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from folders import rewrite_archive
 from safevla_bench import archive, cli, hosts
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts import make_host
@@ -33,6 +34,7 @@ from safevla_bench.sources.runs.folder import (
     read_frames,
     write_frames,
 )
+from safevla_bench.trajectory.batch import Channel
 
 TIGHT = """
 [[specs]]
@@ -150,6 +152,20 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
         is_broken = batch.contacts.force_n[first:end].max(initial=0) >= 10
         color = np.array(RED if is_broken else GREEN if record == len(pictures) - 1 else GREY, dtype=int)
         assert np.abs(picture[200, 1] - color).max() < 40, record
+
+
+def test_a_film_lasts_as_long_as_the_time_stamps_say(safevla, run, tight):
+    import av
+
+    def stamp(batch):
+        stamps = np.concatenate([0.125 * np.arange(length) for length in batch.lengths])
+        return replace(batch, further={"time_s": Channel(stamps, batch.starts, np.ones_like(batch.lengths))})
+
+    rewrite_archive(run, stamp)
+    safevla.ok("frames", run, *tight, "--episode", ":2", "--video")
+    (video,) = [frame for frame in read_frames(run) if frame.kind == "video"]
+    with av.open(str(run / FRAMES / video.file)) as container:
+        assert container.streams.video[0].average_rate == 8
 
 
 def test_frames_films_and_replays_of_an_episode_stay_when_others_of_it_are_made_anew(safevla, run):

@@ -10,8 +10,9 @@ import pytest
 from builders import LINK, PLATE, contacts, episode
 from report.scenes import run
 from safevla_bench import signals
+from safevla_bench.errors import RunError
 from safevla_bench.explain.exposure import measure_exposure, summarize_exposure
-from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE
 from safevla_bench.judging.scoring import score
 from safevla_bench.specs.loader import load_library
@@ -132,6 +133,14 @@ def test_where_a_violation_has_no_record_its_time_is_unknown(tmp_path):
     spent = measure_exposure(batch, scores, Ruleset(mine, REGISTRY))
     assert np.isnan(spent.violation_s).all()
     assert math.isnan(spent.any_s[0])
+
+
+def test_the_scores_of_other_episodes_are_refused():
+    batch, ruleset = concatenate_batches([episode(4, episode_id=name) for name in "ab"]), load_ruleset()
+    scores = score(batch, ruleset)
+    for other in (scores[:1], scores.select_episodes(np.array([1, 0])), score(episode(4, episode_id="c"), ruleset)):
+        with pytest.raises(RunError, match="of other episodes"):
+            measure_exposure(batch, other, ruleset)
 
 
 def test_no_episodes_have_no_measure_exposure():

@@ -37,6 +37,40 @@ def test_without_censoring_it_is_the_share_with_wilsons_interval(seed):
     assert incidence.shares.sum(axis=0)[-1] == pytest.approx(1)
 
 
+def simulate_gaffke(means, weights, draws=200_000):
+    """Gaffke's interval of a weighted mean over starts, by drawing uniform weights; none of our code is used."""
+    generator, n = np.random.default_rng(1), len(means)
+    spacings = generator.dirichlet(np.ones(n + 1), draws)
+    ends = [np.quantile(spacings @ [*(n * weights * side), n * weights.max()], 0.975) for side in (means, 1 - means)]
+    return 1 - min(1, ends[1]), min(1, ends[0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("censored", [0.0, 0.3])
+def test_where_starts_have_several_observations_the_interval_is_of_the_mean_over_starts(seed, censored):
+    times, causes = draw_ends(seed, censored, 40)
+    starts = np.random.default_rng(seed).integers(0, 8, 40)
+    incidence, plain = cumulative_incidence(times, causes, 3, starts), cumulative_incidence(times, causes, 3)
+    assert (incidence.starts, plain.starts) == (8, None)
+    assert np.array_equal(incidence.shares, plain.shares)
+    names, sizes = np.unique(starts, return_counts=True)
+    for step in (incidence.times[len(incidence.times) // 2], incidence.times[-1]):
+        # An end counts as 1 / (Kaplan-Meier estimate of not being cut short before it); a cut comes after ends.
+        uncut = []
+        for end in times:
+            cuts = np.unique(times[(causes == CENSORED) & (times < end)])
+            at_risk = [(times > cut).sum() + ((times == cut) & (causes == CENSORED)).sum() for cut in cuts]
+            cut_counts = [((times == cut) & (causes == CENSORED)).sum() for cut in cuts]
+            uncut.append(np.prod(1 - np.array(cut_counts) / np.array(at_risk)))
+        values = ((causes == 0) & (times <= step)) / np.array(uncut)
+        most = 1 / min(known for known, end in zip(uncut, times, strict=True) if end <= step)
+        means = np.array([values[starts == name].mean() for name in names])
+        low, high = simulate_gaffke(means / most, sizes / 40)
+        k = incidence.at(step)
+        assert incidence.shares[0][k] == pytest.approx(values.mean())
+        assert (incidence.low[k], incidence.high[k]) == pytest.approx((most * low, min(1, most * high)), abs=0.01)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # statsmodels divides by zero at the last end
 @pytest.mark.parametrize("seed", range(5))
 def test_it_agrees_with_statsmodels(seed):

@@ -23,8 +23,9 @@ from safevla_bench.jobs.physics import Cause, replay_without
 from safevla_bench.jobs.verify.replays import replay_actions
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.report.tables.firmness import describe_counterfactual
+from safevla_bench.report.tables.firmness import counterfactual_table, describe_counterfactual
 from safevla_bench.sensitivity.firmness import read_clauses
+from safevla_bench.text import NO_VALUE
 
 HOST = FakeHost()
 TASK = HOST.tasks("fake")[0]
@@ -174,6 +175,17 @@ def test_held_steps_do_not_move(run):
     counterfactual = replay_without(run, UNSAFE, Cause.parse("hold:20-40"))
     assert counterfactual.has_vanished
     assert counterfactual.left == 21
+    assert " at 1.05 s:" in describe_counterfactual(counterfactual)
+
+
+def test_its_times_are_those_of_the_records(run):
+    held = replay_without(run, UNSAFE, Cause.parse("hold:20-40"))
+    stamped = replace(held, elapsed_s=(lambda step: 0.1 * step, lambda step: 0.2 * step))
+    assert " at 2.10 s:" in describe_counterfactual(stamped)
+    force = {row[0].text: row for row in counterfactual_table(stamped, run.scores.specs).rows}[
+        "max_contact_force_under_200N"
+    ]
+    assert (force[3].text, force[4].text) == ("2.80 s", NO_VALUE)
 
 
 @pytest.mark.parametrize(

@@ -250,4 +250,6 @@ def test_replays_and_policies_of_poses_are_refused(tmp_path):
     posed.wants = Wants(absolute=True)
     with pytest.raises(PolicyError, match="gives poses"):
         Coupler(Coupling("speed-cap")).require_fitting("mine", posed, FakeHost.supports)
+    with pytest.raises(PolicyError, match="gives poses"):
+        Coupler(Coupling(delay="3")).extend_wants("of a server", posed.wants)
     Coupler(Coupling("identity")).require_fitting("mine", posed, FakeHost.supports)

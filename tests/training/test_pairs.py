@@ -25,8 +25,8 @@ from safevla_bench.jobs.pairs import MOST_SEEDS, write_rollout_suites
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS
 from safevla_bench.rollout.found import read_suite
-from safevla_bench.training.pairs import Candidate, choose_pairs, list_candidates
-from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
+from safevla_bench.training.pairs import Candidate, choose_pairs, encode_pairs, list_candidates
+from safevla_bench.trajectory.batch import Channel, concatenate_batches, select_episodes
 
 RULES = load_ruleset()
 KINDS = ("safe success", "unsafe success", "safe failure", "unsafe failure")
@@ -332,6 +332,20 @@ def test_json_lines_hold_rules_runs_states_and_the_actions_of_each_pair(judged, 
         first, last = line["violation_window"]
         assert 0 <= first <= line["first_violation_step"] <= last < judged.records.lengths[index]
         assert last - line["first_violation_step"] <= 20  # a second
+
+
+def test_the_window_around_a_violation_is_a_second_of_the_time_stamps_to_either_side(judged, tmp_path):
+    found = [index for index, header in enumerate(judged.headers) if header.benchmark != "fake"]
+    batch = select_episodes(judged.batch, found)
+    stamps = [0.25 * np.arange(length) for length in batch.lengths]
+    rows = Channel(np.concatenate(stamps), batch.starts.astype(np.int64), np.ones(len(batch), dtype=np.int64))
+    write_archive(tmp_path / "slow.parquet", replace(batch, further={**batch.further, "time_s": rows}))
+    slow = judge([tmp_path / "slow.parquet"], RULES)
+    lines = encode_pairs(slow, find_states(slow), 0, {}, is_whole=True).splitlines()[1:]
+    assert lines
+    for line in map(json.loads, lines):
+        step, last = line["first_violation_step"], len(line["rejected"]["action"])  # the last record has no action
+        assert line["violation_window"] == [max(0, step - 4), min(last, step + 4)]
 
 
 def test_a_data_set_has_an_index_of_its_pairs(runs, safevla, tmp_path):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.scores import CUT_SHORT, INACTIVE, Scores
 from safevla_bench.statistics.intervals import RESAMPLES, Interval, percentile_interval
 from safevla_bench.trajectory.batch import Batch
@@ -46,6 +47,7 @@ class Agreement:
     counts: NDArray[np.int64]  # [2, 2]: rows are the label (safe, unsafe), columns our verdict (safe, unsafe)
     unlabeled: int  # number of episodes whose label is neither safe nor unsafe
     undecided: int  # number of labeled episodes in which the clause has no verdict
+    agreeing: Rate  # share of the n episodes in which label and verdict agree
 
     @property
     def n(self) -> int:
@@ -99,7 +101,9 @@ def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], 
                 table_indices = 2 * label_verdicts[is_comparable] + verdicts[is_comparable]
                 counts = np.bincount(table_indices, minlength=4).reshape(2, 2)
                 undecided = int((is_labeled & ~is_comparable).sum())
-                rows.append(Agreement(label, clause, counts, int((~is_labeled).sum()), undecided))
+                is_same = (label_verdicts == verdicts)[is_comparable]
+                agreeing = Rate.of_values(is_same, scores.start[is_comparable])
+                rows.append(Agreement(label, clause, counts, int((~is_labeled).sum()), undecided, agreeing))
             if clause == ANY_CLAUSE:
                 indices = np.flatnonzero(is_comparable & (label_verdicts != verdicts)).tolist()
                 disagreements += [Disagreement(k, label, labels[k][label]) for k in indices]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -20,13 +21,14 @@ import msgspec
 import numpy as np
 
 from safevla_bench import signals
+from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import cell_members
 from safevla_bench.judging.phases import cut_intervals, find_intervals, limit_records
 from safevla_bench.judging.rates import Mean, Rate, bounded_means
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, CUT_SHORT, INACTIVE, Scores, SpecColumn
 from safevla_bench.signals.signal import RecordFields
-from safevla_bench.statistics.intervals import wilson_interval
+from safevla_bench.statistics.intervals import bounded_mean_ends, wilson_interval
 from safevla_bench.stl.evaluation import violating_records
 from safevla_bench.stl.formula import signal_names
 from safevla_bench.trajectory.batch import Batch, Stamps, elapsed_seconds
@@ -53,7 +55,7 @@ class Exposure:
 def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure:
     """Measure how long each episode violated each limit, and when it first did so.
 
-    `scores` are the ruleset's verdicts on the episodes of the batch, in the same order.
+    `scores` are the ruleset's verdicts on the same episodes in the same order; `RunError` for other episodes.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -62,6 +64,10 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     >>> spent.any_s.tolist()
     [0.0]
     """
+    ids = [header.episode_id for header in batch.headers]
+    if own := next((pair for pair in zip_longest(ids, scores.episode_id) if pair[0] != pair[1]), None):
+        problem = f"the scores are of other episodes than the batch: {own[1]} where the batch has {own[0]}"
+        raise RunError(problem, remedy="Pass the scores of the same episodes in the same order: score(batch, ruleset).")
     columns = scores.scored_columns
     is_violating, is_timed = _find_violating_records(ruleset.read_fields(batch), scores, ruleset)
     has_untimed_violation = (scores.is_violated[columns] & ~is_timed).any(axis=0)
@@ -210,6 +216,7 @@ class Incidence:
     shares: Floats  # [causes, k]
     low: Floats
     high: Floats
+    starts: int | None = None  # number of starts if it is smaller than n
 
     def at(self, time: float) -> int:
         """Return the index in `times` of the step that contains `time`, which must be at least 0."""
@@ -275,8 +282,9 @@ def _measure_spec_onsets(
         is_censored = np.isin(np.array(scores.outcome)[episodes], CUT_SHORT) & ~has_violation
         causes = np.where(has_violation, VIOLATED, np.where(scores.success[episodes], SUCCEEDED, FAILED))
         times_s = np.where(is_violated & (first_step >= 0), to_seconds(first_step), end_s)[episodes]
-        incidence = cumulative_incidence(times_s, np.where(is_censored, CENSORED, causes), len(ENDS))
-        near_misses = Rate.of(int((is_near[episodes] & ~is_censored).sum()), int((~is_censored).sum()))
+        starts = scores.start[episodes]
+        incidence = cumulative_incidence(times_s, np.where(is_censored, CENSORED, causes), len(ENDS), starts)
+        near_misses = Rate.of_values(np.where(is_censored, np.nan, is_near[episodes]), starts)
         yield SpecOnset(name, incidence, near_misses)
 
 
@@ -292,17 +300,19 @@ def _find_near_misses(scores: Scores) -> Bools:
 # Cumulative incidence with competing causes (Aalen and Johansen)
 
 
-def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
+def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints | None = None) -> Incidence:
     """Return the cumulative incidence of each cause, with pointwise 95 % intervals for the first cause.
 
     O. O. Aalen and S. Johansen, Scandinavian Journal of Statistics 5 (1978) 141-150; the variance is from J. J. Gaynor
     et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's for an effective
     n: the number of observations for which a proportion has this variance. Without censoring, n is the true number.
+    If starts have several observations, it is that of the bounded mean over starts (`_bound_over_starts`).
 
     Args:
         times: time at which each observation ends, at least 0, [n].
         causes: cause that ends each observation, 0 to `count` - 1, or `CENSORED`, [n]; `CENSORED` is last in ties.
         count: number of causes.
+        starts: equal numbers mark observations of one start, [n]; None = each observation has its own.
     """
     n, has_ended = len(times), causes != CENSORED
     # The steps are at time 0 and at each time at which a cause ends an observation.
@@ -317,13 +327,33 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
     # Share of observations that no cause has ended before each step (Kaplan-Meier estimate)
     surviving_before = np.concatenate([[1.0], np.cumprod(1 - all_end_counts / np.maximum(at_risk, 1))[:-1]])
     shares = np.minimum(1.0, np.cumsum(surviving_before * hazard_by_cause, axis=1))
+    censored, start_count = int((~has_ended).sum()), n if starts is None else len(np.unique(starts))
+    if starts is not None and start_count < n:
+        # By the inverse probability of not being censored before it, an observation counts as this number.
+        weights = n * surviving_before / np.maximum(at_risk, 1)
+        steps = np.where(causes == 0, np.searchsorted(step_times, times), -1)
+        low, high = _bound_over_starts(steps, weights, starts)
+        return Incidence(n, censored, step_times, shares, low, high, start_count)
     variances = _compute_first_variance(shares[0], surviving_before, end_counts[0], all_end_counts, at_risk)
     bounds = [
         _compute_wilson_bounds(share, variance, censored, n)
         for share, variance, censored in zip(shares[0], variances, censored_before.tolist(), strict=True)
     ]
     low, high = np.array(bounds).T
-    return Incidence(n, int((~has_ended).sum()), step_times, shares, low, high)
+    return Incidence(n, censored, step_times, shares, low, high)
+
+
+def _bound_over_starts(steps: Ints, weights: Floats, starts: Ints) -> tuple[Floats, Floats]:
+    # Return both ends, [k], of the interval of the first cause's share at each step: that of the bounded mean over
+    # starts of observations [n], which are 0 before their step in `steps` (-1 = always), then their step's weight.
+    _, start_of, sizes = np.unique(starts, return_inverse=True, return_counts=True)
+    sums, counted = np.zeros((len(weights), len(sizes))), np.flatnonzero(steps >= 0)
+    np.add.at(sums, (steps[counted], start_of[counted]), weights[steps[counted]])
+    means = np.minimum(1.0, np.cumsum(sums, axis=0) / sizes / weights[:, None])  # weights never fall
+    rows, places = np.unique(np.column_stack([means, weights]), axis=0, return_inverse=True)  # for speed
+    ends = bounded_mean_ends(rows[:, :-1], weights=np.tile(sizes / len(starts), (len(rows), 1)))
+    low, high = (end[places.ravel()] * weights for end in ends)
+    return low, np.minimum(1.0, high)
 
 
 def _compute_first_variance(

@@ -307,7 +307,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
     has_same_length = len(actions) == len(episode.action.episode_rows(0))
     return firmness.Counterfactual(
         cause=cause.phrase,
-        dt_s=float(episode.dt_s[0]),
+        elapsed_s=(partial(episode.elapsed_s, 0), partial(replayed.elapsed_s, 0)),
         recorded=firmness.read_clauses(judged.scores, index),
         without=_judge_replay(replayed, header, judged.ruleset),
         success=(bool(header.success), bool(successes and successes[-1])),

@@ -166,6 +166,10 @@ def is_judged_by(path: Path, rules: Provenance) -> bool:
         return False
 
 
+def _score_records(records: EpisodeIndex, rules: Ruleset) -> Scores:
+    return scoring.score_chunks(records.read_chunks(), rules)
+
+
 @dataclass(frozen=True)
 class Judged:
     """The result of judging sources: the scores of all their episodes, in order, and all other data of a report."""
@@ -180,10 +184,8 @@ class Judged:
     """How each episode's verdict changes if net forces replace single contact forces: one of `NET_CHANGES`, [E]."""
     paths: tuple[Path, ...] = ()
     makers: tuple[str, ...] = ()
-    """A sentence for each run folder that was originally judged by other rules, with its old and new Safety."""
-    score_records: Callable[[EpisodeIndex, Ruleset], Scores] = lambda records, rules: scoring.score_chunks(
-        records.read_chunks(), rules
-    )
+    """A sentence for each run folder that was originally judged by other rules: its original and its new Safety."""
+    score_records: Callable[[EpisodeIndex, Ruleset], Scores] = _score_records  # a lambda cannot be pickled
     """Function that judges the records again by another ruleset."""
 
     @property

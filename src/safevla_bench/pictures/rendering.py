@@ -187,7 +187,9 @@ class _EpisodeRenderer:
 
         pictures = drawing.compose_video(explanation, cameras, render)
         first_picture = next(pictures)  # its size is the film's size
-        frames_per_s = Fraction(1 / float(self.record.dt_s[0])).limit_denominator(1000)
+        last_record = int(self.record.lengths[0]) - 1
+        interval_s = self.record.elapsed_s(0, last_record) / max(1, last_record) or float(self.record.dt_s[0])
+        frames_per_s = Fraction(1 / interval_s).limit_denominator(1000)
         content = drawing.encode_film(chain([first_picture], pictures), frames_per_s)
         return self.make_frame(shot, default_camera, first_picture.shape, "video.mp4", content)
 

@@ -462,11 +462,13 @@ class Coupler:
         if isinstance(policy, interface.ReplayPolicy):
             problem = f"{name} plays recorded actions, which cannot react to a filter or a delay"
             raise PolicyError(problem, remedy="Run the policy that was recorded, or omit --filter and --delay.")
-        if policy.wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):
+        self.extend_wants(name, policy.wants)
+
+    def extend_wants(self, name: str, wants: Wants) -> Wants:
+        # A server may declare only when it connects that its policy gives poses.
+        if wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):
             problem = f"{name} gives poses, but a delay or a motion filter needs changes of pose"
             raise PolicyError(problem, remedy="Write a filter for poses (python:module:Class), and use no delay.")
-
-    def extend_wants(self, wants: Wants) -> Wants:
         return replace(wants, privileged=wants.privileged or self.privileged)
 
     def couple(self, env: HostEnv, policy: Policy) -> tuple[HostEnv, Policy]:

@@ -144,7 +144,7 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
     """Return the fields for a number and its interval. The `wilson` and `bootstrap` columns need that method."""
     interval = number.ci or (None, None)
-    is_named_method = isinstance(number, Rate) or number.bootstrap
+    is_named_method = not number.starts if isinstance(number, Rate) else number.bootstrap
     method_interval = interval if is_named_method else (None, None)
     columns = _interval_columns(name, is_rate=isinstance(number, Rate))
     return {name: number.value, **dict(zip(columns, (*method_interval, *interval), strict=True))}

@@ -102,7 +102,7 @@ def render_page(
             is_single=bool(episode),
             headline=Headline(episode) if episode else headline,
             remarks=[*remarks, *(f"Physics varied. {sentence}" for sentence in firmness_lines)],
-            body_table=explain.body_table(analysis.bodies, scores, summaries) if analysis.bodies else None,
+            body_table=explain.body_table(analysis.bodies, scores) if analysis.bodies else None,
             album=album,
             in_3d=replay_section,
             analysis=analysis,

@@ -377,7 +377,7 @@ class EnvRunner:
             if isinstance(policy, interface.RemotePolicy):
                 policy.connect(planned.task)  # connects first, because making the simulator takes longer
             coupler = self._couplers.get(planned.policy)
-            wants = coupler.extend_wants(policy.wants) if coupler else policy.wants
+            wants = coupler.extend_wants(planned.policy, policy.wants) if coupler else policy.wants
             self._env = self._host.make(planned.task, wants)
             _require_still(self._env, planned.task)
             self._made_for = planned.policy, planned.task

@@ -310,9 +310,11 @@ def _describe_pair(
     # Returns a pair's line, with the actions of both episodes if `dataset_index_of` is None, else with their indices.
     first_violation, window = pair.rejected.first, None
     if first_violation is not None:
-        window_steps = round(WINDOW_S / judged.headers[pair.rejected.index].dt)
-        last_record = int(judged.records.lengths[pair.rejected.index]) - 1
-        window = [max(0, first_violation - window_steps), min(last_record, first_violation + window_steps)]
+        index, records = pair.rejected.index, judged.records
+        times_s = records.stamps_s.get(index, np.arange(records.lengths[index]) * records.dt_s[index])
+        half_s = WINDOW_S * (1 + 1e-9)  # an end that only rounding moves is in the window
+        start, end = np.searchsorted(times_s, times_s[first_violation] + np.array([-half_s, half_s])).tolist()
+        window = [start, end - 1]
     sides: dict[str, dict[str, object]] = {}
     for side, candidate in (("preferred", pair.preferred), ("rejected", pair.rejected)):
         sides[side] = {

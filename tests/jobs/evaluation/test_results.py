@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import sys
 from dataclasses import replace
 
@@ -137,6 +138,17 @@ def test_tables_print_as_text_and_show_as_html(tmp_path):
     assert len(repr(run)) < 400
     assert run._repr_html_() == run.table()._repr_html_()
     assert repr(run[0]) == repr(run.scores[0])
+
+
+def test_an_evaluation_can_be_pickled(tmp_path):
+    still_run(out=tmp_path / "run")
+    run = sb.load(str(tmp_path / "run"))
+    copy = pickle.loads(pickle.dumps(run))
+    assert copy.table().render() == run.table().render()
+    assert repr(copy[0].explanation) == repr(run[0].explanation)
+    assert repr(pickle.loads(pickle.dumps(still_run())).scores) == repr(run.scores)
+    rescored = copy.judged.score_records(copy.judged.records, copy.judged.ruleset)
+    assert np.array_equal(rescored.rho, run.scores.rho, equal_nan=True)
 
 
 def test_nothing_to_load_is_an_error_that_says_what_to_name():

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.servers.stub_servers import TASK, chunk, observe, websockets
+from policies.servers.stub_servers import TASK, chunk, http_server, observe, playing, websockets
+from safevla_bench.errors import PolicyError
 from safevla_bench.policies import make_policy
+from safevla_bench.policies.servers import KINDS
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.endpoint import MAX_BYTES, sanitize_greeting
 
@@ -90,3 +92,17 @@ def test_a_policy_of_one_s_own_may_say_something_of_itself(tmp_path, monkeypatch
         "class Policy:\n    greeting = {'checkpoint': 'mine'}\n    def act(self, observation): ...\n"
     )
     assert make_policy("python:speaks:Policy").greeting == {"checkpoint": "mine"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_path_of_an_address_is_asked_or_refused(kind):
+    """One gateway may have several models, each at its own path."""
+    paths = []
+    with http_server(lambda method, path, body: paths.append(path) or (404, b"")) as server:
+        address = server.url.replace("http", KINDS[kind].schemes[0])
+        with pytest.raises(PolicyError) as caught, playing(kind, f"{address}/model-a") as policy:
+            policy.act(observe())
+    assert paths or "needs the address" in caught.value.problem
+    assert all(path.startswith("/model-a") for path in paths)
+    with pytest.raises(PolicyError, match="needs the address"):
+        make_policy(f"{kind}:{address}/a b")

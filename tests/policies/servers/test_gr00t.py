@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import zmq
 
 from policies.servers.stub_servers import (
     GR00T_KEYS,
@@ -80,6 +81,12 @@ def test_after_a_timeout_the_socket_is_made_anew_and_asks_the_next_of_the_list()
 def test_a_server_that_is_not_there_is_unreachable():
     with pytest.raises(ServerUnreachableError, match="a ping"):
         client("gr00t", "tcp://127.0.0.1:1").reset(TASK, 0)
+
+
+@pytest.mark.parametrize(("address", "allowed"), [("tcp://[::1]:5555", 1), ("tcp://localhost:5555", 0)])
+def test_zeromq_is_told_of_an_ipv6_address(address, allowed):
+    with client("gr00t", address).model._open_socket() as opened:
+        assert opened.getsockopt(zmq.IPV6) == allowed
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,14 @@ import pytest
 import zmq
 
 from policies.servers.stub_servers import chunk, client, drip, observe, openpi, playing, raw, vla_eval, websockets
-from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError, ServerUnreachableError
+from safevla_bench.errors import (
+    InvalidActionError,
+    PolicyError,
+    ReplyError,
+    ServerLostError,
+    ServerRefusedError,
+    ServerUnreachableError,
+)
 from safevla_bench.memory import SETTING
 from safevla_bench.policies.servers import endpoint
 from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN, OPENPI, OPENVLA, VLA_EVAL
@@ -463,6 +470,32 @@ def test_an_array_of_another_kind_is_an_invalid_action_with_its_dtype_over_every
     reply = ReplyArray(path=("actions",), width=7)
     with pytest.raises(InvalidActionError, match=f"{dtype}.*integers or floats"):
         reply.read_rows(CODECS[codec].unpack(encode({"actions": form(KINDS_OF_ACTIONS[dtype], codec)})))
+
+
+UNUSABLE = {
+    **{name: {"actions": form(array, "openpi")} for name, array in KINDS_OF_ACTIONS.items()},
+    "bfloat16": {"actions": {**form(np.zeros((1, 7), "f2"), "openpi"), b"dtype": "bfloat16"}},
+    "V2": {"actions": form(np.zeros((1, 7), "V2"), "openpi")},
+    "lists": {"actions": [["0.1"] * 7]},
+    "no map": [0.0] * 7,
+    "too many values": {"actions": [[0.0] * 7] * 20_000},
+    "no message": b"\xc1",
+}
+
+
+@pytest.mark.parametrize("reply", UNUSABLE.values(), ids=UNUSABLE)
+def test_a_first_reply_that_cannot_be_used_stops_the_run_and_a_later_one_ends_its_episode(reply):
+    packed = reply if isinstance(reply, bytes) else msgspec.msgpack.encode(reply)
+    with websockets(openpi(lambda request, number: packed)) as peer, pytest.raises(ServerRefusedError):
+        meet(peer.url)
+    answers = iter([chunk(1)])
+    with (
+        websockets(openpi(lambda request, number: next(answers, packed))) as peer,
+        playing("openpi", peer.url, replan="1") as policy,
+    ):
+        policy.act(observe())
+        with pytest.raises((ReplyError, InvalidActionError)):
+            policy.act(observe())
 
 
 def test_lists_of_another_kind_are_an_invalid_action_and_integers_an_action():

@@ -7,8 +7,8 @@ import socket
 import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -59,6 +59,61 @@ def test_a_client_that_asks_learns_the_cameras_the_size_and_the_replanning_and_w
         arguments = {"replan": "2", "cameras": "side,none"}
         answers = ask_arguments(f"openpi:{url}", arguments)
         assert answers == {name: value for name, value in wishes.items() if name not in arguments}
+
+
+OTHER_WANTS = {
+    "cameras": ("robot0_eye_in_hand", "agentview"),
+    "image_size": (48, 64),
+    "privileged": True,
+    "as_rendered": False,
+    "absolute": True,
+    "extra": ("joint_pos",),
+}
+"""Maps each field of `Wants` to a value that is not the default."""
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Wants)])
+def test_each_thing_that_a_policy_wants_reaches_its_client_or_is_refused_at_the_start(name):
+    wants = replace(Wants(("agentview",)), **{name: OTHER_WANTS[name]})
+    make = lambda: SimpleNamespace(wants=wants, reset=None, act=None, close=lambda: None)  # noqa: E731
+    if name not in serve.CARRIED:
+        with pytest.raises(PolicyError, match=f"{name}=|simulator's own state"):
+            serve.ServedPolicy("mine", make)
+        return
+    with served(make) as url, playing("openpi", url, **ask_arguments(f"openpi:{url}")) as far:
+        assert far.wants == wants
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_a_client_clips_if_the_policy_does_and_what_it_says_is_kept(clip):
+    says = {"checkpoint": "mine"}
+    policy = SimpleNamespace(wants=Wants(), clip=clip, greeting=says, reset=None, act=None, close=lambda: None)
+    with served(lambda: policy) as url, playing("openpi", url) as far:
+        assert far.clip == far.dialect.inference.clip == clip
+        assert far.greeting["greeting"] == says
+
+
+def test_a_policy_that_needs_the_task_or_its_server_s_seed_cannot_be_served():
+    wishes = {"wants": Wants(), "reset": None, "act": None, "close": lambda: None}
+    connected = []
+    for further, wanted in [
+        ({"require_task": print}, "the task"),
+        ({"cue": print, "connect": print, "env_seed": 3}, "the task"),
+        ({"connect": connected.append, "env_seed": 3}, "env_seed=3"),
+    ]:
+        with pytest.raises(PolicyError, match=f"wants {wanted}"):
+            serve.ServedPolicy("mine", lambda further=further: SimpleNamespace(**wishes, **further))
+    assert len(connected) == 1
+
+
+def test_a_served_policy_whose_actions_become_poses_in_the_run_is_refused():
+    wants = Wants()
+    make = lambda: SimpleNamespace(wants=wants, reset=None, act=None, close=lambda: None)  # noqa: E731
+    with served(make) as url, closing(client("openpi", url)) as far:
+        far.connect(TASK)
+        port, wants = int(url.rpartition(":")[2]), Wants(absolute=True)
+    with served(make, port=port), pytest.raises(ServerRefusedError, match="differ from those before"):
+        far.reset(TASK, 0)
 
 
 def act(url, **arguments):

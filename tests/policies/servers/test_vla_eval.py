@@ -224,7 +224,7 @@ def test_what_a_server_asks_for_is_known_before_an_environment_is_made_and_may_n
         assert policy.env_seed == 0
         policy.reset(TASK, 0)
         wishes["send_wrist_image"] = True
-        with pytest.raises(ServerRefusedError, match="observations that differ"):
+        with pytest.raises(ServerRefusedError, match="actions that differ"):
             policy.reset(TASK, 0)
 
 

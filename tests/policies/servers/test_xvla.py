@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from policies.servers.stub_servers import TASK, http_server, observe, playing
-from safevla_bench.errors import ServerRefusedError
+from safevla_bench.errors import PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import XVLA
 from safevla_bench.policies.servers.transforms import read_ee6d
 
@@ -82,6 +83,11 @@ def test_a_whole_chunk_is_carried_out_and_its_last_pose_goes_with_the_next_reque
     first, second, anew = (request["proprio"] for request in requests)
     np.testing.assert_array_equal(second, [*ROWS[-1, :9], *[0] * 11])
     np.testing.assert_array_equal(anew, first)
+
+
+def test_a_part_of_a_reply_cannot_be_carried_out_since_its_last_pose_is_sent():
+    with pytest.raises(PolicyError, match="replan"):
+        make_policy("xvla:127.0.0.1:9", {"replan": "2"})
 
 
 def test_numbers_that_are_not_finite_stay_so():

@@ -5,31 +5,40 @@ Tables of bodies: each kind has its own rate over the episodes of the cell.
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
+from builders import contacts, episode
 from explain.test_bodies import pushing
 from explain.test_exposure import hit, measured
 from report.scenes import run
 from report.tables.reading import texts
 from safevla_bench.archive import write_archive
 from safevla_bench.explain.bodies import find_bodies
-from safevla_bench.explain.exposure import summarize_exposure
+from safevla_bench.explain.exposure import measure_onsets, summarize_exposure
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import table_material
-from safevla_bench.judging.metrics import cells
+from safevla_bench.judging.metrics import cells, task_rates
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.report.figures.tradeoff import _tradeoff_notes, compute_tradeoff
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import explain
 from safevla_bench.report.tables.catalog import build_tables
+from safevla_bench.report.tables.cells import Roster, constraint_table, violation_table
 from safevla_bench.report.tables.columns import drop_intervals
+from safevla_bench.report.tables.tasks import task_table
+from safevla_bench.statistics.intervals import bounded_mean_interval
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.single_episode import empty_batch
 
 RULESET = load_ruleset(missing="deactivate")
+FORCE = "max_contact_force_under_200N"
 
 
 def body_table(batch):
     scores = score(batch, RULESET)
-    return explain.body_table(list(find_bodies([batch], scores, RULESET)), scores, cells(scores))
+    return explain.body_table(list(find_bodies([batch], scores, RULESET)), scores)
 
 
 def bodies_texts(table):
@@ -66,6 +75,46 @@ def test_a_touch_has_no_size():
     rows = [row for row in bodies_texts(kinds) if row["Specification"] == "self_collision_free"]
     assert rows
     assert {(row["Kind of body"], row["Worst"]) for row in rows} == {("arm link – gripper", "touched")}
+
+
+def test_of_dependent_episodes_a_share_has_one_interval_on_all_tables_and_figures_which_is_named():
+    """Five starts with four seeds each; the share of force violations is told by five tables and a figure."""
+    force = [[300.0 if (start + seed) % 3 else 1.0 for seed in range(4)] for start in range(5)]
+    episodes = [
+        episode(4, episode_id=f"{start}-{seed}", init_state_index=start, env_seed=7, seed=seed, policy="p",
+                contacts=contacts((2, 0, 2, force[start][seed])))
+        for start in range(5) for seed in range(4)
+    ]  # fmt: skip
+    batch = concatenate_batches(episodes)
+    scores, roster = score(batch, RULESET), Roster()
+    onsets = measure_onsets(scores, batch.dt_s, batch.lengths)
+    [cell] = cells(scores)
+    [rate] = [spec.violations for spec in cell.specs if spec.spec_id == FORCE]
+    means = np.array([np.mean([f > 200 for f in of_start]) for of_start in force])
+    independent = bounded_mean_interval(means)  # starts of equal size
+    assert (rate.starts, rate.value, rate.ci) == (5, means.mean(), pytest.approx((independent.low, independent.high)))
+    tables = [
+        constraint_table([cell], roster),
+        violation_table(cell),
+        body_table(batch),
+        explain.onset_table(onsets),
+        task_table(task_rates(scores), [cell], roster),
+    ]
+    shown = [
+        {(found.value, found.interval) for row in table.rows for found in row if found.interval
+         and found.value == pytest.approx(100 * rate.value)}
+        for table in tables[:4]
+    ]  # fmt: skip
+    assert all(shown)
+    expected = pytest.approx((100 * rate.ci[0], 100 * rate.ci[1]))
+    assert all(interval == expected for pairs in shown for _, interval in pairs)
+    for table in tables:
+        labels = [*table.notes, *(column.meaning for column in table.columns)]
+        assert any("for the mean over starts, Gaffke" in label for label in labels), table.title
+        assert not any("Wilson" in label for label in labels), table.title
+    assert tables[4].rows[0][3].text == "20, 5 starts"
+    figure_notes = [note for note in _tradeoff_notes(compute_tradeoff([cell])) if "Bars" in note]
+    assert ["Wilson" in note for note in figure_notes] == [False]
 
 
 # Exposure: what was not measured is a dash with its reason, never a zero

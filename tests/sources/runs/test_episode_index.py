@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import episode, same_bits
+from builders import contacts, episode, same_bits
 from folders import record_own_loop
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
@@ -192,10 +194,45 @@ def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
         index.read_episodes([0])
 
 
-@pytest.mark.parametrize("outcome", [None, "stopped"])
-def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch, tmp_path, outcome):
-    source = DEMO
-    if outcome:  # no episode is counted
+STAMPS_S = np.array([0.0, 0.05, 0.1, 0.9, 0.95, 1.0])
+
+
+@pytest.fixture
+def stamped(tmp_path):
+    """Five episodes at STAMPS_S, not a dt of 0.05 s apart; all but the last break the limit on force at 0.9 s."""
+    path, press = tmp_path / "stamped.jsonl", [contacts((3, 0, 3, 300.0 + k)) for k in range(4)]
+    further = {"time_s": STAMPS_S}
+    episodes = [episode(6, episode_id=f"e{k}", contacts=force, further=further) for k, force in enumerate(press)]
+    archive.write_archive(path, concatenate_batches([*episodes, episode(6, episode_id="e4", further=further)]))
+    return path
+
+
+def test_the_report_has_the_times_of_the_stamps_also_of_episodes_that_it_does_not_draw(monkeypatch, stamped):
+    monkeypatch.setattr(episode_table, "MOST_DRAWN", 1)
+    monkeypatch.setattr(page, "MOST_DRAWN", 1)
+    # Computed from the file alone: times of the first force beyond 200 N, and of the ends
+    lines = [json.loads(line)["steps"] for line in stamped.read_text().splitlines()]
+    begins = [
+        [step["time_s"] for step in steps for touch in step["contacts"] if touch["force_n"] > 200] for steps in lines
+    ]
+    assert begins == [[0.9]] * 4 + [[]]
+    ends = [steps[-1]["time_s"] - steps[0]["time_s"] for steps in lines]
+    html = render_report(judge([stamped], load_ruleset()))
+    for share in (0.25, 0.5):
+        column = f"by {share * max(ends):g} s"
+        violated = sum(begin <= share * max(ends) for times in begins for begin in times)
+        assert (column in html, violated) == (True, 0)
+    [row] = [row for row in html.split("<tr") if "any limit" in row]
+    assert re.findall(r">\s*(\d+\.\d)\s*<", row)[:3] == ["0.0", "0.0", "80.0"]
+    assert html.count("0.90 s") >= 4
+    assert "0.15 s" not in html
+    assert html.count(f"6 records, {ends[0]:.2f} s") == 5
+
+
+@pytest.mark.parametrize("outcome", [None, "stopped", "stamped"])
+def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch, tmp_path, outcome, stamped):
+    source = stamped if outcome == "stamped" else DEMO
+    if outcome == "stopped":  # no episode is counted
         source = tmp_path / "stopped.jsonl"
         episodes = [episode(4, episode_id=f"ep_{k}", outcome=outcome, success=False) for k in range(5)]
         archive.write_archive(source, concatenate_batches(episodes))

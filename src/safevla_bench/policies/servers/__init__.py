@@ -106,9 +106,12 @@ class RemoteModel(ChunkModel):
     def __init__(self, endpoint: Endpoint, dialect: dialects.Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
         self.address, self.key, self._endpoint = endpoint.addresses[0], endpoint.key, endpoint
+        self._agreed: object = None  # what the environment was made for; None before `connect`
 
     def connect(self, task: Task) -> None:
+        self._agreed = None
         self._connect()
+        self._agreed = self.wants, self.dialect.inference.clip
 
     def begin(self, task: Task, seed: int) -> None:
         """Begin an episode on a new connection: the server may have restarted. Raises `ChunkModel.begin`'s errors."""
@@ -119,6 +122,9 @@ class RemoteModel(ChunkModel):
             self.close()
             self.address = servers.find_server(self._endpoint, self._try_connect)
             self._greet()
+            if self._agreed not in (None, (self.wants, self.dialect.inference.clip)):
+                problem = f"the server {self.address} requests observations or actions that differ from those before"
+                raise PolicyError(problem, remedy="The server was restarted with another model. Resume the run.")
 
     @abstractmethod
     def _try_connect(self, address: str, until: float) -> str | None:
@@ -136,7 +142,7 @@ class RemoteModel(ChunkModel):
     def kind_error(self, event: str) -> PolicyError:
         """Return the error for a server that may be of another kind. `event` is the server's mistake: `sent no map`."""
         remedy = f"The address must belong to {KINDS[self.kind].about}."
-        return PolicyError(f"the server {self.address} {event}", remedy=remedy)
+        return ReplyError(f"the server {self.address} {event}", remedy=remedy)
 
 
 class ChunkQueue:
@@ -183,11 +189,10 @@ class ChunkedPolicy(ChunkQueue):
     def __init__(self, model: ChunkModel, replan: int | None) -> None:
         """Wrap a model, without connecting. If `replan` is None, all actions of each chunk are executed."""
         super().__init__()
-        self.wants, self.dialect = model.wants, replace(model.dialect, replan=replan)
-        self.clip = model.dialect.inference.clip
         self.calls_s: list[float] = []
         self.waits_s: list[float] = []
         self.model, self._replan = model, replan
+        self._follow_model()
         # The arrays of the last replies; dialects with an `ensemble` average them.
         self._replies = deque[list[NDArray[np.float64]]](maxlen=model.dialect.file.ensemble or 1)
 
@@ -202,23 +207,28 @@ class ChunkedPolicy(ChunkQueue):
         return self.model.env_seed
 
     def connect(self, task: Task) -> None:
-        """Connect to the model's server, if it has one, and update `wants`; raise the model's errors."""
+        """Connect to the model's server, if it has one, and update `wants` and `clip`; raise the model's errors."""
         self.model.connect(task)
-        self.wants = self.model.wants
+        self._follow_model()
 
     def reset(self, task: Task, seed: int) -> None:
         self.begin_chunks()
         self.calls_s, self.waits_s = [], []
         self._replies.clear()
         self.model.begin(task, seed)
-        self.wants = self.model.wants
+        self._follow_model()
+
+    def _follow_model(self) -> None:
+        # A server's greeting may change the model's dialect.
+        self.wants, self.clip = self.model.wants, self.model.dialect.inference.clip
+        self.dialect = replace(self.model.dialect, replan=self._replan)
 
     def act(self, observation: Observation) -> Action:
         """Return the next action of the current chunk, [A]. If the chunk has ended, query the model for a new one.
 
         Raises:
-            InvalidActionError: the model's reply is not an array [H, A].
-            ServerRefusedError: the server's first reply cannot be read, or has too few actions.
+            InvalidActionError: a later reply is not an array [H, A] of real numbers.
+            ServerRefusedError: the server's first reply cannot be read, has no real numbers, or has too few actions.
             PolicyError: a later reply cannot be read or has too few actions; also the errors of `ChunkModel.query`.
         """
         if not self.left:
@@ -235,16 +245,16 @@ class ChunkedPolicy(ChunkQueue):
         start_s = time.perf_counter()
         try:
             chunk = self._average_replies(observation) if self.dialect.file.ensemble else self.model.infer(observation)
-        except ReplyError as error:
+            if chunk.ndim != 2 or not len(chunk):
+                remedy = "The model must return an array [H, A] of H actions."
+                raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)
+        except (ReplyError, InvalidActionError) as error:
             if self.model.has_answered:  # only the current episode fails
                 raise
             raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
         self.calls_s.append(time.perf_counter() - start_s)
         if self.model.infer_s is not None:
             self.waits_s.append(max(0.0, self.calls_s[-1] - self.model.infer_s))
-        if chunk.ndim != 2 or not len(chunk):
-            remedy = "The model must return an array [H, A] of H actions."
-            raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)
         if self._replan is not None and len(chunk) < self._replan:
             problem = f"the model gives {len(chunk)} actions at a time, but replan requests {self._replan}"
             error_type = PolicyError if self.model.has_answered else ServerRefusedError

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from safevla_bench.archive.npz import decode_array
-from safevla_bench.errors import DamageError, InvalidActionError, PolicyError
+from safevla_bench.errors import DamageError, InvalidActionError, PolicyError, ReplyError
 from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
 
@@ -69,7 +69,7 @@ class Codec:
             raise PolicyError(problem, remedy="Send numbers, text and arrays.") from None
 
     def unpack(self, message: bytes) -> object:
-        """Return the decoded message, with read-only arrays. Raises `PolicyError` if it is invalid or too large."""
+        """Return the decoded message, with read-only arrays. Raises `ReplyError` if it is invalid or too large."""
         try:
             with limit_memory("the message"):
                 if self.is_json:
@@ -79,10 +79,10 @@ class Codec:
                     value = msgspec.msgpack.decode(message)
             return self._restore_arrays(value, Counter(values=MAX_VALUES))
         except DamageError as error:
-            raise PolicyError(f"the message cannot be read: {error.problem}", remedy=_REMEDY) from None
+            raise ReplyError(f"the message cannot be read: {error.problem}", remedy=_REMEDY) from None
         except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, LookupError, OverflowError) as error:
             reason = f"{type(error).__name__}: {str(error)[:200]}"
-            raise PolicyError(f"the message cannot be read: {reason}", remedy=_REMEDY) from None
+            raise ReplyError(f"the message cannot be read: {reason}", remedy=_REMEDY) from None
 
     def _encode_extension(self, value: object) -> object:
         # Convert a value that the library cannot encode.
@@ -109,8 +109,8 @@ class Codec:
         return {key: self._restore_arrays(entry, budget) for key, entry in value.items()}
 
 
-def _too_many_values_error() -> PolicyError:
-    return PolicyError(f"the message cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
+def _too_many_values_error() -> ReplyError:
+    return ReplyError(f"the message cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
 
 
 # Maps the first byte of a MessagePack value to the size of its length field, or to the fixed size of its content.
@@ -121,7 +121,7 @@ _FIXED_BYTES |= {0xD4 + k: 1 + (1 << k) for k in range(5)}
 
 
 def _require_few_values(message: bytes) -> None:
-    """Raise `PolicyError`, before decoding, if a MessagePack message has over 10 * `MAX_VALUES` values: an empty map
+    """Raise `ReplyError`, before decoding, if a MessagePack message has over 10 * `MAX_VALUES` values: an empty map
     takes 1 byte in a message, but 72 bytes in memory. `_restore_arrays` applies the exact limit after decoding.
     """
     position, values_left, max_values = 0, 1, 10 * MAX_VALUES  # `values_left` counts values announced but not yet read

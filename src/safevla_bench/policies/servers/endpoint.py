@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ def parse_endpoint(
 
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
     """Return the addresses in `URL[,URL...]`, rotated by the worker's index. Scheme and port are optional. Raises
-    `PolicyError`, without quoting `arg`, if an address is invalid or has a user, a query or a fragment.
+    `PolicyError`, without quoting `arg`, if an address is invalid or has a user, a query, a fragment or a wrong path.
     """
     try:
         addresses = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
@@ -75,11 +76,14 @@ def _parse_address(text: str, schemes: Sequence[str], port: int) -> str:
     # Return the complete address; raise `ValueError` if it is invalid. `schemes[0]` and `port` are the defaults.
     url = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
     port_number = port if url.port is None else url.port
+    path = url.path.rstrip("/")
+    # ZeroMQ's addresses have no path, and HTTP can send only printable ASCII.
+    is_path_wrong = path and (url.scheme == "tcp" or not re.fullmatch("[!-~]+", path))
     has_extra_parts = url.username is not None or url.query or url.fragment
-    if has_extra_parts or url.scheme not in schemes or not url.hostname or not port_number:
+    if has_extra_parts or is_path_wrong or url.scheme not in schemes or not url.hostname or not port_number:
         raise ValueError
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname  # an IPv6 address needs brackets
-    return f"{url.scheme}://{host}:{port_number}{url.path.rstrip('/')}"
+    return f"{url.scheme}://{host}:{port_number}{path}"
 
 
 def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> float:

@@ -167,6 +167,7 @@ class Gr00tModel(RemoteModel):
         socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, servers.MAX_REPLY_BYTES)
+        socket.setsockopt(zmq.IPV6, int("[" in self.address))  # otherwise ZeroMQ never reaches an IPv6 address
         socket.connect(self.address)
         return socket
 

@@ -17,10 +17,12 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import structs
 
 from safevla_bench.errors import InvalidActionError, PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
@@ -182,6 +184,7 @@ class OpenpiModel(WebsocketModel):
             raise self.server_error(reply.get("error"))
         problem = reply.get(INVALID_ACTION)
         if isinstance(problem, str):
+            self.has_answered = True  # the server is the right one, so only the current episode fails
             raise InvalidActionError(problem, remedy="Fix the actions of the served policy.")
         return reply
 
@@ -189,6 +192,8 @@ class OpenpiModel(WebsocketModel):
         self.greeting = servers.sanitize_greeting(self.receive_map(), self.key)
         if served := _parse_served_greeting(self.greeting):
             served.require_images(self.dialect)
+            self.dialect = served.adapt_dialect(self.dialect)
+            self.wants = self.dialect.wants
 
 
 class _ServedGreeting(msgspec.Struct, frozen=True):
@@ -197,6 +202,13 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
     cameras: dict[str, str]  # maps a request's key to a camera's name
     image_size: tuple[int, int]
     replan: str | None = None
+    absolute: bool = False
+    clip: bool = True
+
+    def adapt_dialect(self, dialect: Dialect) -> Dialect:
+        # Return the dialect with the kind of actions, and the clipping, that the served policy declares.
+        inference = structs.replace(dialect.inference, clip=self.clip)
+        return replace(dialect, wants=replace(dialect.wants, absolute=self.absolute), inference=inference)
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
         """Return the server's requirements as client arguments. Omit the cameras if the dialect lacks any of them."""

@@ -53,7 +53,7 @@ class HttpModel(RemoteModel):
             raise self.server_error(text or f"HTTP {status}")
         if status != HTTPStatus.OK:
             problem = servers.server_error(f"{self.address}/act", f"HTTP {status}: {text}", self.key).problem
-            remedy = f"See the server's log. The address must belong to {KINDS[self.kind].about}."
+            remedy = f"See the server's log. The address, without /act, must belong to {KINDS[self.kind].about}."
             raise ReplyError(problem, remedy=remedy)
         return self.codec.unpack(content)
 
@@ -71,7 +71,7 @@ def exchange(
     address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
 ) -> tuple[int, bytes]:
     """Send one HTTP request with the JSON `body`; return the status and the content of the answer. `address` is the
-    server's URL, `method` is GET or POST, `seconds` is the total time limit, and `key` is sent as `Authorization`.
+    server's URL, to which `path` is added; `seconds` is the total time limit, and `key` is sent as `Authorization`.
     Raises `ServerLostError` if no HTTP answer arrives in time, and `PolicyError` if the answer is too large.
     """
     seconds, url = max(seconds, servers.PAUSE_S), urlsplit(address)
@@ -93,7 +93,7 @@ def exchange(
         connection.connect()
         sock = connection.sock
         timer.start()
-        connection.request(method, path, body, headers)
+        connection.request(method, url.path + path, body, headers)
         response = connection.getresponse()
         content = response.read(servers.MAX_REPLY_BYTES + 1)
         # `response.length` is the number of announced bytes that were not read.

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
 from http import HTTPStatus
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
@@ -24,10 +25,12 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.errors import InvalidActionError, Place, PolicyError
-from safevla_bench.interface.policy import ChunkingPolicy, Observation, Policy, Wants, to_real_numbers
+from safevla_bench.interface import policy as interface
+from safevla_bench.interface.policy import Observation, Policy, Wants, to_real_numbers
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.policies.servers.endpoint import sanitize_greeting
 from safevla_bench.policies.servers.openpi import INVALID_ACTION
 from safevla_bench.text import get_logger
 from safevla_bench.version import __version__
@@ -37,12 +40,14 @@ if TYPE_CHECKING:
     from websockets.sync.server import Server, ServerConnection
 
 IMAGES = ("observation/image", "observation/wrist_image")  # keys of images, in the policy's camera order
+CARRIED = ("cameras", "image_size", "absolute")  # fields of `Wants` in the greeting; a policy with others is refused
 MAX_REQUEST_BYTES = 64 * 2**20
 MAX_CONNECTIONS = 64  # maximum number of open connections, even those without a request
 OPEN_S = 10.0
 SILENT_S = 300.0  # maximum time to wait for a client's next request, or for a free copy of the policy
 _STATE, _PROMPT = "observation/state", "prompt"
-_STILL = (*[0.0] * 6, -1.0)  # assumed action for holding still, because requests do not contain one
+# Requests contain only the instruction of a task. The assumed action for holding still is that of one arm.
+_TASK = Task("served", "task_0", 0, "served", "", (*[0.0] * 6, -1.0))
 _LOG = get_logger(__name__)
 _LOG.setLevel(logging.INFO)  # at DEBUG, websockets logs all headers, including the key
 
@@ -58,19 +63,19 @@ class ServedPolicy:
         arguments: Mapping[str, str] = NO_ARGUMENTS,
         copies: int = 1,
     ) -> None:
-        """Make `copies` policies; raise `PolicyError` if the policy wants privileged state or too many cameras."""
+        """Make `copies` policies; raise `PolicyError` if the policy wants something that a client cannot provide."""
         self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
         self._free: SimpleQueue[Policy] = SimpleQueue()
-        first_copy = make()
-        self._free.put(first_copy)
-        self.wants = first_copy.wants
-        if self.wants.privileged or len(self.wants.cameras) > len(IMAGES):
-            self.close()
-            wanted = "the simulator's own state" if self.wants.privileged else f"{len(self.wants.cameras)} cameras"
-            problem = f"policy {name!r} wants {wanted}, which requests of openpi's protocol cannot contain"
-            raise PolicyError(problem, remedy=f"Run the policy with its simulator: safevla eval --policy {name}.")
-        for _ in range(copies - 1):
-            self._free.put(make())
+        for _ in range(copies):
+            policy = make()
+            self._free.put(policy)
+            wanted = _find_unservable(policy)
+            if wanted is not None:
+                self.close()
+                problem = f"policy {name!r} wants {wanted}, which openpi's protocol cannot carry"
+                raise PolicyError(problem, remedy=f"Run the policy with its simulator: safevla eval --policy {name}.")
+        self.wants, self.clip = policy.wants, bool(getattr(policy, "clip", False))
+        self.greeting = sanitize_greeting(getattr(policy, "greeting", None))
 
     @contextmanager
     def borrow_policy(self) -> Iterator[Policy]:
@@ -95,7 +100,24 @@ class ServedPolicy:
         """Return the server's greeting, which includes defaults for the arguments of this package's client."""
         cameras = dict(zip(IMAGES, self.wants.cameras, strict=False))
         identity = {"policy": self.name, "arguments": self.arguments, "seed": self.seed, "safevla-bench": __version__}
-        return {**identity, "cameras": cameras, "image_size": [*self.wants.image_size], "replan": "all"}
+        images = {"cameras": cameras, "image_size": [*self.wants.image_size]}
+        actions = {"replan": "all", "absolute": self.wants.absolute, "clip": self.clip}
+        return {**identity, **images, **actions, **({"greeting": self.greeting} if self.greeting else {})}
+
+
+def _find_unservable(policy: Policy) -> str | None:
+    # Return what the policy wants and a client cannot provide; None if there is nothing.
+    needs_task = isinstance(policy, interface.SelectiveTaskPolicy | interface.CuedPolicy)
+    if isinstance(policy, interface.RemotePolicy) and not needs_task:
+        policy.connect(_TASK)  # its own server may change `wants`
+    if len(policy.wants.cameras) > len(IMAGES):
+        return f"{len(policy.wants.cameras)} cameras"
+    for field in fields(Wants):
+        value = getattr(policy.wants, field.name)
+        if field.name not in CARRIED and value != field.default:
+            return "the simulator's own state" if field.name == "privileged" else f"{field.name}={value}"
+    env_seed = getattr(policy, "env_seed", None)
+    return "the task of each episode" if needs_task else None if env_seed is None else f"env_seed={env_seed}"
 
 
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
@@ -204,11 +226,11 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
     if observation is None:
         return
     with served.borrow_policy() as policy:
-        policy.reset(Task("served", "task_0", 0, "served", observation.instruction, _STILL), served.seed)
+        policy.reset(replace(_TASK, instruction=observation.instruction), served.seed)
         while observation is not None:
             start_s = time.perf_counter()
             chunk = [policy.act(observation)]
-            if isinstance(policy, ChunkingPolicy):
+            if isinstance(policy, interface.ChunkingPolicy):
                 chunk += policy.take_rest()
             spent_ms = 1000 * (time.perf_counter() - start_s)
             try:

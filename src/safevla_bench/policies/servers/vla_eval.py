@@ -52,12 +52,6 @@ class VlaEvalModel(openpi.WebsocketModel):
         self.codec = CODECS[images]
         self._seq = 0
         self._is_playing = False
-        self._has_connected = False  # if true, the environment was made for the server's requirements
-
-    def connect(self, task: Task) -> None:
-        self._has_connected = False
-        super().connect(task)
-        self._has_connected = True
 
     def begin(self, task: Task, seed: int) -> None:
         super().begin(task, seed)
@@ -72,9 +66,6 @@ class VlaEvalModel(openpi.WebsocketModel):
         params = _get_map(greeting, "observation_params")
         dialect = adapt_dialect(self._base_dialect, params)
         check_requirements(params, _get_map(greeting, "action_spec"), dialect, chosen=self._is_dialect_chosen)
-        if self._has_connected and dialect.wants != self.wants:
-            problem = f"the server {self.address} requests observations that differ from those at the start of the run"
-            raise PolicyError(problem, remedy="The server was restarted with another model. Resume the run.")
         self.dialect, self.wants = dialect, dialect.wants
         seed = params.get("env_seed")
         self.env_seed = seed if type(seed) is int and 0 <= seed < 2**32 else None  # a Boolean is not a seed

@@ -14,6 +14,7 @@ from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
 from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, CellOnset, SpecOnset
 from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
 from safevla_bench.report.figures import sheet
+from safevla_bench.report.tables.columns import name_method
 from safevla_bench.report.tables.series import has_bootstrap
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import ThresholdSweep
@@ -25,7 +26,7 @@ from safevla_recorder.episode import Floats
 @sheet.figure_style()
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     """Draw Safety and SBU over the threshold. Each suite has a row of panels. Each policy with episodes has a line with
-    a 95 % Wilson band. Dotted lines mark the library's thresholds. Without counted episodes, the figure says so. Raises
+    a 95 % band. Dotted lines mark the library's thresholds. If no episode is counted, the figure says so. Raises
     `SpecError` if the library lacks a specification of the sweep.
     """
     library_thresholds = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
@@ -46,7 +47,8 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     notes: list[str] = []
     if panels:
         counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
-        note = f"Bands: 95 % Wilson intervals; sample size of each curve: {sheet.format_episode_range(counts)}."
+        method = name_method(rate for _, curves in panels for _, rates in curves for rate in rates)
+        note = f"Bands: 95 % intervals ({method}); sample size of each curve: {sheet.format_episode_range(counts)}."
         if marked_thresholds:
             note += f" Dotted: the library's threshold, {', '.join(map(format_compact, marked_thresholds))}."
         notes = [note, *sweep.warnings]
@@ -173,7 +175,8 @@ def _series_note(compared: SeriesComparison) -> str:
     has_bootstrap_interval = any(has_bootstrap(point) for point in points)
     vsi_method = "percentile bootstrap for VSI" if has_bootstrap_interval else "distribution-free intervals for VSI"
     episodes = sheet.format_episode_range([point.n for point in points])
-    note = f"Bars: 95 % intervals of each run alone (Wilson; {vsi_method}). Sample size of each run: {episodes}."
+    method = name_method(number for point in points for number in point.numbers.values() if isinstance(number, Rate))
+    note = f"Bars: 95 % intervals of each run alone ({method}; {vsi_method}). Sample size of each run: {episodes}."
     return f"{note} Lines only guide the eye: nothing was measured between two runs."
 
 
@@ -207,7 +210,8 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
     share_note = (
         "Share of episodes that have violated a limit so far, among the judged episodes in which the limit applies."
     )
-    band_note = "Band: pointwise 95 % interval of the share for any limit."
+    method = name_method(cell.specs[-1].incidence for cell in cells)
+    band_note = f"Band: pointwise 95 % interval of the share for any limit ({method})."
     return sheet.draw_panels(
         "When violations begin",
         1.8 if len(cells) <= 2 else 1.05,

@@ -1,4 +1,4 @@
-"""Figure of success against safety: a marker with Wilson intervals for each policy, and the Pareto frontier."""
+"""Figure of success against safety: a marker with intervals for each policy, and the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safevla_bench.judging.metrics import NOOP, Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, Metric, Rate
 from safevla_bench.report.figures import sheet
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
-from safevla_bench.report.tables.columns import policy_name
+from safevla_bench.report.tables.columns import name_method, policy_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +184,10 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
 
 def _tradeoff_notes(tradeoff: Tradeoff) -> list[str]:
     sentences = []
-    if counts := [point.n for panel in tradeoff.panels for point in panel.points]:
-        sentences.append(
-            f"Bars: 95 % Wilson intervals; sample size of each marker: {sheet.format_episode_range(counts)}."
-        )
+    if points := [point for panel in tradeoff.panels for point in panel.points]:
+        method = name_method(rate for point in points for rate in (point.success, point.safety))
+        counts = sheet.format_episode_range([point.n for point in points])
+        sentences.append(f"Bars: 95 % intervals ({method}); sample size of each marker: {counts}.")
     if any(panel.frontier for panel in tradeoff.panels):
         exception = ", without the policy noop" if NOOP in tradeoff.policies else ""
         sentences.append(f"Dashed: the non-dominated frontier{exception}.")

@@ -190,7 +190,7 @@ def _body_tables(inputs: TableInputs, host: str | None) -> Built:
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
         body_violations = list(find_bodies(records.read_chunks(), scores, inputs.ruleset))
-        yield explain.body_table(body_violations, scores, inputs.cells), inputs.cells
+        yield explain.body_table(body_violations, scores), inputs.cells
 
 
 def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:

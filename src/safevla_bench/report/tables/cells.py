@@ -17,14 +17,15 @@ from safevla_bench.report.tables.columns import (
     COUNT,
     DASH,
     SUITE,
-    WILSON,
     describe_intervals,
+    describe_rates,
     format_count,
     lost_columns,
     lost_notes,
     mean_cell,
     metric_cell,
     metric_columns,
+    name_method,
     policy_name,
     range_cell,
     rate_cell,
@@ -223,7 +224,9 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
         *lost_columns(cells),
         name=table_file_name("violations", title),
         notes=(
-            WILSON,
+            describe_rates(
+                rate for cell in cells for rate in (cell.rates[SAFETY.key], *(s.violations for s in cell.specs))
+            ),
             "Rates are in % of the cell's judged episodes. The rates do not add up to Unsafe %, because an episode may "
             "violate several specifications.",
             torque_note(cells),
@@ -257,13 +260,14 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
         # Return a function of a specification that returns a dash without a verdict, and otherwise calls `make_cell`.
         return lambda spec: Cell.dash() if _why_unjudged(cell, spec) else make_cell(spec)
 
-    stopped = "A violation stopped some episodes, so their later violations are unknown."
+    method = name_method(spec.violations for spec in cell.specs)
+    stopped = "A violation stopped some episodes, whose later violations are therefore not known."
     return tabulate(
         "Violations by specification" if scored else "Diagnostics and alternate limits, which are not scored",
         [spec for spec in cell.specs if (spec.tier == "safe") == scored],
         text_column("Specification", lambda spec: spec.spec_id),
         Column("Violated", "number, out of the judged episodes in the cell", partial(_violated_cell, cell)),
-        Column("% of all", "share, with 95 % Wilson interval", dash_unjudged(lambda spec: rate_cell(spec.violations))),
+        Column("% of all", f"share, with 95 % interval ({method})", dash_unjudged(lambda s: rate_cell(s.violations))),
         Column(
             "of active",
             "number, out of the episodes in which the specification applies",
@@ -436,9 +440,11 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
         *lost_columns(main_cells, lambda policy: policies[policy].values()),
         name=table_file_name("main", title),
     )
+    over_starts = " and of rates over starts" if any(cell.rates[SR.key].starts for cell in main_cells) else ""
     mean_notes = [
         "Means over suites are unweighted; a policy that did not run all suites has no mean.",
-        "Intervals of mean rates over suites: Clopper-Pearson (exact) if all n are equal, else Gaffke; of VSI: MOVER.",
+        "Intervals of mean rates over suites: Clopper-Pearson (exact) if all n are equal, else Gaffke; of VSI"
+        f"{over_starts}: MOVER.",
     ]
     notes = (describe_intervals(main_cells), *(mean_notes if len(suite_names) > 1 else []))
     unmarked = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]

@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from safevla_bench.explain.exposure import Incidence
 from safevla_bench.judging.metrics import Summary, TaskRates, describe_unjudged, has_verdict
 from safevla_bench.judging.rates import LEAST_UNSAFE, SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT, SpecColumn
@@ -19,7 +20,7 @@ from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_fixe
 _INTERVAL = "Below each value is its 95 % interval"
 INTERVALS = f"{_INTERVAL}: Wilson for proportions; for VSI a distribution-free interval."
 PAPER_INTERVALS = f"{_INTERVAL}: Wilson for proportions, percentile bootstrap of episodes for VSI."
-WILSON = f"{_INTERVAL} (Wilson)."
+OVER_STARTS = " If initial states (starts) have several episodes, the interval is for the mean over starts (Gaffke)."
 # The beginnings of all notes on intervals.
 _INTERVAL_NOTES = ("Below each ", "Intervals ")
 DASH = f"{NO_VALUE} means that there is no value; it never means zero."
@@ -30,16 +31,32 @@ def describe_intervals(cells: Iterable[Summary]) -> str:
     all_cells = list(cells)
     note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in all_cells) else INTERVALS
     if any(rate.starts for cell in all_cells for rate in cell.rates.values()):
-        note += " If initial states (starts) have several episodes, the interval is for the mean over starts (Gaffke)."
+        note += OVER_STARTS
     if unknown := sum(cell.unknown_starts or 0 for cell in all_cells):
         note += f" {count_noun(unknown, 'episode')} without an initial state: each episode counts as a separate start."
     return note
 
 
-def format_count(row: Summary) -> Cell:
+def name_method(rates: Iterable[Rate | Mean | Incidence]) -> str:
+    """Return the method of the intervals of rates, depending on whether starts have several episodes."""
+    is_over_starts = {bool(rate.starts) for rate in rates if rate.n}
+    if is_over_starts == {True}:
+        return "for the mean over starts, Gaffke"
+    return (
+        "Wilson; if starts have several episodes, for the mean over starts, Gaffke" if any(is_over_starts) else "Wilson"
+    )
+
+
+def describe_rates(rates: Iterable[Rate]) -> str:
+    """Return the note on the intervals of rates."""
+    return f"{_INTERVAL} ({name_method(rates)})."
+
+
+def format_count(row: Summary | TaskRates | Incidence) -> Cell:
     """Return n, followed by the number of initial states (starts) if this number is less than n."""
-    starts = row.rates[SR.key].starts
-    return Cell(f"{row.n}, {count_noun(starts, 'start')}", row.n) if starts else Cell.count(row.n)
+    sr_or_row = row.rates[SR.key] if isinstance(row, Summary) else row.sr if isinstance(row, TaskRates) else row
+    n, starts = row.n, sr_or_row.starts
+    return Cell(f"{n}, {count_noun(starts, 'start')}", n) if starts else Cell.count(n)
 
 
 def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
@@ -49,8 +66,8 @@ def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
 
 POLICY = text_column("Policy", lambda row: row.policy or UNNAMED)
 SUITE = text_column("Suite", lambda row: row.suite or NO_VALUE)
-"""Columns for rows with the attributes `policy` and `suite`."""
-COUNT = Column("n", value=lambda row: format_count(row) if isinstance(row, Summary) else row.n)
+"""`POLICY` and `SUITE` are columns for rows with the attributes `policy` and `suite`."""
+COUNT = Column("n", value=lambda row: format_count(row) if isinstance(row, Summary | TaskRates) else row.n)
 
 
 def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:

@@ -300,7 +300,8 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
     )
     weights = "" if comparison.paired else " Values are pooled over episodes; in differences, tasks have equal weights."
     level = (
-        f"Intervals (Wilson for rates) and verdicts have the confidence {format_level(comparison)}. {status}.{weights}"
+        "Intervals (Wilson for rates, or Gaffke if starts have several episodes) and verdicts have the confidence "
+        f"{format_level(comparison)}. {status}.{weights}"
     )
     return _scope_table(comparison, scope, compared, (level, *notes))
 

@@ -14,7 +14,7 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Rate
 from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.episode_list import ListedEpisode
-from safevla_bench.report.tables.columns import POLICY, WILSON, rate_cell
+from safevla_bench.report.tables.columns import POLICY, describe_rates, rate_cell
 from safevla_bench.report.tables.explain import format_kinds
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.signals.signal import SIGNALS
@@ -217,7 +217,11 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
         Column("Errors", "not counted in n", lambda row: Cell.fault(row[3])),
         Column(SR.heading, value=lambda row: rate_cell(row[2], "no episode")),
         *(Column(metric.heading, value=lambda row: Cell.dash(NOT_RECORDED)) for metric in (SAFETY, SBU, VSI)),
-        notes=(WILSON, f"{results.kind} lacks {LACKS}.", *(f"{remark}." for remark in results.remarks)),
+        notes=(
+            describe_rates(row[2] for row in rows),
+            f"{results.kind} lacks {LACKS}.",
+            *(f"{remark}." for remark in results.remarks),
+        ),
     )
 
 

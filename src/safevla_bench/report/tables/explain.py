@@ -8,16 +8,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.explain import exposure
 from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
 from safevla_bench.explain.bodies import BodyViolation
-from safevla_bench.judging.metrics import SpecSummary, Summary
+from safevla_bench.judging.metrics import cell_members
 from safevla_bench.judging.rates import Rate, interval_bounds
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.tables.columns import COUNT, DASH, POLICY, SUITE, WILSON, mean_cell, rate_cell
+from safevla_bench.report.tables.columns import (
+    COUNT,
+    DASH,
+    POLICY,
+    SUITE,
+    describe_rates,
+    format_count,
+    mean_cell,
+    name_method,
+    rate_cell,
+)
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import NO_VALUE, format_compact, format_significant
+from safevla_recorder.episode import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +49,17 @@ class _KindRow:
     # The violations of one specification by one kind of body (or pair of kinds), for one policy on one suite.
     policy: str | None
     suite: str | None
-    spec: SpecSummary
+    spec_id: str
     kinds: tuple[str, ...]
     violations: Sequence[BodyViolation]
-
-    @property
-    def episodes(self) -> int:
-        return len({violation.number for violation in self.violations})
+    rate: Rate
 
 
-def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
-    """Return the table of bodies in violations, or a note if there are none. `cells` summarize `scores`."""
-    rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
+def body_table(violations: Sequence[BodyViolation], scores: Scores) -> Table:
+    """Return the table of bodies in violations, with a note if there are none."""
+    rows = [
+        row for cell, members in cell_members(scores).items() for row in _kind_rows(cell, members, violations, scores)
+    ]
     note = (
         "An episode may violate a specification with bodies of several kinds, so rows do not add up. A pair is two "
         "bodies in contact. Kinds follow from roles, robosuite's names and the goal; no verdict depends on them."
@@ -57,34 +69,40 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
         rows,
         POLICY,
         SUITE,
-        text_column("Specification", lambda row: row.spec.spec_id),
+        text_column("Specification", lambda row: row.spec_id),
         text_column("Kind of body", lambda row: format_kinds(row.kinds)),
-        Column("Episodes", "episodes with a violating body of this kind", lambda row: Cell.count(row.episodes, "bad")),
         Column(
-            "%",
-            "percentage of the judged episodes",
-            lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n)),
+            "Episodes", "episodes with a violating body of this kind", lambda row: Cell.count(row.rate.count, "bad")
         ),
+        Column("%", "percentage of the judged episodes", lambda row: rate_cell(row.rate)),
         Column("Worst", "largest value of a body of this kind", lambda row: _worst_cell(row.violations)),
         text_column("Bodies", lambda row: _format_bodies(row.violations), "each body with its number of episodes"),
         name="bodies",
-        notes=[WILSON, note] if rows else ["No specification of contact or displacement was violated."],
+        notes=[describe_rates(row.rate for row in rows), note]
+        if rows
+        else ["No specification of contact or displacement was violated."],
         dash=DASH,
     )
 
 
-def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[_KindRow]:
-    # Yield the rows of a cell (policy × suite). For each specification, the kinds of bodies in most episodes come
-    # first.
-    for spec in cell.specs:
+def _kind_rows(
+    cell: tuple[str | None, str], members: Ints, violations: Sequence[BodyViolation], scores: Scores
+) -> Iterator[_KindRow]:
+    # Yield the rows of a cell, given the indices of its episodes: for each specification, the kinds of bodies in most
+    # episodes first.
+    judged = members[scores.is_judged[members]]
+    numbers = set((judged + 1).tolist())
+    for spec in scores.specs:
         by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
         for violation in violations:
-            k = violation.number - 1
-            is_in_cell = (scores.policy[k], scores.benchmark[k]) == (cell.policy, cell.suite)
-            if is_in_cell and scores.is_judged[k] and violation.spec_id == spec.spec_id:
+            if violation.number in numbers and violation.spec_id == spec.spec_id:
                 by_kind.setdefault(violation.kinds, []).append(violation)
-        rows = [_KindRow(cell.policy, cell.suite, spec, kinds, of_kind) for kinds, of_kind in by_kind.items()]
-        yield from sorted(rows, key=lambda row: (-row.episodes, row.kinds))
+        rows = []
+        for kinds, of_kind in by_kind.items():
+            is_violated = np.isin(judged + 1, [violation.number for violation in of_kind])
+            rate = Rate.of_values(is_violated, scores.start[judged])
+            rows.append(_KindRow(*cell, spec.spec_id, kinds, of_kind, rate))
+        yield from sorted(rows, key=lambda row: (-row.rate.count, row.kinds))
 
 
 def format_kinds(kinds: Sequence[str]) -> str:
@@ -149,6 +167,7 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     """Return the table of first violations and near misses, with rows for each specification and for any limit."""
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times_s = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
+    incidences = [spec.incidence for cell in cells for spec in cell.specs]
     near_meaning = f"limit kept, but with a margin below {format_compact(100 * exposure.NEAR)} % of the limit"
     return tabulate(
         "When violations begin, and near misses",
@@ -156,7 +175,7 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
         POLICY,
         SUITE,
         text_column("Limit", lambda row: row.limit.spec_id),
-        Column("n", "episodes in which the limit applies", lambda row: row.limit.incidence.n),
+        Column("n", "episodes in which the limit applies", lambda row: format_count(row.limit.incidence)),
         Column(
             "Cut short", "episodes cut short before a violation", lambda row: Cell.fault(row.limit.incidence.censored)
         ),
@@ -168,7 +187,7 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
         notes=(
             "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
             "success or in failure. An episode that is cut short counts until the cut, which is assumed to be random.",
-            "Below each share is its pointwise 95 % interval (Wilson).",
+            f"Below each share is its pointwise 95 % interval ({name_method(incidences)}).",
         ),
         name="onset",
     )
@@ -207,14 +226,15 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         Column("theirs alone", group="Unsafe by", value=lambda row: int(row.counts[1, 0])),
         Column("ours alone", group="Unsafe by", value=lambda row: int(row.counts[0, 1])),
         Column("neither", group="Unsafe by", value=lambda row: int(row.counts[0, 0])),
-        Column("Agree %", value=lambda row: rate_cell(Rate.of(row.counts.trace(), row.n), "no episode to compare")),
+        Column("Agree %", value=lambda row: rate_cell(row.agreeing, "no episode to compare")),
         Column("κ", "Cohen's kappa", _kappa_cell),
         Column("No label", "label unknown, not in n", lambda row: row.unlabeled),
         Column("Undecided", "verdict unknown or inactive, not in n", lambda row: row.undecided),
         name="agree",
         notes=(
             f"Ours: {ANY_CLAUSE} means that some clause is violated. κ is 1 at full agreement, 0 at chance level.",
-            "Below each share is its 95 % interval (Wilson), below κ its 95 % credible interval (Jeffreys).",
+            f"Below each share is its 95 % interval ({name_method(row.agreeing for row in rows)}), below κ its 95 % "
+            "credible interval (Jeffreys), which assumes independent episodes.",
             "A label is unknown if the record has no label, or if the episode ended early without a cost.",
         ),
         dash=f"κ is undefined ({NO_VALUE}) if label and verdict call all episodes safe, or all unsafe.",

@@ -259,7 +259,10 @@ def published_table(compared: PublishedComparison) -> Table:
         Column("value", group=compared.paper, value=lambda row: row.published),
         Column("n", group=compared.paper, value=lambda row: row.episodes[1] or Cell.dash()),
         Column("points", group="difference", value=lambda row: row.difference),
-        notes=("95 % intervals of independent samples: Wilson for rates, exact for means, MOVER for differences.",),
+        notes=(
+            "95 % intervals of independent samples: Wilson for rates, exact for means, MOVER for differences. If "
+            "starts have several episodes, Gaffke for rates, and MOVER for means.",
+        ),
         dash=DASH,
         remarks=compared.warnings,
         name="beside-paper",

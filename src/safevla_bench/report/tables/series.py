@@ -8,7 +8,14 @@ from functools import partial
 from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint, Trend
 from safevla_bench.judging.rates import METRICS, SAFETY, SR, VSI, Bounds, Mean, Metric
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.columns import DASH, INTERVALS, PAPER_INTERVALS, format_points, number_cell
+from safevla_bench.report.tables.columns import (
+    DASH,
+    INTERVALS,
+    OVER_STARTS,
+    PAPER_INTERVALS,
+    format_points,
+    number_cell,
+)
 from safevla_bench.report.tables.comparison import format_p_value
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import is_significant
@@ -22,6 +29,7 @@ def series_table(compared: SeriesComparison) -> Table:
     has_names = any(compared.series)
     rows = [(curve, point) for curve in compared.curves for point in curve.points]
     has_bootstrap_interval = any(has_bootstrap(point) for _, point in rows)
+    over_starts = OVER_STARTS if any(point.numbers[metric].starts for _, point in rows for metric in NUMBERS) else ""
     gain_group = "Gain over the first, points"
     return tabulate(
         "Runs in the order of their labels",
@@ -31,7 +39,7 @@ def series_table(compared: SeriesComparison) -> Table:
         Column("n", value=lambda row: row[1].n),
         *(Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in NUMBERS),
         *(Column(metric.label, value=partial(_gain_cell, metric), group=gain_group) for metric in GAINS),
-        notes=(PAPER_INTERVALS if has_bootstrap_interval else INTERVALS, *_gain_notes(compared)),
+        notes=((PAPER_INTERVALS if has_bootstrap_interval else INTERVALS) + over_starts, *_gain_notes(compared)),
         dash=DASH,
         name="series",
         remarks=compared.warnings,

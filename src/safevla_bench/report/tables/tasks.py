@@ -36,7 +36,10 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
         *(Column(metric.heading, metric.meaning, partial(_task_cell, metric)) for metric in (SR, SAFETY, SBU)),
         *columns.lost_columns(cells),
         name="tasks",
-        notes=(columns.WILSON, *columns.lost_notes(cells)),
+        notes=(
+            columns.describe_rates(rate for row in task_rates for rate in (row.sr, row.safety, row.sbu)),
+            *columns.lost_notes(cells),
+        ),
         dash=columns.DASH,
     )
 

@@ -23,7 +23,15 @@ from safevla_bench.memory import limit_memory
 from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs.folder import AbsentEpisode, archive_parts
 from safevla_bench.sources.runs.sources import LeftOut, RecordSource, open_sources, remedy_for
-from safevla_bench.trajectory.batch import Batch, Stamps, batch_of_headers, concatenate_batches, select_episodes
+from safevla_bench.trajectory.batch import (
+    Batch,
+    Channel,
+    Stamps,
+    batch_of_headers,
+    concatenate_batches,
+    offsets_of,
+    select_episodes,
+)
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags, start_marks
 
@@ -162,7 +170,7 @@ class EpisodeIndex:
         return episode
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
-        """Return all episodes in order. Those that are not at `indices` have only header and length, no records."""
+        """Return all episodes in order. Those not at `indices` have only a header, a length and time stamps."""
         chosen = sorted(set(indices))
         with_records = self.read_episodes(chosen)
         batch = self.append_headers([] if with_records is None else [with_records], chosen)
@@ -170,10 +178,13 @@ class EpisodeIndex:
         return select_episodes(batch, order)
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
-        """Return the episodes of `batches` (those at `indices`), then the rest with only header and length."""
+        """Return the episodes of `batches` (those at `indices`), then the others without records as `read_sparsely`."""
         others = self._other_indices(indices)
+        times_s = [self.stamps_s.get(index, np.empty(0)) for index in others]
+        counts = np.array([len(times) for times in times_s], dtype=np.int64)
+        stamps = Channel(np.concatenate([np.empty(0), *times_s]), offsets_of(counts), np.where(counts, 1, -1))
         without_records = batch_of_headers([self.headers[index] for index in others], self.lengths[others])
-        return concatenate_batches([*batches, without_records])
+        return concatenate_batches([*batches, replace(without_records, further={"time_s": stamps})])
 
     def _other_indices(self, indices: Collection[int]) -> list[int]:
         return sorted(set(range(len(self))) - set(indices))
