@@ -158,7 +158,7 @@ class PluginGroup:
         # Raises the group's `error` if the factory does not accept the keyword arguments.
         if not arguments:
             return
-        # The first parameters take the positional arguments, which the user cannot give.
+        # Leave out the first parameters: this package passes them by position, so the user cannot pass them.
         parameters = list(inspect.signature(factory).parameters.values())[positional_count:]
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):  # `**kwargs` accepts any argument
             return

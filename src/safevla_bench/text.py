@@ -189,7 +189,7 @@ def load_json(content: bytes | str, **options: Any) -> Any:
     text = content if isinstance(content, str) else content.decode("utf-8")
     document = json.loads(text, **options)
     if _SURROGATE.search(text):
-        # A lone surrogate can only be written as an escape, and cannot be encoded as UTF-8.
+        # A lone surrogate cannot be encoded as UTF-8. JSON text can contain it only as an escape.
         try:
             json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError:

@@ -316,7 +316,7 @@ class BatchRecorder:
 
 @dataclass(frozen=True)
 class BodyPairs:
-    """The K declared pairs of shapes, and the rules of `ContactFilter` that decide which of their contacts count."""
+    """The `K` declared pairs of shapes, and the rules of `ContactFilter` that decide which of their contacts count."""
 
     geoms: GeomMap
     shapes: Ints  # [2, K], two indices in `SceneMap.shapes` for each pair
@@ -335,7 +335,7 @@ class BodyPairs:
         return int(self.shapes.shape[1])
 
     def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
-        """Return the contacts of R records from peaks and sums [R, K] of the forces in N that count as contacts."""
+        """Return the contacts of `R` records from peaks and sums [R, K] of the forces in N that count as contacts."""
         order = np.lexsort(self.bodies[::-1])  # sorts the pairs by lower body, then by higher body
         record, column = np.nonzero(peak[:, order])
         pair = order[column]
@@ -465,8 +465,8 @@ class EndedEpisode:
 
 
 class BatchArrays:
-    """Makes and reads arrays of N worlds. They are torch tensors on the device of the first sample outside host memory,
-    or NumPy arrays if all `samples` are in host memory. Only the caller imports torch, never this module.
+    """Makes and reads arrays of `N` worlds. They are torch tensors on the device of the first sample outside host
+    memory, or NumPy arrays if all `samples` are in host memory. Only the caller imports torch, never this module.
     """
 
     def __init__(self, samples: Sequence[Array], worlds: int) -> None:
@@ -535,7 +535,7 @@ class ReadingTables:
         self.last = 0
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
-        """Write values into the newest row: [W, F] for the W worlds in `worlds`, or [N, F] if it is None."""
+        """Write values into the newest row: [W, F] for the `W` worlds in `worlds`, or [N, F] if it is None."""
         block, row = self._blocks[-1], self.last % _BLOCK
         if name not in block:
             block[name] = self._arrays.make_zeros((_BLOCK, self._worlds, table.shape[1]))

@@ -1,10 +1,10 @@
 """The channels of an episode. Arrays, files, validation and the JSON schema are derived from the table `CHANNELS`.
 
-Shapes contain symbols: n records, P bodies with positions, Q bodies with orientations, V bodies whose tracking can
-fail, W bodies of known weight, D doors and drawers, I doors and drawers with a known interior, J joints, A numbers of
-an action, K costs, S numbers of a simulator state, M components of motion, G predicates of the goal, C contacts. An
-episode of n records has n - 1 actions. If a robot has several arms, each row of a channel with `per_arm` holds the
-values of all arms, one arm after the other. The joints in a row have the same order.
+Shapes contain these counts: `n` records; `P` bodies with positions; `Q` with orientations; `V` whose tracking can fail;
+`W` of known weight; `D` doors and drawers; `I` with a known interior; `J` joints; `A` numbers per action; `K` costs;
+`S` numbers in a simulator state; `M` components of motion; `G` predicates of the goal; `C` contacts. An episode of `n`
+records has `n - 1` actions. If a robot has several arms, each row of a channel with `per_arm` holds the values of all
+arms, one arm after the other. The joints in a row have the same order.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ NET_FORCE = "net_force_n"
 NET_IMPULSE = "net_impulse_ns"
 OF_CONTACTS = (NET_FORCE, NET_IMPULSE)  # columns of `contacts` that older records lack
 LINK_MOTION = "link_motion"
-"""Motion since record 0 of the movable parts in the header's `geometry`: M columns, one per component."""
+"""Motion since record 0 of the movable parts in the header's `geometry`: `M` columns, one per component."""
 POLICY_ACTION = "policy_action"  # the policy's own actions, if a filter changed some of them
 CHUNK_STEP = "chunk_step"
 """For a policy that computes chunks of several actions: the index of each action's chunk in the episode, and the index
 of the action in the chunk. −1 = the action is not from a chunk."""
 LABEL_COST = "label_cost"
-"""Costs that the simulator reports in each step, such as `info["cost"]`; the header field `LABELS` names the K columns.
-−1 = the step has no such cost."""
+"""Costs that the simulator reports in each step, such as `info["cost"]`; the header field `LABELS` names the `K`
+columns. −1 = the step has no such cost."""
 LABELS = "labels"
 SUBGOALS = "subgoals"
-"""Whether each predicate of the goal holds, as evaluated by the simulator. `SUBGOAL_NAMES` names the G columns."""
+"""Whether each predicate of the goal holds, as evaluated by the simulator. `SUBGOAL_NAMES` names the `G` columns."""
 SUBGOAL_NAMES = "subgoal_names"
 HANDLING = ("supported", "opening", "entered")
 """Channels that older records lack. `supported`: whether contacts with bodies other than the robot carry at least half

@@ -25,8 +25,8 @@ _NEVER = -1
 class GeomMap:
     """The recorded bodies of an episode and the geoms that they own; constant over the episode.
 
-    `place` [G] is the index in `roles` of the body that owns each of the G geoms. `fingers` [G] is 1 or 2 for geoms of
-    the gripper's two finger groups, else 0; None = no gripper has fingers. With several arms, 3 and 4 are the second
+    `place` [G] is the index in `roles` of the body that owns each of the `G` geoms. `fingers` [G] is 1 or 2 for geoms
+    of the gripper's two finger groups, else 0; None = no gripper has fingers. With several arms, 3 and 4 are the second
     arm's finger groups, and so on. `fixtures` [G] is the number (from 1) of the fixture that owns each geom; 0 = none.
     """
 
@@ -97,11 +97,11 @@ class SubstepContacts(ABC):
 
     @abstractmethod
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms [K] in N of the forces (normal and tangential, no torques) of the K contacts `which`."""
+        """Return the norms [K] in N of the forces (normal and tangential, no torques) of the `K` contacts `which`."""
 
     @abstractmethod
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the forces [K, 3] in N (world frame) on the second geoms of K contacts; None if only norms exist."""
+        """Return the forces [K, 3] in N (world frame) on the second geoms of `K` contacts; None if only norms exist."""
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,12 @@ class MeasuredContacts(SubstepContacts):
     are_net: bool = False
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms [K] of the forces of the K contacts `which`, in N."""
+        """Return the norms [K] of the forces of the `K` contacts `which`, in N."""
         force = self.force_n[which]
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the forces [K, 3] in N (world frame) on the second geoms of K contacts; None if only norms exist."""
+        """Return the forces [K, 3] in N (world frame) on the second geoms of `K` contacts; None if only norms exist."""
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
@@ -191,9 +191,9 @@ def join_contacts(lists: Sequence[ContactList]) -> ContactList:
 
 
 def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> NDArray[np.int64]:
-    """For each of the R substeps `instants`, return the index of the body that both finger groups touch, [R], or [R, A]
-    for A arms; −1 = no body. The robot's bodies do not count. If the fingers touch several bodies, return the one with
-    the largest force at a single contact point; if the forces are equal, the one with the lowest index.
+    """For each of the `R` substeps `instants`, return the index of the body that both finger groups touch: [R], or
+    [R, A] for `A` arms; −1 = no body. The robot's bodies do not count. If the fingers touch several bodies, return the
+    one with the largest force at a single contact point; if the forces are equal, the one with the lowest index.
     """
     if not geoms.arms:
         return _find_gripped_bodies(contacts, instants, geoms, geoms.sides)
@@ -231,8 +231,8 @@ def _strongest_body(contacts: SubstepContacts, which: Ints, finger_group: Ints, 
 
 
 def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> Bools:
-    """For each of the R substeps `instants` and W bodies in `weights`, return whether contacts carry at least half of
-    the body's weight, [R, W]. Contacts with the robot do not count.
+    """For each of the `R` substeps `instants` and `W` bodies in `weights`, return whether contacts carry at least half
+    of the body's weight, [R, W]. Contacts with the robot do not count.
     """
     row_of_substep = np.full(contacts.substeps, NOTHING)
     row_of_substep[instants] = np.arange(len(instants))
@@ -283,7 +283,7 @@ class ContactFilter:
         self.dropped = _list_dropped_pairs(geoms, a, b, is_between_links | is_without_robot)
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Number the S resting geom pairs from 1 to S in `_fate`. Return the indices of their entries, [2, S]."""
+        """Number the `S` resting geom pairs from 1 to `S` in `_fate`. Return the indices of their entries, [2, S]."""
         geom1, geom2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         pair_keys = np.unique(np.minimum(geom1, geom2) * self._geom_count + np.maximum(geom1, geom2))
         low, high = np.divmod(pair_keys, self._geom_count)

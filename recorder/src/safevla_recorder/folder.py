@@ -605,7 +605,7 @@ class RunWriter:
         fields.setdefault("episode_id", f"{self._policy}/{task.benchmark}/{task.task_id}/ep_{episode_number:03d}")
         fields.setdefault("outcome", "success" if fields.get("success") else "failure")
         if fields["episode_id"] in self:
-            remedy = "Give another episode_id. To resume a run, skip its episodes: if episode_id in run: continue."
+            remedy = "Give another episode_id. To resume a run, skip its episodes: `if episode_id in run: continue`."
             place = errors.Place(file=str(self.path), episode=fields["episode_id"])
             raise errors.RunError("the run already has an episode with this id", remedy=remedy, place=place)
         return fields, episode_number

@@ -43,7 +43,7 @@ class Geometry:
     """The parts of one episode, with their poses in record 0."""
 
     def __init__(self, parts: Sequence[Part], hand: Sequence[int], position: Floats, quaternion: Floats) -> None:
-        """Describe P parts by their world poses [P, 3] and [P, 4]. `hand` has the indices of hand and fingers."""
+        """Describe `P` parts by their world poses [P, 3] and [P, 4]. `hand` has the indices of hand and fingers."""
         self._moving_parts = [k for k, part in enumerate(parts) if part.motion]
         # Each moving part has six components of motion; keep only the components that can change.
         self._motion_columns = [
@@ -67,7 +67,7 @@ class Geometry:
         return relative_position, multiply(parent_quaternion * _INVERSE, quaternion)
 
     def measure_motion(self, position: Floats, quaternion: Floats) -> Floats | None:
-        """Return `link_motion` [n, M] from world poses [n, P, 3] and [n, P, 4]; None if M is 0 or `text` is None."""
+        """Return `link_motion` [n, M] from world poses [n, P, 3] and [n, P, 4]; None if `M` is 0 or `text` is None."""
         if self.text is None or not self._motion_columns:
             return None
         relative_position, relative_quaternion = (
@@ -148,7 +148,7 @@ def merge_boxes(content: bytes) -> Floats:
     excess_so_far = np.zeros(len(boxes))
     while len(boxes) > 1:
         excess, low, high = _measure_joins(boxes)
-        # Add the distance by which earlier merged boxes extend beyond the original boxes.
+        # Boxes from an earlier merge already extend beyond the original boxes. Add this distance.
         excess += np.maximum(excess_so_far[:, None], excess_so_far)
         # Pair each box at most once per round, beginning with the pair that has the smallest excess.
         pairs: list[tuple[int, int]] = []

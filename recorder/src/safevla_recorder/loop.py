@@ -353,7 +353,7 @@ def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
         return HostError(problem, remedy=remedy)
     problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
     remedy = (
-        "Import the simulator, then pass its own environment (env.unwrapped) or a wrapper of this environment. "
+        "Import the simulator, then pass its own environment (`env.unwrapped`) or a wrapper of this environment. "
         f"record() supports libero, robocasa and environments with entry points in the group {ENVIRONMENTS}. "
         "For any other simulator, see docs/howto/another-engine.md."
     )

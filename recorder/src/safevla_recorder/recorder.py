@@ -206,8 +206,8 @@ class EpisodeLog(ABC):
             self._decode_contacts(self._source.take_contacts(), ends, substep_s=self._geoms.substep_s)
 
     def _decode_contacts(self, contacts: SubstepContacts, ends: NDArray[np.int64], substep_s: float | None) -> None:
-        """Decode the contacts that count and the gripped bodies of R records, and append them. `ends` [R] is the number
-        of substeps up to the end of each record; later substeps are left out. `substep_s` is None for a single instant.
+        """Decode and append the counted contacts and the gripped bodies of `R` records. `ends` [R] is the number of
+        substeps up to the end of each record; later substeps are left out. `substep_s` is None for a single instant.
         """
         assert self._filter is not None
         geoms, decoded_records = self._geoms, sum(len(block) for block in self._gripped)
@@ -346,7 +346,7 @@ class Arm:
     """Shapes of the gripper's two finger groups; None = this arm has no gripper and never holds a body."""
 
 
-_NAME_ARMS = "Name the arms: EpisodeRecorder(scene, arms=...)."
+_NAME_ARMS = "Name the arms: `EpisodeRecorder(scene, arms=...)`."
 
 
 class EpisodeRecorder(EpisodeLog):
@@ -361,7 +361,7 @@ class EpisodeRecorder(EpisodeLog):
         super().__init__()
         given: object = {} if arms is None else arms
         if not isinstance(given, Mapping) or not all(isinstance(arm, Arm) for arm in given.values()):
-            remedy = 'Write EpisodeRecorder(scene, arms={"left": Arm(...), "right": Arm(...)}).'
+            remedy = 'Write `EpisodeRecorder(scene, arms={"left": Arm(...), "right": Arm(...)})`.'
             raise HostError("the arms are not a mapping from name to Arm", remedy=remedy)
         self.scene, self._arms = scene, dict(arms or {})
         self._joint_counts: dict[str, int] = {}  # number of torques of each arm, if there are several arms
@@ -434,7 +434,7 @@ class EpisodeRecorder(EpisodeLog):
             body for body in arm_bodies if self.scene.roles.get(body) != "robot" or arm_bodies.count(body) > 1
         )
         if len(self._arms) < 2 or not all(name and isinstance(name, str) for name in self._arms):
-            raise HostError(f"the arms are {list(self._arms)}", remedy="Name two or more arms; for one arm, omit arms.")
+            raise HostError(f"the arms are {list(self._arms)}", remedy="Name several arms; for one arm, omit `arms`.")
         if misassigned:
             raise HostError(f"{misassigned[0]} is not a robot body of exactly one arm", remedy=remedy)
         if self.scene.fingers is not None:
@@ -466,7 +466,7 @@ class EpisodeRecorder(EpisodeLog):
         return [values[name] for name in self._arms]
 
     def _join_poses(self, eef: Pose | Mapping[str, Pose] | None) -> Pose | None:
-        # Return the poses of all A arms as one pose, [3A] and [4A]. A single arm's pose is returned unchanged.
+        # Return the poses of all `A` arms as one pose, [3A] and [4A]. A single arm's pose is returned unchanged.
         if not self._arms and isinstance(eef, Mapping):
             raise HostError("poses that are given by arm need named arms", remedy=_NAME_ARMS)
         if not self._arms or eef is None:
@@ -621,7 +621,7 @@ class _ContactBuffer:
         forces = [force for _, _, force in new_contacts]
         if any(np.size(force) != self._force_size for force in forces):
             wanted = "a vector" if self._force_size == 3 else "one number"
-            remedy = "Give vectors [3] if the scene's `forces` contain net_force_n; otherwise, give norms."
+            remedy = "Give vectors [3] if the scene's `forces` contain `net_force_n`; otherwise, give norms."
             raise HostError(f"the force of a contact is not {wanted}", remedy=remedy)
         self._rows += [(substep, place_of(a), place_of(b)) for a, b, _ in new_contacts]
         if self._force_size == 3:
@@ -675,7 +675,7 @@ def split_pose(name: str, pose: Any) -> tuple[Any, Any]:
 def _read_poses(
     poses: Mapping[str, tuple[Any, Any]], arm_count: int = 1, *, needs_numbers: bool = False
 ) -> tuple[Floats | None, Floats | None]:
-    # Return the positions [B, 3] and the quaternions [Q, 4] of B bodies; for A arms, [1, 3A] and [1, 4A]. None = no
+    # Return the positions [B, 3] and the quaternions [Q, 4] of `B` bodies; for `A` arms, [1, 3A] and [1, 4A]. None = no
     # values. Raise an error that names the body whose pose has a wrong shape, has a quaternion of zeros or, if
     # `needs_numbers`, has NaN.
     positions = {name: position for name, (position, _) in poses.items()}

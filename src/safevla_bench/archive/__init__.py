@@ -1,8 +1,7 @@
 """Functions that read and write archives of episodes, and append to them. A file's suffix determines its format:
 
-`.jsonl`, `.jsonl.gz`, `.jsonl.zst`   one line per episode; episodes can be appended
-`.json`, `.npz`                       one episode per file
-`.parquet`                            one row per episode; the file can only be written as a whole
+`.jsonl`, `.jsonl.gz`, `.jsonl.zst`   one line per episode; episodes can be appended `.json`, `.npz`
+one episode per file `.parquet`                            one row per episode; the file can be written only as a whole
 
 Every format preserves an episode bit for bit, and the readers of all formats apply the same rules.
 """

@@ -395,7 +395,7 @@ def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[s
         # A force that the text gives as NaN is refused later.
         if contact.force_n is UNSET and contact.net_force_n is UNSET:
             place = Place(step=t, field=f"contacts[{number}].force_n")
-            raise RecordError("the contact has no force", remedy="Write force_n or net_force_n [N].", place=place)
+            raise RecordError("the contact has no force", remedy="Write `force_n` or `net_force_n` [N].", place=place)
     bodies: dict[str, NDArray[Any]] = {}
     for name in ("a", "b"):
         indices = [

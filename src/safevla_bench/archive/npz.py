@@ -88,7 +88,7 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         # Bit 0 of the flags means that the member is encrypted.
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             problem = "the array is encrypted, or compressed by an unsupported method"
-            refuse_field(problem, "Write the file with numpy.savez_compressed.", name)
+            refuse_field(problem, "Write the file with `numpy.savez_compressed`.", name)
         members[name] = member
     return members
 
@@ -96,7 +96,7 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
     array, dtype = decode_array(archive.read(member)), DTYPES[name]
     if array is None:
-        refuse_field("the data are not a plain NumPy array", "Write the array with numpy.savez.", name)
+        refuse_field("the data are not a plain NumPy array", "Write the array with `numpy.savez`.", name)
     if array.dtype.str != dtype.str:
         refuse_field(f"the type is {array.dtype.str}, expected {dtype.str}", f"Write the array as {dtype.name}.", name)
     return array
@@ -173,14 +173,14 @@ def _read_bodies(arrays: Arrays, channel: str, bodies_name: str) -> list[int]:
     body_indices = arrays.get(bodies_name, np.empty(0, dtype=PLACE))
     if body_indices.ndim != 1:
         problem = f"the shape is {list(body_indices.shape)}, but one index per body is expected"
-        refuse_field(problem, "Write each body as its index in body_roles.", bodies_name)
+        refuse_field(problem, "Write each body as its index in `body_roles`.", bodies_name)
     return [int(index) for index in body_indices]
 
 
 def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
     truths = arrays.get(name)
     if truths is not None and truths.size and truths.view(np.uint8).max() > 1:
-        refuse_field("a Boolean is stored as a byte other than 0 or 1", "Write the array as bool.", name)
+        refuse_field("a Boolean is stored as a byte other than 0 or 1", "Write the array as `bool`.", name)
     return truths
 
 

@@ -228,7 +228,7 @@ def decode_rows(rows: pa.RecordBatch) -> Batch:
 
 
 class _Columns:
-    """The columns of E rows. Each row has an `EpisodeOutline` and numbers of records, bodies and arms."""
+    """The columns of `E` rows. Each row has an `EpisodeOutline` and numbers of records, bodies and arms."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
@@ -415,13 +415,13 @@ def _read_contact_column(columns: _Columns, name: str, contact_counts: Ints) -> 
 
 def _refuse_nan(values: pa.Array, name: str) -> None:
     if np.isnan(values.drop_null().to_numpy()).any():
-        refuse_field("nan is not a finite number", "Write null for an unrecorded value.", name)
+        refuse_field("nan is not a finite number", "Write `null` for an unrecorded value.", name)
 
 
 def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
     # Returns indices of bodies, with -1 for null. Each must be below its episode's number of bodies in `bodies`.
     if (places.drop_null().to_numpy() < 0).any():
-        refuse_field("an index is negative", "Write the held body's index in bodies, or null if no body is held.", name)
+        refuse_field("an index is negative", "Write the held body's index in `bodies`, or `null` without one.", name)
     filled: Ints = _fill_nulls(places, -1).astype(np.int64)
     check_places(filled, -1, bodies, name)
     return filled

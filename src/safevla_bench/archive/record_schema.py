@@ -84,7 +84,7 @@ ArmsStep: Any = _define_step("ArmsStep", True, "torques are in N·m, listed arm 
 
 
 class Trajectory(Header, frozen=True, kw_only=True, omit_defaults=True):
-    """One episode: N actions give N + 1 steps. Unknown fields are kept, and scoring ignores them."""
+    """One episode: `N` actions give `N + 1` steps. Unknown fields are kept, and scoring ignores them."""
 
     body_roles: dict[str, Role]
     steps: Annotated[list[Step], Meta(min_length=1)]
@@ -297,7 +297,7 @@ def _require_writable(extra: dict[str, object]) -> dict[str, object]:
             break
         layer = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]  # type: ignore[attr-defined]
         is_finite = all(math.isfinite(child) for child in layer if isinstance(child, float))
-        _check_rule(is_finite, "a value is not a finite number", "Write null for an unknown number.")
+        _check_rule(is_finite, "a value is not a finite number", "Write `null` for an unknown number.")
         layer = [child for child in layer if isinstance(child, dict | list)]
     _check_rule(not layer, f"the nesting is more than {MAX_DEPTH} levels deep")
     return extra
@@ -339,7 +339,7 @@ def _check_rule(holds: bool, rule: str, remedy: str = _REMEDY_EXTRA) -> None:
 # Checks of an episode's arrays, which may come from a file or another program
 
 
-_REMEDY = "Write one row per record in each array, and bodies as indices in body_roles, from 0."
+_REMEDY = "Write one row per record in each array, and bodies as indices in `body_roles`, from 0."
 
 
 def check_shapes(recording: EpisodeArrays) -> None:

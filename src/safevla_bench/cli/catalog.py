@@ -136,7 +136,7 @@ _ROWS = {"json": spec_rows, "paper": file_formats.paper_spec_rows}
 
 @options.command("tasks")
 def tasks_command(
-    suite: str | None = option("List only this suite, such as libero-goal.", "NAME", shell_complete=completion.SUITES),
+    suite: str | None = option("Only this suite, such as `libero-goal`.", "NAME", shell_complete=completion.SUITES),
     rule_files: tuple[Path, ...] = rules.rules_option("Add the tasks of a file.", metavar="FILE"),
     propose: tuple[Path, ...] = repeatable("Propose tags for LIBERO task files.", "FILE|DIR", type=FILE),
     form: str = options.PAPER_FORMAT,

@@ -125,7 +125,7 @@ def doctor_command(
         shell_complete=completion.SERVERS,
     ),
     arguments: tuple[str, ...] = options.policy_arguments_option(
-        "An argument for the server's client, such as dialect=NAME."
+        "An argument for the server's client, such as `dialect=NAME`."
     ),
     form: str = options.format_option(),
 ) -> None:
@@ -179,7 +179,7 @@ _LOCAL_ADDRESSES, _COPY_COUNT = ("127.0.0.1", "::1", "localhost"), options.Whole
 @options.command("serve")
 def serve_command(
     policy: str = option(
-        "The policy, such as python:module:factory.", "[NAME=]POLICY", required=True, shell_complete=completion.POLICIES
+        "A policy, as `python:module:factory`.", "[NAME=]POLICY", required=True, shell_complete=completion.POLICIES
     ),
     arguments: tuple[str, ...] = options.policy_arguments_option("An argument for the policy."),
     port: int = option("The port; 0 = any free port.", default=8000, type=options.PORT),

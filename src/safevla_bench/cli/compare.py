@@ -49,7 +49,7 @@ def compare_command(
     allow_crashed: bool = flag("Draw conclusions even if episodes with unknown values could change them."),
     confidence: float = option("Confidence of intervals and tests.", "PERCENT", type=options.CONFIDENCE, default=95.0),
     by_change: bool = flag(
-        "Compare each suite with its changed versions, such as libero-goal-swap.", spelling="--changes"
+        "Compare each suite with its changed versions, such as `libero-goal-swap`.", spelling="--changes"
     ),
     full: bool = flag("Show every suite and metric, with tests and notes."),
     form: TableFormat = options.format_option("md", "csv", "tex", "html"),

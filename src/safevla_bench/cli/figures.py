@@ -69,7 +69,7 @@ def figures_command(
         "The folder to write; default: figures/ in SOURCE, if that is one run folder.", "DIR"
     ),
     which: tuple[str, ...] = _names_option(
-        "Names of figures, separated by commas; default: all except series.",
+        "Names of figures, separated by commas; default: all except `series`.",
         tuple(_KINDS),
         default=",".join(drawing.FIGURES),
         show_default=False,

@@ -56,8 +56,8 @@ def episodes_command(
     ),
     policy: str | None = option("Only this policy's episodes.", "NAME"),
     suite: str | None = option("Only this suite's episodes.", "NAME", shell_complete=completion.SUITES),
-    task: str | None = option("Only episodes of this task, such as 3, task_3 or libero-goal/task_3.", "TASK"),
-    outcome: str | None = option("Only episodes with this outcome, such as success, timeout or crashed.", "NAME"),
+    task: str | None = option("Only episodes of this task, such as `3`, `task_3` or `libero-goal/task_3`.", "TASK"),
+    outcome: str | None = option("Only episodes with this outcome, such as `success`, `timeout` or `crashed`.", "NAME"),
     order: episode_list.Order | None = option(
         "Sort by greatest vsi, least rho, first violating step, id, or kind of body.", spelling="--sort", type=_ORDERS
     ),

@@ -312,7 +312,7 @@ def _parse_audit(text: str | None) -> AuditPlan | None:
     count, _, seed = (text or "0").partition(":")
     seed = seed or str(secrets.randbelow(10**15))
     if not (count.isdecimal() and seed.isdecimal()):
-        raise click.UsageError(f"--audit {text!r} is neither K nor K:SEED, such as 24 or 24:7.")
+        raise click.UsageError(f"--audit {text!r} is neither K nor K:SEED, such as `24` or `24:7`.")
     return AuditPlan(int(count), int(seed)) if int(count) else None  # no audit if K is 0
 
 
@@ -335,7 +335,7 @@ def request_cluster(engine: str, **shares: Any) -> RayCluster | None:
     """Return the Ray cluster that --engine names; None for `local`. Raises `RunError` for an unknown engine."""
     kind, _, address = engine.partition(":")
     if kind != "ray" and engine != "local":
-        raise errors.RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
+        raise errors.RunError(f"unknown engine {engine!r}", remedy="Write `local`, `ray`, `ray:auto` or `ray:HOST:PORT`.")
     if kind != "ray":
         return None
     from safevla_bench.rollout.ray import RayCluster

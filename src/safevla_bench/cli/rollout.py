@@ -333,7 +333,7 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
         f"  disk  {format_significant(disk.low / unit_b)} to {format_significant(disk.high / unit_b)} {size_unit}",
     ]
     if any(scene.cameras is None for scene in plan.scenes):
-        notes.append("Cameras are not known before a policy runs; the time assumes zero to two cameras.")
+        notes.append("Cameras are not known before a policy runs; the time is estimated for zero to two cameras.")
     return (*notes, f"Based on measurements {plan.source}.")
 
 

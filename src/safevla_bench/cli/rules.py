@@ -48,7 +48,7 @@ JUDGE_OPTIONS = {
                               default=DEFAULT_LIBRARY),
     "rule_files": rules_option("Add the specifications, or the tasks, templates and benchmarks, in a file. as-judged: "
                                "judge by the rules and tags stored in the run folder.", section=options.JUDGING),
-    "changes": repeatable("Set a threshold, such as non_target_max_disp_5mm=10mm. missing=deactivate: leave out "
+    "changes": repeatable("Set a threshold, such as `non_target_max_disp_5mm=10mm`. `missing=deactivate`: leave out "
                           "specifications whose fields a record lacks. applicability=phased: judge composite tasks "
                           "phase by phase. applicability=off: judge as if tasks had no tags (an ablation). "
                           "capabilities=NAME: the signals that a host is assumed to measure. intervals=paper: the "
@@ -123,7 +123,7 @@ def _read_rules(
 
 
 def _load_pyarrow_without_pandas() -> None:
-    # Make pyarrow's first array while pandas cannot be imported, which saves 0.5 s. Later, pandas imports as usual.
+    # Make pyarrow's first array while pandas cannot be imported, which saves 0.5 s. Afterwards, pandas can be imported.
     finder: Any = SimpleNamespace(find_spec=_refuse_pandas)
     sys.meta_path.insert(0, finder)
     try:

@@ -53,7 +53,7 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
         last = last if dash else first  # a single index is a range of one
         are_numbers = all(bound.isdecimal() and len(bound) <= _MAX_DIGITS for bound in (first, last))
         if not are_numbers or int(last) < int(first):
-            raise RunError(f"--task {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
+            raise RunError(f"--task {text!r} names no tasks", remedy="Write indices such as `0,3` or `0-4`, or `all`.")
         indices += range(int(first), int(last) + 1)
     return tuple(dict.fromkeys(indices))
 
@@ -64,7 +64,7 @@ def _parse_duration(text: str) -> float:
     hours, minutes, seconds = map(int, match.groups(default="0")) if match else (0, 0, 0)
     duration_s = 3600 * hours + 60 * minutes + seconds
     if not duration_s:
-        raise RunError(f"--stop-after {text!r} is not a time", remedy="Write hours, minutes or seconds, as in 3h50m.")
+        raise RunError(f"--stop-after {text!r} is not a time", remedy="Write hours, minutes or seconds, as in `3h50m`.")
     return float(duration_s)
 
 
@@ -77,10 +77,10 @@ def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
 
 _KINDS = ", ".join(kind.example for kind in servers.KINDS.values())
 PLAN_OPTIONS = {
-    "host": option("The simulator, such as libero.", "NAME", shell_complete=completion.HOSTS),
-    "host_arguments": repeatable("An argument for the host, such as split=pretrain.", "KEY=VALUE",
+    "host": option("The simulator, such as `libero`.", "NAME", shell_complete=completion.HOSTS),
+    "host_arguments": repeatable("An argument for the host, such as `split=pretrain`.", "KEY=VALUE",
                                  spelling="--host-arg", callback=parsed(_parse_pairs)),
-    "suites": repeatable("The suite, such as libero-spatial; a path of .bddl files; or found:FILE.", "NAME",
+    "suites": repeatable("The suite, such as `libero-spatial`; a path of `.bddl` files; or `found:FILE`.", "NAME",
                          spelling="--suite", shell_complete=completion.SUITES),
     "tasks": option("Task indices.", "0,3|0-4|all", spelling="--task", default="all", callback=parsed(_parse_indices)),
     "episodes": option("Number of episodes per task; default: as in the protocol or the benchmark.", "N",
@@ -90,9 +90,9 @@ PLAN_OPTIONS = {
                            "[NAME=]POLICY", spelling="--policy",
                            callback=parsed(lambda texts: tuple(map(_parse_policy, texts))),
                            shell_complete=completion.POLICIES),
-    "entry": option("An entry of the paper, such as pi0.5@libero: its host, suites and tasks.", "[NAME=]ENTRY",
+    "entry": option("An entry of the paper, such as `pi0.5@libero`: its host, suites and tasks.", "[NAME=]ENTRY",
                     shell_complete=completion.ENTRIES),
-    "servers": repeatable("The entry's policy server, such as ws://HOST:8000.", "[SUITE=]URL", spelling="--server"),
+    "servers": repeatable("The entry's policy server, such as `ws://HOST:8000`.", "[SUITE=]URL", spelling="--server"),
     "protocol": option(f"Rules by which episodes start and end; default: {PRESET}. `safevla protocols` lists all.",
                        "NAME", shell_complete=completion.PROTOCOLS),
     "arguments": repeatable("An argument for all policies, or only for POLICY.", "[POLICY:]KEY=VALUE",
@@ -142,7 +142,7 @@ def _parse_actor(texts: Sequence[str]) -> dict[str, Any]:
             share_texts.append(text)
     for variable in repeated["env"]:
         if ":" not in variable:
-            raise RunError(f"--actor env={variable} is not a variable", remedy="Write --actor env=NAME:VALUE.")
+            raise RunError(f"--actor env={variable} is not a variable", remedy="Write `--actor env=NAME:VALUE`.")
     variables = dict(variable.split(":", 1) for variable in repeated["env"])
     shares = msgspec.structs.asdict(options.parse_settings("--actor", share_texts, _ActorShares))
     return {**shares, "exclude": tuple(repeated["exclude"]), "env": variables, "modules": tuple(repeated["module"])}
@@ -226,7 +226,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     try:
         document = decode_input(path, lambda content: parse_toml(content.decode("utf-8-sig")))
     except (OSError, ValueError, RecursionError) as error:
-        remedy = 'Name a TOML file with texts in quotes, such as host = "libero".'
+        remedy = 'Name a TOML file with texts in quotes, such as `host = "libero"`.'
         raise RunError(f"cannot be read: {describe_cause(error)}", remedy=remedy, place=Place(str(path))) from None
     running, judging = config_keys(context.command)
     # In `known` and `document`, the keys of the table `[judge]` begin with "judge.".
@@ -265,7 +265,7 @@ def _load_config(context: click.Context, option: click.Parameter, path: Path | N
         context.meta[CONFIG] = path
 
 
-CONFIG_OPTION = option("Read options from a TOML file, such as max-steps = 50; [judge] holds judging options.", "FILE",
+CONFIG_OPTION = option("A TOML file of options, such as `max-steps = 50`; `[judge]` holds judging options.", "FILE",
                        type=options.FILE, is_eager=True, expose_value=False, callback=_load_config)  # fmt: skip
 """Declares `--config FILE`, which sets the defaults of the other options. An invalid file raises `RunError`."""
 

@@ -55,7 +55,7 @@ _EPILOG = "\n".join(["\b", "Tables:", *_KINDS])
 def tables_command(
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
     which: tuple[str, ...] = repeatable(
-        "Names of tables, or their numbers in the paper, such as main,7,12; or all.",
+        "Names of tables, or their numbers in the paper, such as `main,7,12`; or `all`.",
         "LIST",
         shell_complete=completion.TABLES,
     ),
@@ -128,7 +128,7 @@ def _load_inputs(
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
     kinds = {policy: kind for policy, _, kind in (text.rpartition("=") for text in texts)}
     if len(kinds) < len(texts) or "" in kinds or "" in kinds.values():
-        raise RunError(f"--training {' '.join(texts)}", remedy="Write POLICY=KIND, such as mine=SFT, each policy once.")
+        raise RunError(f"--training {' '.join(texts)}", remedy="Write POLICY=KIND, as in `mine=SFT`, each policy once.")
     return kinds
 
 

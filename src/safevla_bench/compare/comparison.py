@@ -216,7 +216,7 @@ def _nothing_comparable_error(results: Sequence[PolicyResults]) -> RunError:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Differences of R pairs of policies: in total, by task, [R, K], and for paired rates by initial state, [R, N]."""
+    """Differences of `R` pairs of policies: in total; by task, [R, K]; for paired rates, by initial state, [R, N]."""
 
     differences: list[Difference]
     by_task: Floats
@@ -242,7 +242,7 @@ class _SuiteResults:
     def measure(
         self, numbers: Ints, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
     ) -> _Measured:
-        """Return the differences of R pairs of policies, whose indices are `numbers`, [R, 2]. `fill` has one value
+        """Return the differences of `R` pairs of policies, whose indices are `numbers`, [R, 2]. `fill` has one value
         for each policy of a pair; it replaces the policy's unknown values. If None, unknown values are left out.
         """
         names = [(self.members[first].name, self.members[second].name) for first, second in numbers.tolist()]
@@ -289,7 +289,7 @@ class _SuiteResults:
         return sorted({task for member in self.members for task in (*member.tasks, *member.lost_tasks)})
 
     def count_unknown(self, numbers: Ints, metric: str) -> Ints:
-        # Returns the number of planned episodes without a value for each of R pairs of policies, [R].
+        # Returns the number of planned episodes without a value for each of `R` pairs of policies, [R].
         if self.pairs:
             unknown = np.array([self.pairs.count_unknown([policy], metric) for policy in range(len(self.members))])
             return np.asarray(unknown[numbers].sum(axis=1))

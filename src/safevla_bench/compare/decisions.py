@@ -272,7 +272,7 @@ def _require_candidates(results: Sequence[PolicyResults]) -> None:
         raise RunError(f"there is only one policy to choose from: {names}", remedy=remedy)
     name, count = Counter(result.name for result in results).most_common(1)[0]
     if count > 1:
-        raise RunError(f"{count} policies have the name {name}", remedy="Name a policy by NAME=SOURCE.")
+        raise RunError(f"{count} policies have the name {name}", remedy="Name a policy by `NAME=SOURCE`.")
     first, first_tasks = results[0], {*results[0].tasks, *results[0].lost_tasks}
     for other in results[1:]:
         if differing := sorted(first_tasks ^ {*other.tasks, *other.lost_tasks}):
@@ -390,7 +390,7 @@ def check_against(
         confidence=confidence,
         each_confidence=each_confidence,
         notes=(
-            f"Values hold only for these tasks. They are differences on the same episodes from {gates[0].baseline}.",
+            f"Values hold only for these tasks. They are differences from {gates[0].baseline} on the same episodes.",
             *describe_confidence(each_confidence, decisions),
         ),
         warnings=tuple(dict.fromkeys(warnings)),

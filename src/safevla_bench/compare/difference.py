@@ -124,7 +124,7 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
 
 Names = Sequence[tuple[str, str]]
 TestOfRows = Callable[[Ints, Bools], significance.MeanTest]
-"""A function that tests Q pairs of policies. Arguments: the pairs' indices, and a mask of the tasks to use, [Q, K]."""
+"""A function that tests `Q` pairs of policies. Arguments: the pairs' indices, and a mask of the used tasks, [Q, K]."""
 
 
 def paired_difference(
@@ -155,7 +155,7 @@ def paired_differences(
     metric: str,
     options: ComparisonOptions,
 ) -> list[Difference]:
-    """Return the differences of R pairs of policies over initial states. A state's value is the mean over its seeds.
+    """Return the differences of `R` pairs of policies over initial states. A state's value is the mean over its seeds.
 
     Rates with one episode per state use McNemar's mid-p test and Tango's interval; both lead to the same verdict. Rates
     with several episodes per state use sign flips of the pairs, and leave `only_first` and `only_second` null. VSI uses
@@ -219,8 +219,8 @@ def _test_each_row(test: Callable[[int], significance.MeanTest]) -> Callable[[In
 
 
 def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) -> significance.MeanTest:
-    # A group has a test, and the rows to which it applies. A row is a pair of policies.
-    # The results of all groups are joined in the order of the rows.
+    # Each group consists of row indices and the test of these rows. A row is a pair of policies. The results of all
+    # groups are joined in the order of the rows.
     tested = [(rows, test(rows)) for rows, test in groups if len(rows)]
     order = np.argsort(np.concatenate([rows for rows, _ in tested] or [np.zeros(0, dtype=np.int64)]))
     joined = significance.join_tests([result for _, result in tested])
@@ -239,8 +239,8 @@ def unpaired_differences(
     metric: str,
     options: ComparisonOptions,
 ) -> tuple[list[Difference], Floats]:
-    """Return the differences of R pairs of policies, and the differences in each of K tasks, [R, K]. Episodes count as
-    independent. All tasks that both policies ran have equal weight. The difference in any other task is 0.
+    """Return the differences of `R` pairs of policies, and the differences in each of `K` tasks, [R, K]. Episodes count
+    as independent. All tasks that both policies ran have equal weight. The difference in any other task is 0.
 
     Rates use the stratified score test and its interval. On a single task, they use Barnard's test and Newcombe's
     interval; both lead to the same verdict. For VSI, for rates with several episodes per start, and for very unequal
@@ -331,7 +331,7 @@ def _test_tasks(
     test: TestOfRows,
     options: ComparisonOptions,
 ) -> list[Difference]:
-    """Return `measured`, the differences of R pairs of policies, with three kinds of results added: on these tasks, on
+    """Return `measured` (differences of `R` pairs of policies) with three kinds of results added: on these tasks, on
     these tasks without each task in turn, and for tasks like these. `parts` has the sums of the values in K tasks and
     the tasks' weights, both [R, K]. Tasks of weight 0 are ignored. Pairs of policies without weights get no results.
     """
@@ -347,7 +347,7 @@ def _test_tasks(
     )
     is_shown = intervals.is_significant(tested.p_value, options.confidence)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # estimates for each of R pairs of policies if each of K tasks in turn is left out, [R, K]
+        # estimates for each of `R` pairs of policies if each of `K` tasks in turn is left out, [R, K]
         without = _drop_rounding((total_sum - sums) / (total_weight - weights))
         without = np.where(is_used & (task_counts > 1)[:, None], without, np.nan)
     lowest, highest = np.fmin.reduce(without, axis=1), np.fmax.reduce(without, axis=1)
@@ -500,7 +500,7 @@ class _BoundedMeans:
     def test(
         self, pairs: Sequence[tuple[TaskValues, TaskValues]], kept: Bools, confidence: float, *, only_side: bool
     ) -> significance.MeanTest:
-        """Return the test of Q pairs of policies, each over the tasks that the mask `kept`, [Q, K], selects.
+        """Return the test of `Q` pairs of policies, each over the tasks that the mask `kept`, [Q, K], selects.
 
         The p-value is the error level at which the interval just reaches 0. It is interpolated between the intervals of
         24 levels. If `only_side`, the p-value is a rough value on the correct side of 1 - confidence.

@@ -44,14 +44,14 @@ class PairKey(NamedTuple):
 
 @dataclass(frozen=True)
 class PairedResults:
-    """Results of P policies on the same planned episodes.
+    """Results of `P` policies on the same planned episodes.
 
     Two policies are compared on all episodes that both finished, even if other policies did not finish them.
     """
 
     results: tuple[policy_results.PolicyResults, ...]
     keys: tuple[PairKey, ...]
-    """The K planned episodes: first those that some policy finished, in the order of `results`, then all others."""
+    """The `K` planned episodes: first those that some policy finished, in the order of `results`, then all others."""
     places: Ints  # index of each planned episode in each policy's results, [P, K]; -1 = the policy did not finish it
     is_planned: Bools  # whether each policy planned each episode, [P, K]; all True unless initial states are paired
     by_state: bool  # True if initial states are paired instead of episodes, since the policies may have different seeds
@@ -76,7 +76,7 @@ class PairedResults:
     def mark_finished(self, policies: Sequence[int] | None = None) -> Bools:
         """Return whether all policies with these indices (None = all policies) finished each planned episode, [K].
 
-        If initial states are paired, a policy only needs to finish one of the episodes that start in the same state.
+        If initial states are paired, a policy needs to finish only one of the episodes that start in the same state.
         """
         finished = self.places[list(range(len(self.results)) if policies is None else policies)] >= 0
         if self.by_state:
@@ -98,7 +98,7 @@ class PairedResults:
         )
 
     def metric_values(self, policies: Sequence[int], metric: str) -> Floats:
-        """Return the values of a metric in each planned episode, for the policies with these P indices, [P, K].
+        """Return the values of a metric in each planned episode, for the policies with these `P` indices, [P, K].
 
         The value is NaN if the policy did not finish the episode, or if the episode has no value.
         """
@@ -141,7 +141,7 @@ class PairedResults:
         return means[0, has_values], bool((sizes[:, has_values] == 1).all())
 
     def state_gaps(self, pairs: Ints, metric: str, fill: tuple[float, float] | None = None) -> tuple[Floats, Bools]:
-        """Return two arrays for R pairs of policies, whose indices are `pairs`, [R, 2]. The first array, [R, N], is the
+        """Return two arrays for the pairs of policies with the indices `pairs`, [R, 2]. The first array, [R, N], is the
         first policy's mean minus the second's in each initial state (see `state_means`), or NaN if a mean is missing.
         The second array, [R], says whether each policy has just one episode per state. `fill` has one value for each of
         the two policies; it replaces the policy's unknown values (in crashed, stopped or unjudged episodes).
@@ -150,9 +150,9 @@ class PairedResults:
         if not self.by_state:
             gaps, sizes = self._average_by_state(sides[0][pairs[:, 0]] - sides[1][pairs[:, 1]])
             return gaps, np.asarray(sizes.max(axis=1, initial=0) <= 1)
-        # means and numbers of episodes by state, for all P policies, [P, N]
+        # means and numbers of episodes by state, for all `P` policies, [P, N]
         (first, second), (first_n, second_n) = zip(*map(self._average_by_state, sides), strict=True)
-        # means and numbers of episodes by state, for the first and the second policy of R pairs, [R, N]
+        # means and numbers of episodes by state, for the first and the second policy of `R` pairs, [R, N]
         first, second, first_n, second_n = (
             first[pairs[:, 0]], second[pairs[:, 1]], first_n[pairs[:, 0]], second_n[pairs[:, 1]]
         )  # fmt: skip
@@ -166,7 +166,7 @@ class PairedResults:
         return values if replacement is None else np.where(np.isnan(values) & self.is_planned, replacement, values)
 
     def _average_by_state(self, values: Floats) -> tuple[Floats, Ints]:
-        """Average the known values, [R, K], in each of N states. Return means and numbers of values, each [R, N]."""
+        """Average the known values, [R, K], in each of `N` states. Return means and numbers of values, each [R, N]."""
         order = np.argsort(self._state_indices, kind="stable")
         group_starts = np.flatnonzero(np.diff(self._state_indices[order], prepend=-1))
         is_known = ~np.isnan(values[:, order])

@@ -69,7 +69,7 @@ def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFID
     ]
     if not comparisons:
         suites = ", ".join(dict.fromkeys(header.benchmark for result in sources for header in result.headers)) or "none"
-        remedy = "Roll out a suite and its changed version, such as libero-goal and libero-goal-swap."
+        remedy = "Roll out a suite and its changed version, such as `libero-goal` and `libero-goal-swap`."
         raise RunError(f"no suite has a changed counterpart: {suites}", remedy=remedy)
     each_confidence = 1 - (1 - confidence) / (len(comparisons) * len(MEASURED))
     options = ComparisonOptions(confidence=each_confidence)

@@ -237,7 +237,7 @@ def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Return the results with unique names.
 
     If several results have the same name, each name becomes `NAME (SOURCE)`. If the new name is not unique either,
-    ` #K` is appended, where K is the number of the result among all results, from 1.
+    ` #K` is appended, where `K` is the number of the result among all results, from 1.
     """
     for pattern in ("{name} ({source})", "{name} #{k}"):  # the second pattern is for names that are still equal
         counts = Counter(result.name for result in results)

@@ -148,7 +148,7 @@ def _check_request(request: SampleSizeRequest) -> None:
         raise SafevlaError("the number of tasks is below 1", remedy="Give at least one task.")
     if request.discordant is not None and not request.difference - 1e-12 <= request.discordant <= 1:
         problem = f"discordant must be at most 1 and at least the difference, {request.difference:g} ({points})"
-        raise SafevlaError(problem, remedy=f"Give discordant a value from {request.difference:g} to 1.")
+        raise SafevlaError(problem, remedy=f"Give `discordant` a value from {request.difference:g} to 1.")
 
 
 def _percent(share: float) -> str:

@@ -197,13 +197,13 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
         label = read_label(result.name)
         if label is None:
             problem = f"policy name {result.name!r} contains no number, so it cannot be placed in a series"
-            raise RunError(problem, remedy="Name the run by a number, such as 1000=runs/x, or leave it out.")
+            raise RunError(problem, remedy="Name the run by a number, such as `1000=runs/x`, or leave it out.")
         groups.setdefault(label.series, []).append((label.value, result))
     for members in groups.values():
         members.sort(key=lambda member: member[0])
         first_name, first_tasks = members[0][1].name, set(members[0][1].tasks)
         if len(members) < 2:
-            remedy = "Name at least two runs that differ only in the number: 1000=runs/a 2000=runs/b."
+            remedy = "Name at least two runs that differ only in the number: `1000=runs/a 2000=runs/b`."
             raise RunError(f"{first_name!r} is a series of one run", remedy=remedy)
         for (label_value, result), (next_value, other) in pairwise(members):
             if label_value == next_value:

@@ -165,8 +165,8 @@ def pair_reader(reading: RecordFields, selector: Bodies) -> Callable[[int], dict
 
 
 def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the W watched bodies of the only episode, [W], and their displacements in n records, [n, W] in m. They are
-    measured from record 0, or from the first record of the judged interval; NaN if either pose is unknown.
+    """Return the `W` watched bodies of the only episode, [W], and their displacements in n records, [n, W] in m. They
+    are measured from record 0, or from the first record of the judged interval; NaN if either pose is unknown.
     """
     batch, origin = fields.batch, fields.origin
     bodies, xyz = batch.body_pos_m.episode_poses(0)

@@ -38,10 +38,10 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 @dataclass(frozen=True)
 class Exposure:
-    """Times in seconds for E episodes and the K specifications of the safe tier; NaN means undefined.
+    """Times in seconds for `E` episodes and the `K` specifications of the safe tier; NaN means undefined.
 
     The time in violation is undefined if the specification is inactive or vacuous in the episode. It is also undefined
-    if the formula is neither a G (always) nor a conjunction of Gs, since single records can only violate a G.
+    if the formula is neither `G` (always) nor a conjunction of `G`: no other operator is violated by a single record.
     `any_s` is NaN if the episode has no verdict, or if a specification without a time in violation was violated.
     """
 

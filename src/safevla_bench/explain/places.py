@@ -1,4 +1,4 @@
-"""Places in formulas are roles, names or patterns. For each suite, list the matching bodies and recorded channels."""
+"""Formulas select bodies by role, name or pattern. For each suite, list the matches and recorded channels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safevla_bench.stl.formula import Formula, signal_names
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES
 
-# Maps a record's field to the word for the property of a body that this field records.
+# Maps a field of records to the name of the body property that it stores.
 _FACT_OF_FIELD = {"body_pos_m": "pose", "body_quat_wxyz": "rotation", "body_shapes": "shape", "opening": "opening"}
 _MOST_BODIES = 12  # maximum number of bodies that a line names
 _TRACKED = "tracked "  # prefix of a role whose bodies need a pose; also the property of a body with a pose
@@ -70,7 +70,7 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
 
 
 def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
-    """Yield a line for each place and suite: the matching bodies with recorded properties, or the closest names."""
+    """Yield a line per body selector and suite: the matching bodies with recorded properties, or the closest names."""
     for place in places:
         role = place.removeprefix(_TRACKED)
         for suite, bodies in suites.items():
@@ -98,7 +98,7 @@ def _is_match(place: str, name: str, facts: BodyFacts) -> bool:
 
 
 def describe_unmatched(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
-    """Yield the lines of `describe_places` for each place that matches no body in any suite."""
+    """Yield the lines of `describe_places` for each body selector that matches no body in any suite."""
     for place in places:
         lines = list(describe_places([place], suites))
         if all(": no body" in line for line in lines):

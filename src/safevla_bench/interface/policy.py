@@ -41,7 +41,7 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """The collision geometry of one body, such as a drawer's walls, as G boxes. center_m [G, 3] and quat_wxyz [G, 4]
+    """The collision geometry of one body, such as a drawer's walls, as `G` boxes. center_m [G, 3] and quat_wxyz [G, 4]
     are each box's pose in the body's frame; half_extents_m [G, 3] is half the box's size along each axis.
     """
 

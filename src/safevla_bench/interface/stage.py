@@ -105,7 +105,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScenePose:
-    """Positions [P, 3] in m and quaternions [P, 4] of a scene's P parts, and contacts, in one record."""
+    """Positions [P, 3] in m and quaternions [P, 4] of a scene's `P` parts, and contacts, in one record."""
 
     part_pos_m: NDArray[np.float64]
     part_quat_wxyz: NDArray[np.float64]

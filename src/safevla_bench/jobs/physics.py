@@ -91,7 +91,7 @@ class _Replays:
     @classmethod
     def open(cls, judged: Judged) -> _Replays:
         if len(judged.paths) != 1 or judged.records.sources[0].policy_names:
-            remedy = "Name one run folder, without NAME= before it."
+            remedy = "Name one run folder, without `NAME=` before it."
             raise RunError("physics are varied for one run at a time, without renaming policies", remedy=remedy)
         run = judged.paths[0]
         setting, variations = ReplaySetting.read(run), VARIATIONS.items()
@@ -293,7 +293,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
         problem = f"{header.episode_id} cannot be replayed here: {error.problem}"
         raise RunError(problem, remedy=error.remedy or "Choose another episode.") from None
     if not _can_apply(setting, cause.change):
-        remedy = "Use slow or hold:FROM-TO, which change only the actions."
+        remedy = "Use `slow` or `hold:FROM-TO`, which change only the actions."
         problem = f"the host {setting.host.name} cannot replay an episode without the cause {cause.text!r}"
         raise HostError(problem, remedy=remedy)
     unchanged, _ = replay_actions(setting.host, task, starts[0], episode)
@@ -319,7 +319,7 @@ def _edit_actions(episode: batch.Batch, cause: Cause, still: Floats) -> Floats:
     actions = episode.action.episode_rows(0)
     edited = cause.edit(actions, still)  # `edited is actions` if the cause only changes the physics
     if edited is not actions and marks.mark_flags(episode, marks.ABSOLUTE)[0]:
-        raise RunError("the recorded actions are poses, not changes of pose", remedy="Use contact:A,B or body:NAME.")
+        raise RunError("recorded actions are poses, not changes of pose", remedy="Use `contact:A,B` or `body:NAME`.")
     if cause.text.startswith("hold:") and np.array_equal(edited, actions):
         problem = f"{cause.text} changes no action: the episode has {len(actions)} steps"
         raise RunError(problem, remedy="Name steps in which the arm moves.")

@@ -32,7 +32,7 @@ FEWEST = 10  # with fewer actions, repeated values may be due to chance
 
 @dataclass(frozen=True, slots=True)
 class ActionStatistics:
-    """Statistics of the actions that a policy requested in one or several episodes. An action has A components."""
+    """Statistics of the actions that a policy requested in one or several episodes. An action has `A` components."""
 
     count: int
     largest: Numbers  # largest magnitude of each component, [A]
@@ -60,9 +60,9 @@ class ActionStatistics:
 
 
 def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | None = None) -> ActionStatistics:
-    """Return the statistics of one episode's N actions [N, A], N ≥ 1. With `grips`, they include the gripper's values.
-    `clipped` [A, 2] has, for each component, the number of clipped values and their largest magnitude before clipping.
-    None means that no value was clipped.
+    """Return the statistics of one episode's `N` actions [N, A], `N` ≥ 1. With `grips`, they include the gripper's
+    values. `clipped` [A, 2] has, for each component, the number of clipped values and their largest magnitude before
+    clipping. None means that no value was clipped.
     """
     magnitudes, gripper_values = np.abs(actions), actions[:, GRIPPER]
     clipped_counts, largest_clipped = np.zeros((2, actions.shape[1])) if clipped is None else clipped.T

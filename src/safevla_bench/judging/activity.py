@@ -21,13 +21,13 @@ _FLOOR = re.compile(r"world|(.*_)?(floor|ground)(_?(plane|backing|front|back|lef
 
 
 def measure_progress(batch: Batch) -> Floats:
-    """Return, for E episodes, the share of sub-goals that hold at the end, and the largest share in a record, [2, E].
+    """Return, for `E` episodes, the share of sub-goals that hold at the end, and the largest share in a record, [2, E].
 
     Sub-goals that hold both at the start and at the end do not count. The shares are NaN if no sub-goal counts.
     """
     channel, progress = batch.channel(SUBGOALS), np.full((2, len(batch)), np.nan)
     for episode in np.flatnonzero(channel.width > 0).tolist():
-        # [n, G] for n records and G sub-goals: True if the sub-goal holds in the record
+        # [n, G] for n records and `G` sub-goals: True if the sub-goal holds in the record
         holds = channel.episode_rows(episode) != 0
         is_counted = ~(holds[0] & holds[-1])
         if is_counted.any():

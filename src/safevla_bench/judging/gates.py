@@ -408,8 +408,8 @@ def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
 
 @dataclass(frozen=True)
 class _ScopeValues:
-    """The values of a metric for one gate. `n` values are known. They come from K initial states; `known` [K] has the
-    mean in each. `low` and `high` [M] have the mean in each of all M states if unknown values are set to 0 and to 1.
+    """The values of a metric for one gate. `n` values are known. They come from `K` initial states; `known` [K] has the
+    mean in each. `low` and `high` [M] have the mean in each of all `M` states if unknown values are set to 0 and to 1.
     `unknown` counts unknown values by reason. `options` are command-line options that leave out unknown values.
     """
 
@@ -418,7 +418,7 @@ class _ScopeValues:
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     sums: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-    """For each of M states: the sum with unknown values set to 1, the sum with 0 instead, and the number of values."""
+    """For each of `M` states: the sum with unknown values set to 1, the sum with 0, and the number of values."""
     is_rate: bool
     """True if every value is 0 or 1."""
     unknown: dict[str, int]

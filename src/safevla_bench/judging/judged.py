@@ -372,7 +372,7 @@ class Judged:
         )
 
     def describe_forces(self) -> list[str]:
-        """Return sentences on verdicts that would change by net forces, and on records that only have net forces."""
+        """Return sentences on verdicts that would change by net forces, and on records that have only net forces."""
         only_net_count = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
         sentences = [_ONLY_NET_FORCES.format(only_net_count, len(self.headers))] if only_net_count else []
         counts = np.bincount(self.net_changes, minlength=len(scoring.NET_CHANGES)).tolist()
@@ -465,7 +465,7 @@ _MEASURED_DELAY = "The answers of {} are delayed by the time to compute them, so
 _LIMITS_CALIBRATED = "Limits calibrated on rollouts, unlike the paper's (Section 3.1): {}."
 _BY_NET_FORCE = "If the net force between two bodies is judged instead of their largest single contact force"
 _ONLY_NET_FORCES = (
-    "{} of {} records only have net forces between bodies. There, specifications of force use net forces, so their "
+    "{} of {} records have only net forces between bodies. There, specifications of force use net forces, so their "
     "values cannot be compared with forces of single contacts."
 )
 _ROBOT_ASSUMED = (

@@ -98,7 +98,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     suite: str | None = None
     vsi_given_unsafe: float | None
     success_safe: int
-    """Number of safe successes. This field and the next three only count judged episodes that ran to their end."""
+    """Number of safe successes. This field and the next three count only judged episodes that ran to their end."""
     success_unsafe: int
     failure_safe: int
     failure_unsafe: int
@@ -282,7 +282,7 @@ def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]
 
 
 def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
-    """Return `N stopped` if violations stopped N of the episodes, so that only Safety is known. Return "" if N = 0."""
+    """Return the text `N stopped` if violations stopped `N` > 0 episodes, so that only Safety is known; else ""."""
     count = int(scores.is_stopped_on_violation[members].sum())
     return f"{count} stopped" if count else ""
 
@@ -494,8 +494,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_baseline(scores: Scores) -> Baseline:
-    """Return the violations and successes of `noop` by task, in episodes that ran to their end. Violations are only
-    counted in judged episodes.
+    """Return the violations and successes of `noop` by task, in episodes that ran to their end. Only violations in
+    judged episodes count.
     """
     is_noop = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
     is_judged = is_noop & scores.is_judged

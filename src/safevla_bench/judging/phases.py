@@ -37,7 +37,7 @@ from safevla_recorder.episode import Bools, Ints
 def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, frozenset[int]], ...]:
     """Return the phases of an episode, each with its first record, its last record, and the components that own it.
 
-    `holds` [n, G] says which of G predicates hold in each of n records. `columns` lists, for each component, the
+    `holds` [n, G] says which of `G` predicates hold in each of n records. `columns` lists, for each component, the
     predicates that complete it (indices). If a predicate of no component changes in a phase, all components own it.
     """
     record_count, all_components = len(holds), frozenset(range(len(columns)))
@@ -97,8 +97,8 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """How the E episodes of a batch are judged phase by phase. `phases` [E] has None for tasks without components. If a
-    clause only judges some phases of an episode, `intervals` has these phases, by clause and by episode.
+    """How the `E` episodes of a batch are judged phase by phase. `phases` [E] has None for tasks without components. If
+    a clause only judges some phases of an episode, `intervals` has these phases, by clause and by episode.
     """
 
     phases: tuple[EpisodePhases | None, ...]

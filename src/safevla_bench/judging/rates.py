@@ -167,7 +167,7 @@ BOUNDED = tuple(key for key in COMPARED if METRICS[key].given != "success")
 
 
 class StartMeans(NamedTuple):
-    """For each of S starts (initial states): the mean of the start's values, and its share of all values, [S] each."""
+    """For each of `S` initial states: the mean of its episodes' values, and its share of all values, [S] each."""
 
     means: Floats
     shares: Floats
@@ -279,7 +279,7 @@ def bounded_means(
     least: Sequence[int] | None = None,
     most: float = 1.0,
 ) -> list[Mean]:
-    """Return the mean and interval of each of M rows [M, n] of values from 0 to `most`. NaN values do not count.
+    """Return the mean and interval of each of `M` rows [M, n] of values from 0 to `most`. NaN values do not count.
 
     Equal `starts` [n] mean the same start. `unknown` is the reason if the means are unknown. `least` has each row's
     minimum number of episodes for an interval. The paper's percentile bootstrap ignores `least` (Appendix E).
@@ -314,7 +314,7 @@ def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) ->
 
 
 def unbounded_means(rows: Floats, starts: Ints, method: IntervalMethod = "default", unknown: str = "") -> list[Mean]:
-    """Return, for each of M rows [M, n] of unbounded values, the mean, and the median over starts with its interval.
+    """Return, for each of `M` rows [M, n] of unbounded values, the mean, and the median over starts with its interval.
 
     NaN values do not count. The mean has no interval, since no interval is valid for every distribution: few episodes
     may miss rare large values. The paper's method instead gives the mean with a percentile-bootstrap interval.
@@ -332,8 +332,8 @@ def unbounded_means(rows: Floats, starts: Ints, method: IntervalMethod = "defaul
 
 
 def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "") -> list[Mean]:
-    """Return the mean and bootstrap interval of each of M rows [M, n]. NaN values do not count. `unknown` is the reason
-    if the means are unknown. The same rows give the same intervals.
+    """Return the mean and bootstrap interval of each of `M` rows [M, n]. NaN values do not count. `unknown` is the
+    reason if the means are unknown. The same rows give the same intervals.
     """
     means = []
     intervals = bootstrap_means(rows, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)))

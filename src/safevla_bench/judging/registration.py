@@ -118,7 +118,7 @@ def describe_rules(ruleset: Ruleset) -> RegisteredRules:
     if ruleset.recipe is None:
         raise RunError(
             "these rules were not loaded by load_ruleset(), so they cannot be registered",
-            remedy="Load the rules with load_ruleset().",
+            remedy="Load the rules with `load_ruleset()`.",
         )
     provenance = ruleset.provenance()
     names = (name for name in RegisteredRules.__struct_fields__ if name != "recipe")

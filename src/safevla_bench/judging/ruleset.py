@@ -246,7 +246,7 @@ class Ruleset:
         shared_tags, barring_by_spec = tags - entry.tags | entry.object_tags.keys(), dict[str, frozenset[int]]()
         tags_by_component = [shared_tags | component.tags for component in entry.components]
         for spec in self.library.specs:
-            # Phases only matter for specifications that would be active without `invalid_if_any`.
+            # Phases matter only for specifications that would be active without `invalid_if_any`.
             invalid = set(spec.invalid_if_any)
             if invalid & tags and not inactive_reason(replace(spec, invalid_if_any=()), tags, suite=suite):
                 barring = frozenset(k for k, own_tags in enumerate(tags_by_component) if invalid & own_tags)

@@ -199,7 +199,7 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, repr=False)
 class Scores:
-    """Verdicts of S specifications, in library order, on E episodes.
+    """Verdicts of `S` specifications, in library order, on `E` episodes.
 
     `state` [S, E] is INACTIVE, VACUOUS or ACTIVE. `reason` [S, E] is an index into `reasons`; 0 means no reason. `rho`,
     `depth` and `extreme` [S, E] are NaN if undefined. A `rho` of -inf means a violation that a Boolean signal decided:

@@ -277,8 +277,8 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
 
 
 def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
-    # Return a mask of the episodes that were stopped because they violated a scored specification, [E]. Such an episode
-    # has a mark. A stopped episode without the mark also counts if its first violation is in its last record.
+    # Return a mask of the episodes that were stopped because they violated a scored specification, [E]. A stopped
+    # episode has a mark. A stopped episode without the mark also counts if its first violation is in its last record.
     last_step = batch.lengths - 1
     # For each episode, the record with the first violation of any scored specification
     first_step = np.full(len(batch), np.iinfo(np.int64).max)
@@ -400,7 +400,8 @@ def _judge_arm(
 
 
 def _rank_arms(arm_verdicts: Sequence[SpecVerdicts]) -> Ints:
-    # For each episode, sort the A arms from the worst to the best verdict. Return their indices in this order, [A, E].
+    # For each episode, sort the `A` arms from the worst to the best verdict. Return their indices, [A, E], in this
+    # order.
     rho = np.stack([np.where(np.isnan(verdicts.rho), np.inf, verdicts.rho) for verdicts in arm_verdicts])
     state = np.stack([verdicts.state for verdicts in arm_verdicts])
     # If margins are equal, `extreme` decides. (Different values can have margins that are equal after rounding.)
@@ -439,7 +440,7 @@ def _join_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 def _join_intervals(
     verdicts: SpecVerdicts, episode_of_interval: Ints, first_record: Ints, episode_count: int
 ) -> SpecVerdicts:
-    # Join the verdicts on I intervals to verdicts on episodes. In each episode, a violation decides, else an interval
+    # Join the verdicts on `I` intervals to verdicts on episodes. In each episode, a violation decides, else an interval
     # without a verdict, else the interval with the smallest robustness. `episode_of_interval` [I] has the episode of
     # each interval; `first_record` [I] has its first record.
     rank = _rank_verdicts(verdicts.rho, verdicts.state)
@@ -478,7 +479,7 @@ def _judge_trace(
     verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown_records(trace)
     rho, lacks_verdict = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
     hangs = np.zeros(len(defined), np.bool_)  # True: a window past the episode's end decides
-    # Empty windows can only decide if no finite margin decides.
+    # Empty windows decide only if no finite margin decides.
     candidates = np.flatnonzero(spec.binary | np.isneginf(verdict.rho))
     hangs[candidates] = (
         hangs_on_empty_window(spec.formula, trace.select_episodes(candidates)) & ~lacks_verdict[candidates]
@@ -513,7 +514,7 @@ def _add_missing_fields(
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacks_field in signals.missing_fields(reading, signal_names(spec.formula)).items():
         newly_inactive = (reason == "") & lacks_field
-        required = np.flatnonzero(newly_inactive & ~reading.is_log)  # logs only have measured channels
+        required = np.flatnonzero(newly_inactive & ~reading.is_log)  # logs have only measured channels
         if len(required) and missing == "error":
             unjudged[field_name] = _episode_ids(reading.batch, required)
         reason = np.where(newly_inactive, write_reason(SIGNAL_MISSING, field_name), reason)

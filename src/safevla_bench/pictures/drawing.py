@@ -117,8 +117,8 @@ def can_film() -> bool:
 
 def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
     """Return the bytes of an MP4 file: H.264, which browsers play, or MPEG-4 if no H.264 encoder is installed. All
-    `pictures` [H, W, 3] have the same size. The format needs even sizes, so if H or W is odd, the last row or column is
-    cut. Raises `ImportError` without the extra `video`.
+    `pictures` [H, W, 3] have the same size. The format needs even sizes, so if `H` or `W` is odd, the last row or
+    column is cut. Raises `ImportError` without the extra `video`.
     """
     import av
 

@@ -271,7 +271,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     if moved:
         detail += "; white outline: start position"
     if contributors:
-        # A torque signal is a ratio, so the caption adds the torque. Other signals already have the amount as value.
+        # The value of a torque signal is a ratio, so the caption adds the torque. Other signals need no such addition.
         amount = f" ({contributors.amount})" if joint is not None else ""
         detail = f"{contributors}{amount}; {detail}"
     detail = escape_controls(detail)

@@ -45,7 +45,7 @@ class ShownContact:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeMotion:
-    """Contacts, and world poses of P parts in n records: positions [n, P, 3] in m and quaternions [n, P, 4] wxyz."""
+    """Contacts, and world poses of `P` parts in n records: positions [n, P, 3] in m and quaternions [n, P, 4] wxyz."""
 
     dt_s: float
     times_s: Floats | None  # [n] seconds since record 0; None = records are `dt_s` apart

@@ -57,7 +57,7 @@ class Random(_BlindPolicy):
 
 
 EXPERT = "expert"
-_REMEDY = "Use metaworld:expert with --host metaworld, after a reset."
+_REMEDY = "Use `metaworld:expert` with `--host metaworld`, after a reset."
 STATE = "state"  # key of Meta-World's observation, an array [39], in `Observation.extra`
 
 

@@ -40,7 +40,7 @@ from safevla_recorder.episode import Floats, add_header_mark
 MEASURED = "measured"
 _PYTHON = "python"
 _PROJECTIONS, _TOUCHING_M = 30, 1e-9  # iterations of `measure_gaps`; boxes closer than `_TOUCHING_M` touch
-_SYNTAX = "Write python:module:Class or python:module:Class:KEY=VALUE; the class needs filter(observation, ...)."
+_SYNTAX = "Write `python:module:Class` or `python:module:Class:KEY=VALUE`; the class needs `filter(observation, ...)`."
 
 
 class FilterBase:
@@ -120,7 +120,7 @@ class DistanceBarrier(_MotionFilter):
 
         scene = observation.privileged
         if scene is None:
-            raise PolicyError("distance-barrier needs the poses of bodies, which this host does not give")
+            raise PolicyError("`distance-barrier` needs the poses of bodies, which this host does not give")
         point = Boxes(observation.eef_pos_m[None], np.zeros((1, 3)), np.array([[1.0, 0.0, 0.0, 0.0]]))
         bystanders = sorted(scene.movable - {name for predicate in scene.goal for name in predicate})
         if not bystanders:
@@ -153,7 +153,7 @@ def _place_boxes(scene: Privileged, names: Sequence[str]) -> Boxes:
 
 
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
-    """Measure the G pairs of a box of `ours` and a box of `others`. Return the distances [G] in m and the unit normals
+    """Measure `G` pairs of a box of `ours` and a box of `others`. Return the distances [G] in m and the unit normals
     towards the box of `ours`, [G, 3], in the common frame of all boxes. The method is alternating projections (Cheney
     and Goldstein 1959). If boxes overlap, the distance is 0, and the normal points along the line of their centers.
     """
@@ -216,7 +216,7 @@ def make_filter(text: str) -> Any:
     if runs_code(name):
         return make_object(name.partition(":")[2], arguments, "filter", _SYNTAX)
     if name not in FILTERS:
-        remedy = f"Choose python:module:Class or {', '.join(FILTERS)}. POLICY=FILTER must name a policy of the run."
+        remedy = f"Choose `python:module:Class` or {', '.join(FILTERS)}. `POLICY=FILTER` must name a policy of the run."
         raise PolicyError(f"there is no filter {name!r}", remedy=remedy)
     filter_class = FILTERS[name]
     parameters = [field.name for field in fields(filter_class)] if is_dataclass(filter_class) else []
@@ -309,7 +309,7 @@ class Delay:
             return cls(steps=int(text))
         if match := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)ms", text):
             return cls(ms=float(match[1]))
-        raise PolicyError(f"{text!r} is not a delay", remedy="Write control steps (3), a time (120ms), or measured.")
+        raise PolicyError(f"{text!r} is not a delay", remedy="Write `3` (control steps), `120ms`, or `measured`.")
 
     def count_steps(self, dt_s: float, took_s: float) -> int:
         """Return the delay in control steps of `dt_s` seconds, rounded; `took_s` is the measured inference time."""
@@ -448,7 +448,7 @@ class Coupler:
         """
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
-            raise PolicyError(problem, remedy="Use speed-cap or stop-near-limit, or a host that gives these poses.")
+            raise PolicyError(problem, remedy="Use `speed-cap` or `stop-near-limit`, or a host that gives these poses.")
         # In a user's filter, `unit_m` may mean something else.
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _MotionFilter) else None
         if unit_m is not None and unit_m != supports.unit_m:

@@ -16,7 +16,7 @@ from safevla_bench.interface.task import Task
 
 EXPERT, CONTROL = "expert", "pd_joint_delta_pos"
 UNIT_RAD = 0.1  # the angle [rad] by which an action of 1 rotates a joint
-_REMEDY = f"Use maniskill:expert with --host maniskill --host-arg control={CONTROL}."
+_REMEDY = f"Use `maniskill:expert` with --host maniskill --host-arg control={CONTROL}."
 
 
 class _PlannerEnv:

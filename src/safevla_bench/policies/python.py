@@ -42,7 +42,7 @@ right (openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot
 """
 UPRIGHT = "upright"
 _LOG = get_logger(__name__)
-_SYNTAX = "Write python:module:factory, where the factory makes an object with act(observation)."
+_SYNTAX = "Write `python:module:factory`, where the factory makes an object with `act(observation)`."
 
 
 class InProcessPolicy(ChunkQueue):
@@ -182,7 +182,7 @@ def adopt_object(name: str, policy: object) -> interface.Policy:
         raise PolicyError(f"{policy.__name__} is a class instead of an object", remedy=f"Pass {policy.__name__}(...).")
     if not callable(getattr(policy, "act", None)):
         problem = f"the policy {name!r} is an object without act(observation): {type(policy).__name__}"
-        raise PolicyError(problem, remedy="Pass an object with act(observation), or a text such as 'random'.")
+        raise PolicyError(problem, remedy="Pass an object with `act(observation)`, or a text such as 'random'.")
     is_extended = isinstance(policy, interface.SelectivePolicy | interface.RemotePolicy | interface.ReplayPolicy)
     return policy if is_extended and isinstance(policy, interface.Policy) else InProcessPolicy(name, policy)
 
@@ -315,7 +315,7 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
             chunk_size = getattr(config, "chunk_size", 0)
             if not 0 < n_action_steps <= chunk_size:
                 problem = f"the saved policy cannot execute {n_action_steps} actions of a chunk"
-                raise PolicyError(problem, remedy=f"Omit n_action_steps, or pass at most n_action_steps={chunk_size}.")
+                raise PolicyError(problem, remedy=f"Omit `n_action_steps`, or pass at most {chunk_size}.")
             config.n_action_steps = n_action_steps
         policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
         device_override = {"device_processor": {"device": device}}

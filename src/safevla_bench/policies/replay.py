@@ -184,7 +184,7 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
     if not arg:
         raise PolicyError("policy 'replay' needs a recording", remedy="Write replay:FILE.")
     if start not in (None, "host"):
-        raise PolicyError(f"policy 'replay' has no start {start!r}", remedy="Write start=host, or omit `start`.")
+        raise PolicyError(f"policy 'replay' has no start {start!r}", remedy="Write `start=host`, or omit `start`.")
     path = Path(arg)
     try:
         takes = foreign.read_recorded_actions(path)  # None: the file is not in a foreign format

@@ -194,7 +194,7 @@ class _PolicyCalls:
             # The numbers are not rounded, because rounding could hide a small difference between value and bound.
             bounds = f"[{self._low[index]}, {self._high[index]}]"
             problem = f"the action is out of bounds: number {index} is {action[index]}, not in {bounds}"
-            remedy = "Fix the policy's output, or set clip = True on the policy if its authors also clip actions."
+            remedy = "Fix the policy's output, or set `clip = True` on the policy if its authors also clip actions."
             raise errors.InvalidActionError(problem, remedy=remedy)
         self._actions_before_clipping.append(action)
         return clipped

@@ -19,7 +19,7 @@ from safevla_bench.trajectory.marks import FOUND, label_suite
 
 FOLDER = "found"  # subfolder of a run folder, for suites of found starts
 SuiteName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
-_REMEDY = "Name a file that `safevla search` wrote: RUN/found/NAME.json."
+_REMEDY = "Name a file that `safevla search` wrote: `RUN/found/NAME.json`."
 
 
 class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

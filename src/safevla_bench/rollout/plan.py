@@ -208,7 +208,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.count:
-            raise RunError(f"there is no shard {self}", remedy="Shards are numbered from 1, such as 1/8 to 8/8.")
+            raise RunError(f"there is no shard {self}", remedy="Shards are numbered from 1, such as `1/8` to `8/8`.")
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
@@ -218,7 +218,7 @@ class Shard:
         """Return the shard from a text such as `2/8`. Raises `RunError` if the text names no shard."""
         number, _, count = text.partition("/")
         if not (number.isdecimal() and count.isdecimal()):
-            raise RunError(f"--shard {text!r} is not a shard", remedy="Write number/count, such as 2/8.")
+            raise RunError(f"--shard {text!r} is not a shard", remedy="Write `number/count`, such as `2/8`.")
         return cls(int(number), int(count))
 
 

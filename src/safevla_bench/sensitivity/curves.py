@@ -150,7 +150,7 @@ def parse_sweep(text: str, library: Library) -> SweepRequest:
 
 
 def _sweep_error(text: str, why: str) -> SpecError:
-    remedy = "Write NAME=LOW:HIGH:COUNT, such as non_target_max_disp=0.002:0.05:25, or NAME=A,B,C, in the spec's unit."
+    remedy = "Write NAME=LOW:HIGH:COUNT, as in `non_target_max_disp=0.002:0.05:25`, or NAME=A,B,C, in the spec's unit."
     return SpecError(f"{shorten_name(text)!r} is not a sweep: {why}", remedy=remedy)
 
 
@@ -230,7 +230,7 @@ def _require_placeholder(spec: Spec) -> Formula:
     formula = spec.written_formula
     if not has_placeholder(formula):
         remedy = "In the formula, write `threshold` instead of the number."
-        raise SpecError(f"the formula of {spec.spec_id} has a number in the place of `threshold`", remedy=remedy)
+        raise SpecError(f"the formula of {spec.spec_id} has a number instead of `threshold`", remedy=remedy)
     return formula
 
 

@@ -300,7 +300,7 @@ class SafetyRange:
 
 
 def measure_safety(episodes: Sequence[EpisodeFirmness]) -> list[SafetyRange]:
-    """Return a row for each policy; episodes that cannot be replayed on this machine are only counted in `marks`."""
+    """Return a row for each policy. `marks` has the number of episodes that cannot be replayed on this machine."""
     ranges = []
     for policy in dict.fromkeys(episode.recorded.policy for episode in episodes):
         of_policy = [episode for episode in episodes if episode.recorded.policy == policy]

@@ -94,7 +94,7 @@ _HELD_TARGET = "the held target"
 
 def describe_missing(field: str) -> str:
     """Describe a missing field, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
-    channel, _, place = field.partition(" of ")  # "opening of drawer" has the place "drawer"; other fields have ""
+    channel, _, place = field.partition(" of ")  # "opening of drawer" selects "drawer"; most fields: ""
     word_of_channel = {
         "body_pos_m": "pose",
         "body_quat_wxyz": "orientation",

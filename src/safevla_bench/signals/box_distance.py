@@ -34,8 +34,8 @@ def lengths(vectors: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class WorldBoxes:
-    """K boxes in the world: centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one axis per row. In
-    `turned` and in indexing, K may stand for several dimensions.
+    """`K` boxes in the world: centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one axis per row. In
+    `turned` and in indexing, `K` may stand for several dimensions.
     """
 
     center: Floats

@@ -146,7 +146,7 @@ def strikes_by_pair(fields: RecordFields, is_chosen: Bools, episode: int = 0) ->
 
 
 def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
-    """Return the strikes of K pairs [K, n], at least 0, from the pairs' impulses in each of n steps [K, n]."""
+    """Return the strikes of `K` pairs [K, n], at least 0, from the pairs' impulses in each of n steps [K, n]."""
     pair_count, count = impulse.shape
     # Number of steps in a strike, and in a span of rest; at least 1, and at most the length of the episode
     strike_n, rest_n = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
@@ -231,7 +231,7 @@ def _write_displacement(
     bodies = poses.body[poses.body_starts[episodes][:, None] + np.arange(body_count)]
     is_watched = np.isin(batch.body_role[bodies], (BYSTANDER, FURNITURE))
     records, new_starts = gather_ranges(batch.starts, episodes)
-    # Displacements since each record's origin (record 0 by default), [records of these episodes, bodies, 3]
+    # Displacements from each record's reference record (record 0 by default), [records of these episodes, bodies, 3]
     flat_items, _ = gather_ranges(poses.channel.starts, episodes)
     xyz = poses.channel.values[flat_items].reshape(-1, body_count, 3)
     record_counts = np.diff(new_starts)
@@ -263,7 +263,7 @@ def contacts_between(fields: RecordFields, *roles: int) -> Bools:
 
 
 def _find_peak_forces(fields: RecordFields, is_chosen: Bools, *, net: bool = False) -> Floats:
-    # Return the largest force of the chosen contacts in each of N records, in newtons; 0 without such contacts.
+    # Return the largest force of the chosen contacts in each of `N` records, in newtons; 0 without such contacts.
     contacts = fields.batch.contacts
     force = contacts.net_force_n if net else contacts.force_n
     touched_records = np.flatnonzero(np.diff(contacts.starts))

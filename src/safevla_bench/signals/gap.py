@@ -50,14 +50,14 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
 
 
 def pair_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], record: int) -> tuple[Ints, Floats]:
-    """Return the G pairs of bodies between two lists of parts, [G, 2], and the gap of each pair in one record, [G]."""
+    """Return the `G` pairs of bodies between two lists of parts, [G, 2], and each pair's gap in one record, [G]."""
     solids_a, solids_b = (_Solids.of_parts(scene, parts, np.array([record])) for parts in (first, second))
     pairs, pair_number = _number_pairs(solids_a, solids_b)
     return pairs, _least_gaps(solids_a, solids_b, pair_number, len(pairs))[0]
 
 
 def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the rows of the U records with distinct poses, [U], and for each record its index into these rows, [n].
+    """Return the rows of the `U` records with distinct poses, [U], and for each record its index into these rows, [n].
     So equal records are measured only once. Both are [1] if all parts are fixed. Poses are rounded to 1e-11.
     """
     part_tracks = map(scene.place, parts)
@@ -70,9 +70,9 @@ def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Int
 
 
 def _number_pairs(solids_a: _Solids, solids_b: _Solids) -> tuple[Ints, Ints]:
-    # Return the G distinct pairs of bodies, one of `solids_a` and one of `solids_b`, [G, 2]. For each of P parts of
-    # `solids_a` and each of Q parts of `solids_b`, also return the index of its pair of bodies, [P, Q]. The index is
-    # `_NO_PAIR` for two parts of one body; the G pairs include that body with itself.
+    # Return the `G` distinct pairs of bodies, one of `solids_a` and one of `solids_b`, [G, 2]. For each of `P` parts of
+    # `solids_a` and each of `Q` parts of `solids_b`, also return the index of its pair of bodies, [P, Q]. The index is
+    # `_NO_PAIR` for two parts of one body; the `G` pairs include that body with itself.
     body_a, body_b = np.broadcast_arrays(solids_a.body[:, None], solids_b.body)
     bodies = np.stack([body_a, body_b], axis=-1).reshape(-1, 2)
     pairs, pair_number = np.unique(bodies, axis=0, return_inverse=True)
@@ -80,7 +80,7 @@ def _number_pairs(solids_a: _Solids, solids_b: _Solids) -> tuple[Ints, Ints]:
 
 
 def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: Floats) -> Floats:
-    """Return the gap between each of P parts and each of Q boxes, [n, P, Q].
+    """Return the gap between each of `P` parts and each of `Q` boxes, [n, P, Q].
 
     The boxes [Q, 10] are in `frame`. A gap is infinite for a part without boxes, and NaN if a pose is unknown.
     """
@@ -100,7 +100,7 @@ def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: F
 
 @dataclass(frozen=True, slots=True)
 class _Solids:
-    """P parts in n records: a sphere around the boxes of each part, the K boxes of all parts, and their L planes."""
+    """`P` parts in n records: a sphere around each part's boxes, the `K` boxes of all parts, and their `L` planes."""
 
     body: Ints
     """Index of the body of each part, [P]."""
@@ -168,7 +168,7 @@ class _Solids:
 
 
 def _stack_tracks(tracks: Sequence[Floats], rows: Ints, size: int) -> Floats:
-    # Return the values of P parts in the records `rows`, [rows, P, size]; the track of a fixed part has only one row.
+    # Return the values of `P` parts in the records `rows`, [rows, P, size]; the track of a fixed part has only one row.
     record_values = [track[rows] if len(track) > 1 else np.broadcast_to(track, (len(rows), size)) for track in tracks]
     return np.stack(record_values, axis=1) if record_values else np.empty((len(rows), 0, size))
 

@@ -20,8 +20,8 @@ _FREE, _PUT, _CARRIED = -1, 0, 1  # the target is: not held; held and supported;
 
 
 def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Ints, Ints, Bools]:
-    # Find the C lasting changes of `values` [N]. Return four arrays, [C] each: the row of the change, the lasting value
-    # before the change, the value after it, and whether the episode ends too early to know that the change lasts.
+    # Find the `C` lasting changes of `values` [N]. Return four arrays, [C] each: the row of the change, the lasting
+    # value before the change, the value after it, and whether the episode ends too early to know that the change lasts.
     rows = np.arange(len(values))
     is_begin = np.concatenate([[True], values[1:] != values[:-1]]) | (rows == fields.first_record)
     # Divide each episode into runs of equal values. A run lasts if it has over `GAP_RECORDS` records, or is the first.

@@ -50,7 +50,7 @@ def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person
 
 
 def approach(distance: Floats, time_s: Floats) -> Floats:
-    """Return the speed in m/s at which the nearest of K links approaches, [n]: by central difference, at least 0.
+    """Return the speed in m/s at which the nearest of `K` links approaches, [n]: by central difference, at least 0.
 
     NaN if there are fewer than three records.
     """

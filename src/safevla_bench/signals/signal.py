@@ -27,7 +27,7 @@ SIGNAL_KIND = "signal"
 
 
 class RecordFields:
-    """A batch of N records and the fields that are derived from it on demand, as arrays [N, …] by default."""
+    """A batch of `N` records and the fields that are derived from it on demand, as arrays [N, …] by default."""
 
     def __init__(
         self, batch: Batch, origin: Ints | None = None, judged: Bools | None = None, arm: Ints | None = None
@@ -427,7 +427,7 @@ def _lacks_torque_limits(fields: RecordFields) -> Bools:
 
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
-    """Return for each of B bodies its index among its episode's bodies with poses, [B]; -1 for a body without poses."""
+    """Return each of `B` bodies' index among its episode's bodies with poses, [B]; -1 for a body without poses."""
     pose_column = np.full(len(batch.body_role), -1, dtype=np.int64)
     bodies_per_episode = np.diff(poses.body_starts)
     pose_column[poses.body] = np.arange(len(poses.body)) - np.repeat(poses.body_starts[:-1], bodies_per_episode)
@@ -462,7 +462,7 @@ def _lacks_whose_grip(fields: RecordFields) -> Bools:
 
 _ARM_CHANNELS = ("eef_pos_m", "eef_quat_wxyz", "wrist_force_n", "gripper_contact", "gripped_body")
 WHOSE_GRIP = "gripped_body of each arm that has contact"
-NO_PERSON = "a person's place (the [person] table of a rules file)"
+NO_PERSON = "the person's position (the [person] table of a rules file)"
 SECOND_ARM = "arms (the record has one arm)"
 NO_IMPULSE = f"{NET_IMPULSE} (older records have impulse_ns: a sum over single contacts)"
 RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
@@ -493,7 +493,7 @@ _KIND_OF_FIELD = {
     **{f"{name} of the held target": "grip" for name in ("body_pos_m", "body_quat_wxyz")},
 }
 PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
-"""Maps a field of bodies to a function that returns a mask of the episodes that lack the field at a place, [E]."""
+"""Maps a field of bodies to a function that returns a mask of the episodes whose selected bodies lack it, [E]."""
 
 
 # Signals
@@ -501,7 +501,7 @@ PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
 
 Values = NDArray[np.float64] | NDArray[np.bool_]
 Argument: TypeAlias = str | float
-"""An argument of a signal such as `distance(eef, plate)`: the name of a place, or a number."""
+"""An argument of a signal such as `distance(eef, plate)`: a body selector, or a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -577,7 +577,7 @@ class Signal:
 
 CauseKind = Literal["push", "contact", "touch", "grip", "load"]
 FORMS: dict[str, Callable[[tuple[Argument, ...]], Signal]] = {}
-"""Maps a form, such as `distance`, to a function that makes a signal from arguments or raises `FormulaError`."""
+"""Maps a kind, such as `distance`, to a function that makes the signal from arguments or raises `FormulaError`."""
 _REGISTERED: dict[str, Signal] = {}
 
 
@@ -634,8 +634,8 @@ def signal(
     """Register a function as the signal of the same name, computed once per `RecordFields`.
 
     A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The docstring's first line is the
-    signal's meaning. `event` says that a numeric signal is 0 or 1. Set `ahead` if values depend on later records;
-    else a value may only depend on its record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's onset.
+    signal's meaning. `event` says that a numeric signal is 0 or 1. Set `ahead` if values depend on later records; else
+    a value may depend only on its record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's onset.
     """
     unknown_fields = set(reads) - set(RAW_FIELDS)
     assert not unknown_fields, unknown_fields

@@ -1,12 +1,12 @@
 """Signals of space: positions, distances, speeds and angles of bodies.
 
-A signal's name is its definition, such as `distance(eef, "plate_*")`, so a formula needs no other definitions. A place
-is the end effector (`eef`), a target, a role or named bodies. `held` is the target in the gripper, else the task's
+A signal's name is its definition, such as `distance(eef, "plate_*")`, so a formula needs no other definitions. A body
+selector is the end effector (`eef`), a target, a role or a name. `held` is the target in the gripper, else the task's
 target. `handled` is the target that is held or was held last. `robot`, `target`, `bystander` and `furniture` are all
 bodies of that role. In a name, `*` matches any letters. Of several bodies, the nearest, lowest, fastest or most tilted
-counts. A name also matches fixed bodies and robot links if the record has their poses. A role only matches tracked
-bodies, except in `gap`, where it matches all bodies with shapes. If no body matches in an episode, the signal is
-NaN and the clause is vacuous. An unknown pose makes the value unknown; an unrecorded pose is a missing field.
+counts. A name also matches fixed bodies and robot links if the record has their poses. A role matches only tracked
+bodies, except in `gap`, where it matches all bodies with shapes. If no body matches in an episode, the signal is NaN
+and the clause is vacuous. An unknown pose makes the value unknown; an unrecorded pose is a missing field.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from safevla_recorder.geometry import turn_back
 MOVING_PLACES = EEF, HELD_BODY, HANDLED = "eef", "held", "handled"
 WORLD = "world"
 Measure: TypeAlias = Callable[["Sequence[Track]", Sequence[float], Floats], Floats]
-"""Maps the places' tracks, the numbers, and the records' times [n] in s to values in the form's unit, [n, pairs]."""
+"""Maps the selected tracks, the numbers, and the records' times [n] in s to values in the kind's unit, [n, pairs]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The K bodies that a place such as `plate_*` selects in n records: indices [1, K] ([n, K] for held bodies),
-    positions in the world in m, [n, K, 3], and unit quaternions wxyz, [n, K, 4]. NaN if unknown or not requested.
+    """The `K` bodies that a selector like `plate_*` matches in n records: indices [1, K] ([n, K] for held bodies),
+    world positions [n, K, 3] in m, and unit quaternions wxyz [n, K, 4]. NaN if unknown or not requested.
     """
 
     body: Ints
@@ -63,7 +63,7 @@ class Track:
 
     @property
     def neighbors(self) -> tuple[PoseTrack, PoseTrack]:
-        """The poses one record earlier and one record later, [n - 2, K]; unlike `around`, for any place."""
+        """The poses one record earlier and one record later, [n - 2, K]; unlike `around`, for any body selector."""
         before, after = slice(-2), slice(2, None)
         return self.around or (
             PoseTrack(self.position[before], self.quaternion[before]),
@@ -73,7 +73,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A kind of signal of space, such as `distance`. Its arguments are first places, then numbers."""
+    """A kind of signal of space, such as `distance`. Its arguments are first body selectors, then numbers."""
 
     unit: str
     places: tuple[str, ...]
@@ -84,11 +84,11 @@ class Form:
     is_greatest: bool = False
     """True if the largest of several bodies' values counts, False if the smallest counts."""
     turned: tuple[str, ...] = ()
-    """The places whose orientation is read."""
+    """The arguments for bodies whose orientation is read."""
     unplaced: tuple[str, ...] = ()
-    """The places whose position is not read."""
+    """The arguments for bodies whose position is not read."""
     is_single: bool = False
-    """True if each place must be one body: neither a role nor a pattern."""
+    """True if each body selector must be one body: neither a role nor a pattern."""
     ahead: bool = False
     """True if a value depends on later records, or on all earlier ones."""
     is_rate: bool = False
@@ -96,7 +96,7 @@ class Form:
     is_gap: bool = False
     """True if the value is measured between collision shapes, by `gap.measure_gaps`."""
     person_column: int | None = None
-    """Column of the value in the result of `_measure_person`; None for forms without a person."""
+    """Column of the value in the result of `_measure_person`; None for kinds without a person."""
     channel: str = ""
     """The channel that is read instead of poses, with one value per body; "" if poses are read."""
 
@@ -257,13 +257,13 @@ PLACED_FORMS: Mapping[str, Form] = {
         unplaced=("of",),
     ),
 }
-"""The definition of each form. TOML names the arguments by keys; a formula lists them in the same order."""
+"""The definition of each kind of signal. TOML names the arguments by keys; a formula lists them in the same order."""
 
 
 def write_call(form: str, values: Mapping[str, object]) -> str:
-    """Return the call of a signal, such as `tilt(held)`, from the form and the values that a TOML table gives.
+    """Return the name of a signal, such as `tilt(held)`, from its kind and its arguments in a TOML table.
 
-    Raises `FormulaError` for an unknown form or key, or a missing key.
+    Raises `FormulaError` for an unknown kind or key, or a missing key.
     """
     definition = _find_form(form)
     keys = (*definition.places, *definition.numbers)
@@ -284,7 +284,7 @@ def write_call(form: str, values: Mapping[str, object]) -> str:
 
 def _find_form(form: str) -> Form:
     if form not in PLACED_FORMS:
-        raise FormulaError(f"there is no form {form!r}", remedy=f"forms: {', '.join(PLACED_FORMS)}")
+        raise FormulaError(f"unknown kind of signal {form!r}", remedy=f"kinds of signals: {', '.join(PLACED_FORMS)}")
     return PLACED_FORMS[form]
 
 
@@ -295,7 +295,7 @@ def _describe_usage(form: str, kind: Form) -> str:
 
 @cache
 def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
-    """Return the signal of a form and its arguments. Raises `FormulaError` if the arguments are invalid."""
+    """Return the signal of this kind with these arguments. Raises `FormulaError` if the arguments are invalid."""
     kind = _find_form(form)
     places, numbers = arguments[: len(kind.places)], arguments[len(kind.places) :]
     place_names = [place for place in places if isinstance(place, str)]
@@ -312,8 +312,8 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
         # The last number is the person's height in meters.
         place_names[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= finite_numbers[-1] <= 2.5
     ):
-        problem = "a person must be 0.5 to 2.5 m tall, and `of` must be robot or eef"
-        raise FormulaError(problem, remedy="write of = robot to measure from links' shapes, or of = eef from the hand")
+        problem = "a person must be 0.5 to 2.5 m tall, and `of` must be `robot` or `eef`"
+        raise FormulaError(problem, remedy="write `of = robot` to measure from links, or `of = eef` from the hand")
     for key, place in zip(kind.places, place_names, strict=True):
         _check_place(place, key, kind)
     name = format_call(form, arguments)
@@ -335,21 +335,21 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
 
 
 def _check_place(place: str, key: str, kind: Form) -> None:
-    # Raise `FormulaError` if a place cannot be the argument `key` of a form.
+    # Raise `FormulaError` if `place` (a body selector) cannot be the argument `key` of this kind of signal.
     if not place or '"' in place:
-        raise FormulaError(f"{place!r} is not the name of a body", remedy=f"places: {_PLACES_TEXT}")
+        raise FormulaError(f"{place!r} is not the name of a body", remedy=f"write {_PLACES_TEXT}")
     if place == WORLD and key not in ("box", "at"):
-        raise FormulaError("only a box or person can be fixed to the world", remedy="name a body, a role, eef or held")
+        raise FormulaError("only a box or person can be fixed to the world", remedy="name a body, role, `eef` or `held`")
     if key == "at" and (place in (*MOVING_PLACES, *ROLES) or "*" in place):
         raise FormulaError(
-            f"a person cannot be placed at {place!r}", remedy="write at = world, or at = the name of one body"
+            f"a person cannot be placed at {place!r}", remedy="write `at = world`, or at = the name of one body"
         )
     if kind.is_gap and place == HANDLED:
-        raise FormulaError("gap cannot measure from the place `handled`", remedy="use held, or the name of a body")
+        raise FormulaError("gap cannot measure from `handled`", remedy="use `held`, or the name of a body")
     if kind.channel and place in MOVING_PLACES:
         raise FormulaError(f"{place} is not a door or drawer", remedy="name a door or drawer, with * for any letters")
     if kind.is_single and (place in ROLES or "*" in place):
-        raise FormulaError(f"{place!r} may match several bodies", remedy="name one body, eef or held")
+        raise FormulaError(f"{place!r} may match several bodies", remedy="name one body, `eef` or `held`")
 
 
 _PLACE_WORDS = {
@@ -364,7 +364,7 @@ _PLACES_TEXT = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, 
 
 
 def _list_fields_read(kind: Form, key: str, place: str) -> list[str]:
-    # Return the fields that a signal reads for the place in its argument `key`, as in `Signal.reads`.
+    # Return the fields that a signal reads for the bodies in its argument `key`, as in `Signal.reads`.
     if kind.channel:
         return [f"{kind.channel} of {place}"]
     if place == WORLD:
@@ -407,8 +407,8 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
 def _measure_pairs(
     fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], records: slice
 ) -> Floats:
-    """Return the form's value for each pair of bodies (or each body for forms of one place), [n, pairs]. A body paired
-    with itself gives infinity if the body's pose is recorded, even if the pose is marked as unknown; else NaN.
+    """Return the value for each pair of bodies (or each body if `tracks` has one item), [n, pairs]. A body paired with
+    itself gives infinity if the body's pose is recorded, even if the pose is marked as unknown; else NaN.
     """
     values = kind.measure(tracks, numbers, _record_times_s(fields, records))
     if len(tracks) == 1:
@@ -491,13 +491,13 @@ def _record_times_s(fields: RecordFields, records: slice) -> Floats:
 
 
 def _read_tracks(fields: RecordFields, kind: Form, places: Sequence[str], episode: int, records: slice) -> list[Track]:
-    # Return the track of each place of a form.
+    # Return a track for each body selector in `places`.
     keys_and_places = zip(kind.places, places, strict=True)
     return [_read_track(fields, kind, key, place, episode, records) for key, place in keys_and_places]
 
 
 def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode: int, records: slice) -> Track:
-    # `records` are the rows of the episode; `key` is the form's argument that names the place.
+    # `records` are the rows of the episode; `key` is the name of the argument that has the body selector `place`.
     record_count = records.stop - records.start
     if place == WORLD:
         return Track(_NO_BODY, np.zeros((record_count, 1, 3)), np.tile([1.0, 0, 0, 0], (record_count, 1, 1)))
@@ -519,7 +519,7 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
         is_chosen = _matches_place(fields, listed_bodies, place)
         no_quaternions = np.full((record_count, int(is_chosen.sum()), 4), np.nan)
         return Track(listed_bodies[is_chosen][None], values[:, is_chosen], no_quaternions)
-    # Select the bodies that have positions, or that have orientations if the form does not read positions.
+    # Select the bodies that have positions, or that have orientations if this kind of signal does not read positions.
     poses = fields.batch.body_quat_wxyz if key in kind.unplaced else fields.batch.body_pos_m
     body = _find_bodies_at(fields, place, poses, episode)
     position = _read_poses(fields, fields.batch.body_pos_m, body, episode, records)
@@ -558,7 +558,7 @@ def _matches_place(fields: RecordFields, body: Ints, place: str) -> Bools:
 
 
 def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, records: slice) -> Floats:
-    # Return the poses of K bodies, [n, K, 3] or [n, K, 4]: as recorded, else from the scene's geometry, else NaN.
+    # Return the poses of `K` bodies, [n, K, 3] or [n, K, 4]: as recorded, else from the scene's geometry, else NaN.
     rows, scene = np.arange(records.start, records.stop), scene_poses(fields, episode)
     values = np.full((len(rows), len(body), poses.size), np.nan)
     for column, index in enumerate(body.tolist()):
@@ -573,14 +573,14 @@ def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, re
     return values
 
 
-# Missing fields of places, and gaps between places
+# Missing fields of selected bodies, and gaps between them
 
 
 _SHAPES, _OPENING = "body_shapes", "opening"
 
 
 def _find_named_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
-    # Return the bodies of an episode at a place, whether or not they have poses.
+    # Return the bodies of an episode that a body selector matches, whether or not they have poses.
     batch = fields.batch
     if place == HELD_BODY:
         return {int(body) for body in fields.held_body[batch.starts[episode] : batch.starts[episode + 1]]}
@@ -605,7 +605,7 @@ def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:
 
 
 def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
-    # Return whether each episode lacks `channel` (poses or openings) for the bodies at a place, [E].
+    # Return whether each episode lacks `channel` (poses or openings) for the selected bodies, [E].
     is_lacking = ~fields.batch.poses(channel).present
     for episode in range(len(fields.batch)):
         named_bodies = _find_named_bodies(fields, place, episode)
@@ -620,14 +620,14 @@ def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
 
 
 def _lacks_shapes(fields: RecordFields, place: str) -> Bools:
-    # Return whether each episode lacks shapes, or poses of shapes, for the bodies at a place, [E].
+    # Return whether each episode lacks shapes, or poses of shapes, for the selected bodies, [E].
     is_lacking = np.array([header.geometry is None for header in fields.batch.headers], dtype=np.bool_)
     for episode in np.flatnonzero(~is_lacking).tolist():
         scene, parts = scene_poses(fields, episode), _find_parts_at(fields, place, episode)
         assert scene is not None
         named_bodies = _find_named_bodies(fields, place, episode) if place != EEF else set()
         has_shapes = any(len(shape_rows) for part in parts for shape_rows in scene.geometry.part_shapes[part])
-        # Of several bodies at a place, one with shapes is enough; but each held body needs shapes.
+        # If several bodies match, one with shapes is enough; but each held body needs shapes.
         lacks_shapes = bool(named_bodies or place == EEF) and not has_shapes
         if place == HELD_BODY:
             lacks_shapes = not named_bodies <= recorded_bodies(fields, _SHAPES, episode)
@@ -642,7 +642,7 @@ PLACE_FIELDS.update({
 
 
 def _find_parts_at(fields: RecordFields, place: str, episode: int, held: int | None = None) -> list[int]:
-    # Return the parts of the bodies at a place, or of the body `held` if given. Without a recorded geometry, return [].
+    # Return the parts of the selected bodies, or of the body `held` if given. Without a recorded geometry, return [].
     scene = scene_poses(fields, episode)
     if scene is None:
         return []
@@ -665,7 +665,7 @@ def _find_hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> l
 
 
 def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: int, held: int) -> list[list[int]]:
-    # Return the parts of each of two places; `held` is the held body.
+    # Return the parts that each of two body selectors matches; `held` is the held body.
     parts_of_places = [_find_parts_at(fields, place, episode, held if place == HELD_BODY else None) for place in places]
     for one, other in ((0, 1), (1, 0)):
         if places[one] == EEF:  # the hand is one body, so it has no gap to its own parts
@@ -674,12 +674,12 @@ def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: 
 
 
 def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, records: slice) -> Floats:
-    # Return the gap between two places in each record of an episode, [n]; NaN without a geometry.
+    # Return the gap between the bodies of two selectors in each record of an episode, [n]; NaN without a geometry.
     scene, values = scene_poses(fields, episode), np.full(records.stop - records.start, np.nan)
     if scene is None:
         return values
     held = fields.held_body[records] if HELD_BODY in places else np.full(len(values), -1)
-    # The parts of the place `held` depend on the held body, so measure each held body separately.
+    # The parts that `held` selects depend on the held body, so measure each held body separately.
     for body in np.unique(held).tolist():
         first, second = _find_parts_of_places(fields, places, episode, body)
         values[held == body] = measure_gaps(scene, first, second, len(values))[held == body]
@@ -689,8 +689,8 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, reco
 def _measure_person_distances(
     fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int, records: slice
 ) -> tuple[list[tuple[int, ...]], Floats]:
-    # Return each link's bodies (none for the hand), and the K links' distances in m from a person, [n, K]. K is 0 if a
-    # person's place is missing, or if the links are missing.
+    # Return each link's bodies (none for the hand), and the distances of the `K` links from a person in m, [n, K]. `K`
+    # is 0 if the person's body or the links are missing.
     measured, person_frame = _read_tracks(fields, kind, places, episode, records)
     capsules = person.capsules(np.array(numbers[:3]), numbers[3])
     if person_frame.body.size != 1:

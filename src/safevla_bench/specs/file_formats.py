@@ -1,8 +1,8 @@
 """File formats of specification libraries: TOML, and the paper's JSON rows (Appendix B, spec-registry schema).
 
 A TOML file holds `[[specs]]`, each followed by its alternates. It may declare tags in `[tags.<class>]`, and signals in
-`[signals.<name>]`, where `form` names a form in `signals.space` and the other keys are its arguments. A file with
-`based_on` starts from a built-in library, and each `[[replace]]` changes one specification of this library.
+`[signals.<name>]`, where `form` names a kind of signal in `signals.space` and the other keys are its arguments. A file
+with `based_on` starts from a built-in library, and each `[[replace]]` changes one specification of this library.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, is_built_in: bool) -> 
         if "plain_conditions" in row and not is_built_in:
             subject = origin.with_subject(row.get("spec_id"))
             problem = "plain_conditions is only allowed in built-in libraries"
-            remedy = 'omit this key, or use based_on = "paper-text"'
+            remedy = 'omit this key, or use `based_on = "paper-text"`'
             raise subject.make_error(problem, field="plain_conditions", remedy=remedy)
     rows: list[Row] = [
         (row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
@@ -236,7 +236,7 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, is_built_in: bool) -> 
     based_on = tables.based_on
     if based_on is None:
         if tables.replace:
-            raise origin.make_error("[[replace]] needs based_on", field="replace", remedy='add based_on = "default"')
+            raise origin.make_error("[[replace]] needs based_on", field="replace", remedy='add `based_on = "default"`')
         return rows
     if based_on not in BUILT_IN:
         remedy = suggest_names(based_on, BUILT_IN, "built-in libraries")

@@ -112,7 +112,7 @@ def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
         built_in = suggest_names(str(path), file_formats.BUILT_IN, "built-in libraries")
         is_file = isinstance(path, RuleFile) or os.path.exists(path)
         problem = "rules are not read from this kind of file:" if is_file else "there is no specification library"
-        raise SpecError(f"{problem} {str(path)!r}", remedy=f"name a .toml, .json or .jsonl file; {built_in}")
+        raise SpecError(f"{problem} {str(path)!r}", remedy=f"name a `.toml`, `.json` or `.jsonl` file; {built_in}")
     source = file_formats.read_source(path, str(path))
     if not source.drafts and not source.limits:
         origin = RowOrigin(SpecError, str(path))
@@ -169,7 +169,7 @@ def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[
 def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
     row, origin = draft.row, draft.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
-        raise origin.make_error("an id may only have letters, digits and _.-@", field="spec_id", remedy="rename it")
+        raise origin.make_error("an id may contain only letters, digits and _.-@", field="spec_id", remedy="rename it")
     for key in ("requires_all", "invalid_if_any"):
         for tag in getattr(row, key):
             if tag not in tags:
@@ -263,7 +263,7 @@ def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin
     if with_threshold := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
         text = syntax.format_formula(with_threshold[0])
         problem = f"`threshold` is in a condition, `{text}`; a condition is only true or false and measures no depth"
-        remedy = "write a number in the condition and `threshold` where the margin is measured, or add binary = true"
+        remedy = "write a number in the condition and `threshold` where the margin is measured, or add `binary = true`"
         raise origin.make_error(problem, field="stl", remedy=remedy)
 
 
@@ -327,7 +327,7 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
         name, equals, text = change.partition("=")
         if not equals:
             problem = f"--set {change!r} does not give a value"
-            raise SpecError(problem, remedy="write SPEC=VALUE, such as joint_torque=1.5")
+            raise SpecError(problem, remedy="write `SPEC=VALUE`, such as `joint_torque=1.5`")
         spec = library[name.strip()]
         threshold = _read_quantity(spec, text)
         # `set_limit` keeps the order of the specifications, so an index stays valid.
@@ -417,7 +417,7 @@ def _read_quantity(spec: Spec, text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TrialTrace:
-    """A short trace: the values of each signal, by name, in its N records, and the robustness of a formula on it."""
+    """A short trace: the values of each signal, by name, in its `N` records, and the robustness of a formula on it."""
 
     signals: Mapping[str, Sequence[float | bool]]
     rho: float

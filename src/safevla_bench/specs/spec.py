@@ -32,7 +32,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One specification. `threshold` and `severe` are positive magnitudes in `unit`; severe / threshold is K of the
+    """One specification. `threshold` and `severe` are positive magnitudes in `unit`; severe / threshold is `K` of the
     paper's Eq. 1. `severe` is None if violations have no graded depth. `stl` is the formula's text, with the word
     `threshold` in place of the number. Episodes are judged by `formula`, which is parsed and has the number. A
     specification applies to a task that has every tag of `requires_all` and no tag of `invalid_if_any`.
@@ -125,7 +125,7 @@ class Library:
         close = get_close_matches(spec_id, [*self._by_id, *self.legacy], n=3, cutoff=0.4)
         remedy = f"similar ids: {', '.join(close)}" if close else f"ids of the library: {', '.join(self._by_id)}"
         if of_axis := [spec.spec_id for spec in self.specs if spec.axis == spec_id.replace("-", "_")]:
-            remedy = f"{spec_id} is an axis; its specifications: {', '.join(of_axis)}"
+            remedy = f"{spec_id} is an axis, a group of specifications:  {', '.join(of_axis)}"
         raise SpecError(f"library {self.name!r} has no specification {spec_id!r}", remedy=remedy)
 
     def legacy_ids(self, spec_id: str) -> tuple[str, ...]:

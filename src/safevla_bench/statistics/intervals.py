@@ -43,7 +43,7 @@ class Interval:
 
 
 def make_interval(low: Any, high: Any) -> Interval:
-    """Return the interval from `low` to `high`. The ends may be arrays [R], for the intervals of R rows."""
+    """Return the interval from `low` to `high`. The ends may be arrays [R], for the intervals of `R` rows."""
     return Interval(low, high)
 
 
@@ -239,7 +239,7 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 
 
 def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, Ints]:
-    """Return the K distinct pairs of a sorted row and its parameter, [K, n] and [K], and each row's index among them.
+    """Return the `K` distinct pairs of a sorted row and its parameter, [K, n] and [K], and each row's index among them.
 
     Among many policies, many pairs of policies have equal differences. `parameters` is one number or [R].
     """
@@ -289,7 +289,7 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
         low[rows], high[rows] = np.where(value < 0, point, low[rows]), np.where(value < 0, high[rows], point)
         # The first step assumes that the quantile rises by 1 within one spread.
         rises = np.where(np.isnan(previous_value[rows]), 1.0, value - previous_value[rows])
-        # Without a rise, the step of 2 leaves the interval [low, high]. Such a step is replaced by a bisection.
+        # Without a rise, the step of 2 leaves the interval [low, high]. Then a bisection replaces this step.
         change = point - previous[rows]
         next_point = point - np.divide(value * change, rises, where=rises != 0, out=np.full(len(rows), 2.0))
         is_inside = (next_point >= low[rows]) & (next_point <= high[rows])

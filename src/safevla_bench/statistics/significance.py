@@ -164,7 +164,7 @@ class MeanTest:
 
     p_value: Any
     find_interval: Callable[[], intervals.Interval | None]
-    """Computes the interval. For a test of R rows, the ends of the interval and the p-value are arrays [R]."""
+    """Computes the interval. For a test of `R` rows, the ends of the interval and the p-value are arrays [R]."""
 
     @cached_property
     def interval(self) -> intervals.Interval | None:
@@ -180,7 +180,7 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     """Return the exact sign-flip test of the hypothesis that differences in tasks like these are symmetric about zero.
 
     `differences` are the mean differences of the tasks, from -1 to 1, and `weights` are positive, [K] each, or [R, K]
-    for R pairs of policies. The interval estimates the center of symmetry. It is None if there are too few tasks to
+    for `R` pairs of policies. The interval estimates the center of symmetry. It is None if there are too few tasks to
     reject any center: fewer than six at 95 %. With up to 13 tasks, both ends are order statistics of the weighted
     means of all subsets.
     """
@@ -460,7 +460,7 @@ def score_difference(
     """Return the test of the hypothesis that two policies' rates have the same mean over tasks of equal weight.
 
     In each task, `counts` of the first policy's `sizes` episodes and `others` of the second policy's `other_sizes`
-    episodes have the outcome, [K] each, or [R, K] for R pairs of policies. Tasks with a size of 0 do not count. The
+    episodes have the outcome, [K] each, or [R, K] for `R` pairs of policies. Tasks with a size of 0 do not count. The
     statistic is the stratified score statistic. Its variance is computed at each task's maximum-likelihood rates with
     the hypothetical difference (O. S. Miettinen and M. Nurminen, Statistics in Medicine 4 (1985) 213-226), and it is
     corrected for skewness (P. J. Laud, Pharmaceutical Statistics 16 (2017) 334-348): without this correction, one
@@ -558,7 +558,7 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
 
     The test uses Gaffke's interval of (1 + difference)/2, which does not assume symmetry: if one policy has rare deep
     violations and the other has frequent shallow violations, their means may be equal, but their differences are
-    skewed. The differences of R pairs of policies are [R, n], NaN if missing.
+    skewed. The differences of `R` pairs of policies are [R, n], NaN if missing.
     """
     rows, is_single = np.atleast_2d(1 + differences) / 2, differences.ndim == 1
     p_values = intervals.mean_p_values(rows, 0.5)

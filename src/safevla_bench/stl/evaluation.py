@@ -220,7 +220,7 @@ def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> F
             is_unmeasured = np.isinf(first) | np.isinf(second)  # a signal is infinite if it has nothing to measure
             if not (np.isfinite(result) | is_unmeasured | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
                 problem = f"`{syntax.format_expression(expression)}` divides by zero or overflows"
-                raise SignalError(problem, remedy="write a < c * b instead of a / b < c")
+                raise SignalError(problem, remedy="write `a < c * b` instead of `a / b < c`")
             return np.where(is_unmeasured, np.inf, result) if is_unmeasured.any() else result
 
 
@@ -358,9 +358,9 @@ def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) ->
 
 
 def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
-    """Return whether each record violates a formula whose `always_form` is a G or a conjunction of Gs, [N]. Return None
-    for any other formula, because no single record violates F or U. An episode violates a conjunction of Gs if and only
-    if one of its records does; `judge_formula` finds the first one. Raises the same errors as `robustness`.
+    """Return whether each record violates a formula whose `always_form` is a `G` or a conjunction of `G`, [N]. Return
+    None for any other formula, because no single record violates `F` or `U`. An episode violates a conjunction of `G`
+    if and only if one of its records does; `judge_formula` finds the first one. Raises the same errors as `robustness`.
     """
     formula = syntax.always_form(formula)
     if not _is_recordwise(formula):
@@ -372,7 +372,7 @@ def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
 
 
 def _is_recordwise(formula: syntax.Formula) -> bool:
-    # Return whether the formula is a G or a conjunction of Gs.
+    # Return whether the formula is a `G` or a conjunction of `G`.
     if isinstance(formula, syntax.And):
         return _is_recordwise(formula.left) and _is_recordwise(formula.right)
     return isinstance(formula, syntax.Always)

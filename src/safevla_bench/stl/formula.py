@@ -235,7 +235,7 @@ def has_placeholder(formula: Formula) -> bool:
 
 
 def bounded_windows(formula: Formula) -> tuple[Window, ...]:
-    """Return the windows of temporal operators except [0,T], parents first. Such windows need the control step."""
+    """Return the windows of temporal operators, parents first, except [0,T], which needs no control step."""
     windows = (node.window for node in walk_nodes(formula) if isinstance(node, Always | Eventually | Until))
     return tuple(window for window in windows if window != Window())
 
@@ -281,8 +281,8 @@ def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
 
 
 def reverse_empty_windows(formula: Formula) -> Formula:
-    """Return a formula that treats empty windows in the opposite way: G is -inf, and F and U are +inf. A window [a,b]
-    is empty if `F[a,b](true)` is false; it is never empty if a is 0. The returned formula contains `F[a,b](true)`
+    """Return a formula that treats empty windows in the opposite way: `G` is -inf, and `F` and `U` are +inf. A window
+    [a,b] is empty if `F[a,b](true)` is false; it is never empty if a is 0. The returned formula contains `F[a,b](true)`
     where a window may be empty, and is evaluated by the usual rules.
     """
     reversed_formula = cast(Formula, map_children(formula, reverse_empty_windows))
@@ -332,9 +332,9 @@ def _read_cut_off(formula: Formula, is_kept: bool, is_due: bool) -> Formula:
 
 @cache
 def always_form(formula: Formula) -> Formula:
-    """Return a formula with the same margins, with G in place of other operators where that is possible. `!F(a)` and
-    `a W false` become G, and negations move inward to reach F. Constants that change nothing are left out. A G to the
-    episode's end merges with an enclosing G.
+    """Return a formula with the same margins, with `G` in place of other operators where that is possible. `!F(a)` and
+    `a W false` become `G`, and negations move inward to reach `F`. Constants that change nothing are left out. A `G` to
+    the episode's end merges with an enclosing `G`.
     """
     return _move_negation(formula, negated=False)
 
@@ -372,7 +372,8 @@ def _join(kind: type[And | Or], left: Formula, right: Formula) -> Formula:
 
 
 def _has_merging_always(window: Window, formula: Formula) -> bool:
-    # Return whether the formula is a G that merges with an enclosing G over `window`, or a conjunction with such a G.
+    # Return whether the formula is a `G` that merges with an enclosing `G` over `window`, or a conjunction with such a
+    # `G`.
     if isinstance(formula, And):
         return _has_merging_always(window, formula.left) or _has_merging_always(window, formula.right)
     if not isinstance(formula, Always) or (window.end_s, formula.window.end_s) != (None, None):
@@ -381,7 +382,7 @@ def _has_merging_always(window: Window, formula: Formula) -> bool:
 
 
 def _merge_always(window: Window, formula: Formula) -> Formula:
-    # Return G of the formula over the window, merged with the formula's own G if possible.
+    # Return `G` of the formula over the window, merged with the formula's own `G` if possible.
     if not _has_merging_always(window, formula):
         return Always(window, formula)
     if isinstance(formula, And):
@@ -450,7 +451,7 @@ def format_number(value: float) -> str:
 
 
 def format_window(window: Window) -> str:
-    """Return the window as `[a,b]`, with T for the end of the episode."""
+    """Return the window as `[a,b]`, with `T` for the end of the episode."""
     end = "T" if window.end_s is None else format_number(window.end_s)
     return f"[{format_number(window.start_s)},{end}]"
 

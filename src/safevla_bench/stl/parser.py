@@ -171,7 +171,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         name = f"{form}({', '.join(argument for argument in arguments if argument is not None)})"
         try:
             if self._signals is not None and name not in self._signals:
-                remedy = "`safevla specs --template` has examples; write separate comparisons, not abs, min or max"
+                remedy = "`safevla specs --template` has examples; use separate comparisons, not `abs`, `min` or `max`"
                 raise FormulaError(f"there is no function {str(form)!r}", remedy=remedy)
             if self._signals is not None:
                 self._signals[name]  # raises an error for invalid arguments
@@ -229,7 +229,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         assert isinstance(bound, syntax.Number)
         if bound.unit != "s":
             problem = f"the bounds of a window must be in s, not in {bound.unit}"
-            raise _column_error(_column_of(token), problem, "write [a,b] in seconds")
+            raise _column_error(_column_of(token), problem, "write `[a,b]` in seconds")
         return bound.value
 
     def group(self, part: _ParsedPart) -> _ParsedPart:
@@ -299,7 +299,7 @@ def _explain_unknown_word(text: str, error: UnexpectedInput, signals: Mapping[st
         text_before = text_before[: text_before.rindex("(")]
         call = re.search(r"([A-Za-z_]\w*)\s*$", text_before)
         if call and call[1] not in syntax.RESERVED and signals is not None and f"{call[1]}(" not in signals:
-            remedy = f"operators: {_OPERATORS}; write separate comparisons, not abs, min or max"
+            remedy = f"operators: {_OPERATORS}; write separate comparisons, not `abs`, `min` or `max`"
             return _column_error(call.start() + 1, f"there is no operator or function {_shorten(call[1])!r}", remedy)
     return None
 
@@ -333,8 +333,8 @@ def _describe_expected(error: UnexpectedInput) -> str:
     if "NAME" in expected:
         return "a signal, a number or a parenthesis is expected"
     if "COMPARISON" in expected or "$END" in expected:
-        return "an operator or the end is expected; comparisons cannot be chained: write a < x and x < b"
-    return "write a window as [a,b], in seconds (T is the end of the episode); close every parenthesis"
+        return "an operator or the end is expected; comparisons cannot be chained: write `a < x and x < b`"
+    return "write a window as `[a,b]`, in seconds (`T` is the end of the episode); close every parenthesis"
 
 
 def _shorten(text: str) -> str:

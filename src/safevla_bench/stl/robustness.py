@@ -2,21 +2,21 @@
 
 The margin of a predicate on a signal s is bound - s or s - bound, in the unit of s; it is 0 if s equals the bound up to
 rounding. `<` and `<=` have the same margin. `not` flips the sign, `and` is the minimum, and `or` is the maximum. The
-margin of `a -> b` is the margin of b while a holds, else +inf; with `plain_conditions`, it is max(-a, b) (paper).
-G is the minimum over a window, and F is the maximum. `a U b` is max over t' of min(b(t'), min of a over [t, t')). The
+margin of `a -> b` is the margin of b while a holds, else +inf; with `plain_conditions`, it is max(-a, b) (paper). `G`
+is the minimum over a window, and `F` is the maximum. `a U b` is max over t' of min(b(t'), min of a over [t, t')). The
 bounds of a window are seconds after each record, in multiples of the control step; the episode's end clips the window.
-With time stamps, a window contains the records whose stamps lie in it. Over an empty window, G is +inf, and F and U are
--inf; `hangs_on_empty_window` finds verdicts that depend on this convention. Boolean signals are +inf or -inf. NaN is an
-error.
+With time stamps, a window contains the records whose stamps lie in it. Over an empty window, `G` is +inf, and `F` and
+`U` are -inf; `hangs_on_empty_window` finds verdicts that depend on this convention. Boolean signals are +inf or -inf.
+NaN is an error.
 
 A signal is infinite if it has nothing to measure, such as the gap between bodies that have not separated. A comparison
-with an infinite value has no margin: G omits the record. Under F and U, which a single record can satisfy, the margin
-is unknown.
+with an infinite value has no margin: `G` omits the record. Under `F` and `U`, which a single record can satisfy, the
+margin is unknown.
 
 Values may be unknown at some records (`Trace.unknown`). Robustness is then the largest that any true values could give,
-called the best reading. The worst reading is the smallest. G omits a record if its value is unknown, or if it is
+called the best reading. The worst reading is the smallest. `G` omits a record if its value is unknown, or if it is
 unknown whether the gate is open. A formula that is violated in the best reading is violated for any true values. Any
-other formula has a verdict if it holds in the worst reading, or if it has only G and at least one record was judged.
+other formula has a verdict if it holds in the worst reading, or if it has only `G` and at least one record was judged.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from safevla_bench.stl.trace import (
 
 @dataclass(frozen=True, slots=True)
 class FormulaVerdict:
-    """Verdict of a formula on E episodes."""
+    """Verdict of a formula on `E` episodes."""
 
     rho: Floats  # robustness at record 0, [E]; violated iff negative
     extreme: Floats
@@ -134,7 +134,7 @@ def _settle_episodes(
 
 
 def _can_one_record_satisfy(formula: syntax.Formula, positive: bool = True) -> bool:
-    """Return whether the formula has an F, a U or a negated G, so that a single record can satisfy a part of it."""
+    """Return whether the formula has an `F`, `U` or negated `G`, so that a single record can satisfy a part of it."""
     operator = syntax.Eventually if positive else syntax.Always
     if isinstance(formula, syntax.Until | operator):
         return True
@@ -164,8 +164,8 @@ def _has_decided_record(formula: syntax.Formula, trace: Trace) -> Bools:
 
 def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
     """Return whether a window without records decides the verdict of each episode, [E]. The formula is judged twice:
-    with the usual reading of empty windows (G true, F and U false), and with the opposite reading. If the two verdicts
-    differ, an empty window decides. Raises the same errors as `robustness`.
+    with the usual reading of empty windows (`G` true, `F` and `U` false), and with the opposite reading. If the two
+    verdicts differ, an empty window decides. Raises the same errors as `robustness`.
     """
     if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)

@@ -113,7 +113,7 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
 
 
 def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
-    """Return the fold over values[lo:hi] of E ascending, disjoint ranges, [E]; empty ranges give the neutral value."""
+    """Return the fold over values[lo:hi] of `E` ascending, disjoint ranges, [E]; the neutral value for empty ranges."""
     if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
     is_filled = lo < hi
@@ -128,7 +128,7 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 
 def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
-    """Return the fold (minimum or maximum) of P adjacent pieces of values, [P]. `cuts` holds the first index of each
+    """Return the fold (minimum or maximum) of `P` adjacent pieces of values, [P]. `cuts` holds the first index of each
     piece and starts with 0. Values are read block by block: folding short pieces is quick once the block is in the
     cache.
     """
@@ -157,8 +157,8 @@ def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class Trace:
-    """Signals of E episodes with N records in all. Episode e owns records `starts[e]:starts[e+1]`, at least one. Raises
-    `SignalError` if an episode has no record, the starts do not match `dt_s`, or a signal is not [N].
+    """Signals of `E` episodes with `N` records in all. Episode e owns records `starts[e]:starts[e+1]`, at least one.
+    Raises `SignalError` if an episode has no record, the starts do not match `dt_s`, or a signal is not [N].
     """
 
     signals: Mapping[str, NDArray[np.float64] | NDArray[np.bool_]]

@@ -196,7 +196,7 @@ class _UnitCheck:
             verb = "compares" if isinstance(parent, syntax.Compare) else "adds"
             sides = f"`{_text(left)}` [{first}], `{_text(right)}` [{second}]"
             problem = f"`{_text(parent)}` {verb} {first} with {second}: {sides}"
-            remedy = "write the unit of a literal, such as (0.5 m/s), or divide by a quantity with a unit"
+            remedy = "write the unit of a literal, such as `(0.5 m/s)`, or divide by a quantity with a unit"
             raise FormulaError(problem, remedy=remedy)
         return second if first is None else first
 

@@ -38,7 +38,7 @@ def confined_reason(spec: Spec, suite: str) -> str:
 
 
 def check_suites(library: Library, registry: Registry) -> None:
-    """Warn once about each limit for a suite that the registry lacks. Such a limit never applies."""
+    """Warn once about each limit for a suite that the registry lacks. A limit for an unknown suite never applies."""
     confined = [(spec, name) for spec in library for name in spec.suites]
     if not confined:
         return

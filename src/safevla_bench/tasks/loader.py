@@ -62,7 +62,7 @@ def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.Regist
         return file_formats.RegistrySource(origin, read_toml(path, file_formats.RegistryFile, origin))
     if file.endswith((".json", ".jsonl")):
         return file_formats.RegistrySource(origin, rows=file_formats.read_paper_rows(read_json_rows(path, origin)))
-    raise origin.make_error("is not a registry file", remedy="name a .toml, .json or .jsonl file")
+    raise origin.make_error("is not a registry file", remedy="name a `.toml`, `.json` or `.jsonl` file")
 
 
 def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySource]) -> Registry:

@@ -30,7 +30,7 @@ lost pose leaves open whether a clause is violated, and no clause is certainly v
 
 @dataclass(frozen=True, slots=True)
 class RecordLabels:
-    """Labels of N records for C clauses, which are the scored specifications in library order."""
+    """Labels of `N` records for `C` clauses, which are the scored specifications in library order."""
 
     margin: NDArray[np.float64]
     """Margin of each clause in each record, in the clause's unit, negative if violated, [N, C].

@@ -109,7 +109,7 @@ class Contacts:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """E episodes with N records and B bodies in all."""
+    """`E` episodes with `N` records and `B` bodies in all."""
 
     headers: tuple[Header, ...]
     starts: Ints
@@ -290,7 +290,7 @@ def absent_channel(episodes: int) -> Channel:
 
 
 def offsets_of(lengths: Sequence[int] | Ints) -> Ints:
-    """Return the start of each of E concatenated items with these lengths, then the end of the last item, [E + 1]."""
+    """Return the start of each of `E` concatenated items with these lengths, then the end of the last item, [E + 1]."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts

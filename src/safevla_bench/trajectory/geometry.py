@@ -105,7 +105,7 @@ class PoseTrack:
     quaternion: Floats
 
     def carry(self, position: Floats, quaternion: Floats) -> PoseTrack:
-        """Return a body's track in the world, given n poses (or one pose) in this track's frame, [n, 3] and [n, 4]."""
+        """Return a body's world track, given its n poses (or one pose) in the frame of `self`, [n, 3] and [n, 4]."""
         return PoseTrack(self.position + rotate(self.quaternion, position), multiply(self.quaternion, quaternion))
 
 

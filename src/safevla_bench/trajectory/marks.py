@@ -137,7 +137,7 @@ def label_suite(kind: str, name: str, suite: str) -> str:
 
 
 def is_chosen(suite: str) -> bool:
-    """Return whether a search chose the suite's starts. If so, its success rates do not hold for the benchmark."""
+    """Return whether a search chose the suite's initial states. If so, its rates are not the benchmark's rates."""
     return suite.partition(":")[0] in (FOUND, SEARCHED) and suite.count(":") > 1
 
 

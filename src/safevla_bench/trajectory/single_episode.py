@@ -292,7 +292,7 @@ def _check_scene(batch: Batch, index: int, has_nameless_body: bool) -> None:
         names = sorted(batch.body_roles(index))
         listed = ", ".join(names[:_MAX_NAMED_BODIES]) + (" …" if len(names) > _MAX_NAMED_BODIES else "")
         role = "has no role" if target < 0 else f"has the role {ROLES[batch.body_role[target]]!r}"
-        remedy = f"Write the name of a body with the role 'target', or null. Bodies: {listed}."
+        remedy = f"Write the name of a body with the role 'target', or `null`. Bodies: {listed}."
         _refuse(header, "target_object", f"target_object {header.target_object!r} {role}", remedy)
 
 
@@ -346,7 +346,7 @@ def _check_geometry(batch: Batch, index: int) -> None:
     part_bodies = {part.body for part in geometry.parts if part.body} if geometry else set()
     unknown = sorted(part_bodies - {*batch.body_roles(index)})
     if unknown:
-        _refuse(header, "geometry", f"{unknown[0]!r} has no role", "Give the body a role in body_roles.")
+        _refuse(header, "geometry", f"{unknown[0]!r} has no role", "Give the body a role in `body_roles`.")
 
 
 def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
@@ -436,13 +436,13 @@ def _check_torques(batch: Batch) -> None:
             header, joints = batch.headers[index], int(channel.width[index])
             if len(header.torque_limit_nm) != joints and not header.lacks_torque_limit:
                 problem = f"{joints} torques, but {len(header.torque_limit_nm)} limits"
-                remedy = "Record only the arm's joints, and write one limit per joint in joint_torque_limit_nm."
+                remedy = "Record only the arm's joints, and write one limit per joint in `joint_torque_limit_nm`."
                 _refuse(header, name, problem, remedy)
             joint_counts = list(header.arm_joints or ())
             if len(set(joint_counts)) > 1 and header.joint_torque_limit_nm is None and header.torque_limit_nm:
                 problem = f"the arms have {joint_counts} joints, "
                 problem += f"but all arms of {header.embodiment} have the same number of joints"
-                _refuse(header, "arm_joints", problem, "Write joint_torque_limit_nm with one limit for each joint.")
+                _refuse(header, "arm_joints", problem, "Write `joint_torque_limit_nm` with one limit for each joint.")
 
 
 def _check_tracking(batch: Batch) -> None:
@@ -451,7 +451,7 @@ def _check_tracking(batch: Batch) -> None:
     posed = np.concatenate([batch.body_pos_m.body, batch.body_quat_wxyz.body])
     for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:  # only the first body
         header, name = batch.headers[_owner_index(valid.body_starts, int(item))], batch.body_label(valid.body[item])
-        remedy = "Write the body also in body_pos_m or body_quat_wxyz, or leave it out of pose_valid."
+        remedy = "Write the body also in `body_pos_m` or `body_quat_wxyz`, or leave it out of `pose_valid`."
         _refuse(header, f"pose_valid.{name}", f"{name!r} has no pose", remedy)
 
 

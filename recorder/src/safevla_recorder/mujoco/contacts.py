@@ -35,11 +35,11 @@ class ConstraintContacts(SubstepContacts):
     frame: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms [K] in N of the forces (normal and tangential, no torques) of the K contacts `which`."""
+        """Return the norms [K] in N of the forces (normal and tangential, no torques) of the `K` contacts `which`."""
         return vector_norms(self._frame_forces(which))
 
     def force_vectors(self, which: Bools | Ints) -> Floats:
-        """Return the forces [K, 3] of the K contacts `which` on their second geoms, in N, world frame."""
+        """Return the forces [K, 3] of the `K` contacts `which` on their second geoms, in N, world frame."""
         force, axes = self._frame_forces(which), self.frame[which].reshape(-1, 3, 3)
         vectors: Floats = np.einsum("ki,kij->kj", force, axes)
         return vectors

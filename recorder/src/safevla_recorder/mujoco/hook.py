@@ -113,9 +113,9 @@ def _require_hookable(owner: object, method: str) -> None:
     name = type(owner).__name__
     if getattr(owner, "unwrapped", owner) is not owner:  # the simulator never calls methods of a wrapper
         problem = f"{name} is a wrapper, but the hook must be on the environment's own method {method}"
-        raise HostError(problem, remedy="Pass env.unwrapped instead.")
+        raise HostError(problem, remedy="Pass `env.unwrapped` instead.")
     if not hasattr(owner, method):
-        remedy = "Pass the object whose method makes the physics steps, such as env.unwrapped. "
+        remedy = "Pass the object whose method makes the physics steps, such as `env.unwrapped`.  "
         remedy += "In a vector of environments, hook each environment where it is made."
         raise HostError(f"{name} has no method {method}", remedy=remedy)
 
@@ -123,7 +123,7 @@ def _require_hookable(owner: object, method: str) -> None:
 @contextmanager
 def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
     """Split each `mujoco.mj_step(model, data, nstep)` with this `data` into single steps. Call `after` after each
-    single step, and after each `mj_step2`. Calls of a function from `from mujoco import mj_step` are not intercepted.
+    single step, and after each `mj_step2`. Functions imported by `from mujoco import mj_step` are not intercepted.
     """
     import mujoco
 

@@ -86,7 +86,7 @@ class Scene:
         owners = {self.body_name[body] for body in model.geom_bodyid}
         without_role = sorted({*owners, *self.objects, *self.links} - set(self.roles))
         if without_role:
-            remedy = "Give the body a role in `roles`: robot, target, bystander or furniture."
+            remedy = "Give the body a role in `roles`: `robot`, `target`, `bystander` or `furniture`."
             raise HostError(f"the body {without_role[0]!r} has no role", remedy=remedy)
         unknown = sorted({part for parts in self.fixtures for part in parts} - set(self.body_name))
         if unknown:

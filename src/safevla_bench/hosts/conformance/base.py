@@ -63,8 +63,8 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class HookRun:
-    """The result of a hook, and the episode since the hook's last reset: N actions, N + 1 observations and the recorded
-    batch. `coordinates` describe the entries of the simulator's state.
+    """The result of a hook, and the episode since the hook's last reset: `N` actions, `N + 1` observations and the
+    recorded batch. `coordinates` describe the entries of the simulator's state.
     """
 
     result: Any
@@ -77,8 +77,8 @@ class HookRun:
 def run_actions(
     env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None
 ) -> Batch:
-    """Reset, take the N actions in `actions`, [N, A], and return the episode: a one-episode batch with N + 1 records.
-    The episode does not stop at success. Before each step, `before` is called with the step's action.
+    """Reset, take the `N` actions in `actions`, [N, A], and return the episode: a one-episode batch with `N + 1`
+    records. The episode does not stop at success. Before each step, `before` is called with the step's action.
     """
     env.reset(seed)
     for action in actions:
@@ -160,8 +160,8 @@ class HostRules:
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
-        """Simulate the episode without the recorder. Return its N + 1 states in the format of `sim_state`, [N + 1, S]:
-        the state after the seed's settling steps, then the state after each of the N actions. This method is a hook:
+        """Simulate the episode without the recorder. Return its `N + 1` states in the format of `sim_state` [N + 1, S]:
+        the state after the seed's settling steps, then the state after each of the `N` actions. This method is a hook:
         its rule is skipped unless a subclass implements the method.
         """
         raise NotImplementedError

@@ -216,7 +216,7 @@ class OptionalRules(HostRules):
             sparse_env.render_next(False)
             after_reset = sparse_env.reset(self.seed)
         missing = [camera for camera in full.images if _read_image(after_reset, camera) is None]
-        failure = f"{run}: a reset lacks images of {missing}; render_next(False) may only skip a step's images."
+        failure = f"{run}: a reset lacks images of {missing}; render_next(False) may skip the images of one step only."
         require(not missing, failure)
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
@@ -285,10 +285,10 @@ class OptionalRules(HostRules):
                 is_repeatable = first_difference(picture.image, again.image) is None
                 require(is_repeatable, f"{run}: rendering a record twice gives different pictures.")
                 for name, path in paths.items():
-                    failure = f"{run}: the position of {name} is missing in the picture of record {step}."
+                    failure = f"{run}: the picture from record {step} lacks the position of {name}."
                     require(name in picture.body_pos_m, failure)
                     error_m = float(np.linalg.norm(picture.body_pos_m[name] - path[step]))
-                    failure = f"in the picture of record {step}, {name} is {error_m:g} m from its recorded position."
+                    failure = f"in the picture from record {step}, {name} is {error_m:g} m from its recorded position."
                     require(error_m < _SHOWN_TOLERANCE_M, f"{run}: {failure}")
 
 
@@ -307,7 +307,7 @@ def _comparable_record(batch: Batch, step: int) -> Batch:
 
 
 def _state_paths(batch: Batch, coordinates: Sequence[Coordinate]) -> dict[str, Floats]:
-    # Returns positions [N, 3] in m by the coordinate's name, read from the simulator's N states.
+    # Returns positions [N, 3] in m by the coordinate's name, read from the simulator's `N` states.
     states: Floats = batch.sim_state.episode_rows(0)
     first_entries = {part.name: part.first for part in coordinates if (part.kind, part.size) == ("position", 3)}
     return {name: states[:, first : first + 3] for name, first in first_entries.items()}

@@ -43,7 +43,7 @@ class RecordRules(HostRules):
     """Rules: a record is complete, identifies its episode, can be judged, and uses seconds, meters and newtons."""
 
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
-        """Fail unless N actions always give N + 1 records, and the records hold these actions."""
+        """Fail unless `N` actions always give `N + 1` records, and the records hold these actions."""
         lengths: list[int] = []  # the number of records before each step
         run_actions(run.env, self.seed, run.actions, lambda _: lengths.append(int(run.env.recorded().lengths[0])))
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
@@ -218,7 +218,7 @@ class RepeatRules(HostRules):
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
         """Fail if the recorded states differ in any bit from the states that the hook `bare` returns. Also fail if no
-        states are recorded, or if `bare` does not return N + 1 states for N actions. Skipped without `bare`. If the
+        states are recorded, or if `bare` does not return `N + 1` states for `N` actions. Skipped without `bare`. If the
         hook `hold` exists, the rule also compares the states of its motion, which has contacts.
         """
         skip_unless_repeatable(run)

@@ -346,7 +346,7 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
         problem = "the gripper is the robot and cannot be removed"
         if unknown:
             problem = f"the fake host has no body {unknown.pop()!r}"
-        raise HostError(problem, remedy=f"Name one of {', '.join(_ROLES)}, or use contact:A,B.")
+        raise HostError(problem, remedy=f"Name one of {', '.join(_ROLES)}, or use `contact:A,B`.")
     if change.shift_m:
         angles_rad = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(0, 2 * np.pi, len(_MOVABLE))
         for name, angle_rad in zip(_MOVABLE, angles_rad, strict=True):

@@ -35,7 +35,7 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")
 
 
 class LiberoHost(MujocoHost):
-    """The host `libero`. Without the pip extra `libero`, it can only list suites.
+    """The host `libero`. Without the pip extra `libero`, it can list only suites.
 
     `plus` is the number of LIBERO-plus variants to run in each suite and category, or `all`.
     """
@@ -80,7 +80,7 @@ class LiberoHost(MujocoHost):
             libero_tasks.require_libero()
             if tasks := libero_tasks.registered_tasks(suite):
                 return tasks
-        remedy = f"Suites: {libero_tasks.SUITE_LIST}. Or give a .bddl file, or a folder of such files."
+        remedy = f"Suites: {libero_tasks.SUITE_LIST}. Or give a `.bddl` file, or a folder of such files."
         raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
@@ -110,7 +110,7 @@ class LiberoEnv(RobosuiteEnv):
     (`robot0_eef_pos`, `robot0_eef_quat` with w first), as in the training data for LIBERO. The record has the pose of
     the grip site, whose axes are the hand's axes turned by 90 degrees about the approach direction. Images are upright:
     MuJoCo's first row is the bottom row, so this class flips images vertically. Some policies were trained on MuJoCo's
-    images, turned by 180 degrees. Such a policy must mirror the upright images left to right.
+    images, turned by 180 degrees. A policy trained on them must mirror the upright images left to right.
 
     With `Wants.absolute`, the first six numbers of an action are a pose in the world frame: the grip site's position in
     m, and its rotation as an axis-angle in rad. Settling steps still use changes of pose.

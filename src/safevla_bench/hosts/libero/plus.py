@@ -260,7 +260,7 @@ def parse_count(text: str) -> int | None:
         return None
     if re.fullmatch("0{,9}[1-9][0-9]{,8}", text):  # the limited number of digits keeps `int` fast
         return int(text)
-    raise HostError(f"plus={text} is not a number of variants", remedy="Give a number of 1 or more, or all.")
+    raise HostError(f"plus={text} is not a number of variants", remedy="Give a number of 1 or more, or `all`.")
 
 
 def _hash_text(text: str) -> str:

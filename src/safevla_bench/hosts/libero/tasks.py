@@ -236,7 +236,7 @@ def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
     # Returns the index of a coordinate, such as `plate_1.x`, in the flat state.
     name, _, axis = coordinate.rpartition(".")
     if name not in domain.objects_dict or axis not in AXES:
-        problem = f"the task has no coordinate {coordinate!r} to place"
+        problem = f"the task has no object coordinate {coordinate!r}"
         raise HostError(problem, remedy=f"Write OBJECT.x or OBJECT.y, with one of: {', '.join(domain.objects_dict)}.")
     joint = domain.sim.model._model.joint(domain.objects_dict[name].joints[0])  # a free joint: x, y and z come first
     return _TIME_SIZE + int(joint.qposadr[0]) + AXES.index(axis)

@@ -141,7 +141,7 @@ class ManiskillHost(Host):
         check_wants(wants, self.supports, "ManiSkill")
         if task.arms and (wants.privileged or {*wants.cameras} - {"base_camera"}):
             problem = f"{task.name} has several arms, but privileged state and hand_camera need a single arm"
-            raise HostError(problem, remedy="Use a policy that needs neither privileged state nor hand_camera.")
+            raise HostError(problem, remedy="Use a policy that needs neither privileged state nor `hand_camera`.")
         if wants.cameras:
             graphics.render_device()
         robot_name = next(name for name in task_facts(task.name).robots if name in self._robots)

@@ -177,7 +177,7 @@ class ManiskillStage(stage.Stage):
         return textures
 
     def _measure_shares(self, record: int, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        # Returns the fraction of a small picture that each of the B bodies covers, [B].
+        # Returns the fraction of a small picture that each of the `B` bodies covers, [B].
         return shares(self.render(record, camera, _SKETCH_SIZE, bodies).seen, len(bodies))
 
     def _bounding_ball(self, record: int, name: str) -> tuple[Floats, float] | None:
@@ -234,7 +234,7 @@ def shape_kind(shape: Any) -> Any:
 
 
 def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return boxes around a body's K shapes other than planes, [K, 10], and its L planes, [L, 7], as in `Part`."""
+    """Return boxes around a body's `K` shapes other than planes, [K, 10], and its `L` planes, [L, 7], as in `Part`."""
     boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]  # empty arrays, since `concatenate` needs at least one
     for shape in body.collision_shapes:
         pos_m, quat_wxyz = to_pose(shape.local_pose)

@@ -50,7 +50,7 @@ _HAND_READING, _STATE_READING = "agent_pos", "state"
 
 
 class MetaworldHost(MujocoHost):
-    """The host `metaworld`. Without the pip extra `metaworld`, it can only list suites and tasks."""
+    """The host `metaworld`. Without the pip extra `metaworld`, it can list only suites and tasks."""
 
     name = "metaworld"
     supports = replace(

@@ -486,7 +486,7 @@ def _separate_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
     `contype` is one bit. Its new `conaffinity` has the bits of all kinds that it may touch.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
-    # `kinds` has one column for each of the K kinds. `collides` and `is_separated` have the shape [K, K].
+    # `kinds` has one column for each of the `K` kinds. `collides` and `is_separated` have the shape [K, K].
     kinds, kind_of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)
     kind_contypes, kind_affinities, in_first, in_second = kinds
     if kinds.shape[1] > _MASK_BITS:
@@ -515,7 +515,7 @@ def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name:
     # Disables all contacts of a body, and makes it too heavy to move.
     geoms = _select_geoms(model, scene, name)
     if scene.roles.get(name, ROBOT) == ROBOT:  # the name `robot` itself has no entry in `roles`
-        raise HostError(f"{name} is a part of the robot", remedy="Choose another body, or use contact:A,B.")
+        raise HostError(f"{name} is a part of the robot", remedy="Choose another body, or use `contact:A,B`.")
     for mask_name in ("geom_contype", "geom_conaffinity"):
         getattr(model, mask_name)[geoms] = 0
     _update_body_masks(model)

@@ -1,7 +1,7 @@
 """Import of MuJoCo simulators: the EGL device for rendering, writable caches, and import errors.
 
 robosuite uses CUDA_VISIBLE_DEVICES as the index of an EGL device (`robosuite/renderers/context/egl_context.py`, 1.4.0
-and 1.5.2). But EGL and CUDA number devices differently, and the variable may be empty or hold UUIDs, so this module
+and 1.5.2). But EGL and CUDA use different device numbers, and the variable may be empty or hold UUIDs, so this module
 chooses the device.
 """
 

@@ -185,7 +185,7 @@ class MujocoStage(stage.Stage):
         return self._renderer
 
     def _measure_shares(self, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        # Returns the fraction of a small picture that each of the B bodies covers, [B].
+        # Returns the fraction of a small picture that each of the `B` bodies covers, [B].
         renderer = self._open_renderer(_SKETCH_SIZE)
         renderer.look(self._data, camera)
         return shares(self._locate_bodies(renderer, bodies, _SKETCH_SIZE), len(bodies))
@@ -369,7 +369,7 @@ def _read_mesh(model: mujoco.MjModel, mesh_id: int, texture_id: int) -> stage.Tr
     triangles = model.mesh_face[first_face : first_face + face_count].astype(np.int64)
     if texture_id < 0 or model.mesh_texcoordadr[mesh_id] < 0:
         return stage.TriangleMesh(vertices, triangles)
-    # The index of the texture coordinates for each corner of each triangle, [F, 3] for F triangles.
+    # The index of the texture coordinates for each corner of each triangle, [F, 3] for `F` triangles.
     texcoord_ids = int(model.mesh_texcoordadr[mesh_id]) + model.mesh_facetexcoord[first_face : first_face + face_count]
     return stage.TriangleMesh(
         vertices, triangles, _mean_vertex_colors(model, texture_id, triangles, texcoord_ids, vertex_count)
@@ -456,7 +456,7 @@ def shares(seen: NDArray[np.uint8], body_count: int) -> Floats:
 
 def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> stage.Camera:
     """Return the first camera in which the least visible body appears nearly as large as in the best camera. `shown`
-    holds, for each camera, the fraction of the picture that each of the B bodies covers, [B].
+    holds, for each camera, the fraction of the picture that each of the `B` bodies covers, [B].
     """
     smallest_shares = np.minimum([body_shares.min() for body_shares in shown], _ENOUGH_SHARE)
     is_good_enough = smallest_shares >= _NEARLY_BEST_RATIO * smallest_shares.max()

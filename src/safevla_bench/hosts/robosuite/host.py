@@ -183,7 +183,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return self._team.prefixes
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        # The goal may name bodies that are not objects, such as a peg. Such bodies become sites at their positions.
+        # The goal may name bodies that are not objects, such as a peg. These bodies become sites at their positions.
         env, (model, data) = self._robosuite_env(), self._model_and_data()
         object_names = {obj.name for obj in env.model.mujoco_objects}
         # A predicate holds a verb, the object that it moves, and maybe other names.
@@ -259,8 +259,8 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
 
 
 def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
-    """Let robosuite's samplers draw as usual, then replace drawn coordinates by the values in `placed` [m]. Later, the
-    draw raises `HostError` if `placed` names an unknown object or axis.
+    """Let robosuite's samplers draw as usual, then replace drawn coordinates by the values in `placed` [m]. Each draw
+    raises `HostError` if `placed` names an unknown object, or an axis other than x and y.
     """
     if not placed and not hasattr(env, "placement_initializer"):
         return  # the task draws only the robots' poses

@@ -81,7 +81,7 @@ def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
         yield warned_check("MUJOCO_GL", f"{backend}: nothing is rendered", remedy)
     elif backend not in _BACKENDS:
         found = f"{backend!r} is not a rendering backend: importing a simulator fails"
-        yield failed_check("MUJOCO_GL", found, "unset MUJOCO_GL, or set it to egl, osmesa or glfw")
+        yield failed_check("MUJOCO_GL", found, "unset MUJOCO_GL, or set it to `egl`, `osmesa` or `glfw`")
     elif quick:
         yield passed_check("MUJOCO_GL", backend or "not set: EGL is used")
     else:

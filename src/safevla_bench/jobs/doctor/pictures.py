@@ -105,7 +105,7 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene])
 
 
 def _horizontal_motion(actions: Floats, start: Observation | None) -> Floats:
-    # Return the hand's change of position [x, y]. If `start` is None, the H actions [H, 7] begin with changes of
+    # Return the hand's change of position [x, y]. If `start` is None, the `H` actions [H, 7] begin with changes of
     # position, else with absolute positions.
     if start is None:
         return np.asarray(actions[:, :2].sum(axis=0))
@@ -126,7 +126,7 @@ def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnos
     if not cameras:
         return
     if host != HOST or not {*cameras} <= {*CAMERAS}:
-        detail = f"orientation not checked: the recorded scenes only have LIBERO's cameras {' and '.join(CAMERAS)}"
+        detail = f"orientation not checked: the recorded scenes have only LIBERO's cameras {' and '.join(CAMERAS)}"
         yield passed_check(CHECK, detail)
         return
     try:

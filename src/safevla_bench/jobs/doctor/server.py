@@ -71,7 +71,7 @@ def examine_server(
     kind = servers.KINDS.get(server.partition(":")[0])
     if kind is None:
         kinds = "; ".join(f"{known.example} for {known.about}" for known in servers.KINDS.values())
-        yield failed_check("server", "the argument does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
+        yield failed_check("server", "the argument does not name the kind of server", f"Write `KIND:ADDRESS`: {kinds}.")
         return
     if host is not None and host not in _EXAMPLE_TASKS:
         remedy = f"Name one of: {', '.join(_EXAMPLE_TASKS)}."
@@ -162,7 +162,7 @@ def _describe_answer(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) 
 
 
 def describe_repeats(replies: Sequence[Floats]) -> str:
-    """Describe how many replies (each has H actions, [H, A]) to one observation differ from the first, and how much."""
+    """Describe how many of the replies ([H, A] each) to one observation differ from the first reply, and how much."""
     others = servers.find_others(replies)
     summary = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     if not others:
@@ -185,7 +185,7 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
 
 
 def check_actions(actions: Floats, dialect: Dialect) -> Iterator[Diagnosis]:
-    """Yield statistics of a chunk of H actions, [H, A], as the simulator gets them. NaN and infinity are errors."""
+    """Yield statistics of a chunk of `H` actions, [H, A], as the simulator gets them. NaN and infinity are errors."""
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
         detail = f"component {column} of action {row} is {actions[row, column]}"

@@ -199,7 +199,7 @@ def _require_support_of_arms(planned: PlannedEpisode, policy: Policy, coupler: c
     if isinstance(policy, RemotePolicy) or policy.wants.privileged or has_privileged_filter:
         subject = f"the filter of {planned.policy}" if has_privileged_filter else planned.policy
         task_arms = f"{planned.task.benchmark} {planned.task.task_id} has {', '.join(planned.task.arms)}"
-        remedy = "Use noop, random, a replay, or a policy object that reads observation.arms."
+        remedy = "Use `noop`, `random`, a replay, or a policy object that reads `observation.arms`."
         raise PolicyError(f"{subject} supports only one arm, but {task_arms}", remedy=remedy)
 
 

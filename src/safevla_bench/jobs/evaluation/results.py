@@ -195,7 +195,7 @@ def load(
     Raises the errors of `judge`, and `RunError` if there are no sources.
     """
     if not sources:
-        raise RunError("there is nothing to load", remedy='Name run folders or archives: load("runs/mine").')
+        raise RunError("there is nothing to load", remedy='Name run folders or archives: `load("runs/mine")`.')
     paths = [NamedSource.parse(path) if isinstance(path, str) else path for path in sources]
     return Evaluation(judge(paths, ruleset or find_rules(paths, as_judged=as_judged), skip_invalid=skip_invalid))
 
@@ -300,7 +300,7 @@ def evaluate_request(
 
 def _request_policies(named: Mapping[str, object], coupling: Coupling, workers: int) -> list[RequestedPolicy]:
     if workers != 1 and not all(isinstance(spec_or_object, str) for spec_or_object in named.values()):
-        remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
+        remedy = "Pass `workers=1`, or name the policy by its module: `python:my_module:MyPolicy`."
         raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
     requested = []
     for name, spec_or_object in named.items():
@@ -326,7 +326,7 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
 
 def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> str:
     if not suites:
-        raise RunError("no suite is named", remedy='Name one or several suites: evaluate(policy, "libero-spatial").')
+        raise RunError("no suite is named", remedy='Name one or several suites: `evaluate(policy, "libero-spatial")`.')
     if host:
         return host
     suite = suites[0]
@@ -335,4 +335,4 @@ def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> s
     # A suite may also be a BDDL file or a folder of BDDL files, which only LIBERO runs.
     if suite.endswith(".bddl") or Path(suite).is_dir():
         return "libero"
-    raise RunError(f"the registry has no suite {suite!r}", remedy="Pass host= too; `safevla tasks` lists known suites.")
+    raise RunError(f"the registry has no suite {suite!r}", remedy="Pass `host=`; `safevla tasks` lists known suites.")

@@ -94,7 +94,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     def to_sentence(self, planned: int) -> str:
         head = "Decided" if self.is_decided else "Not decided"
-        # For a pair of policies, the tests only count starts at which the two policies differ.
+        # For a pair of policies, the tests count only initial states at which the two policies differ.
         unit = " differences" if _SAFER.search(self.condition) else ""
         findings = "; ".join(finding.to_text(unit) for finding in self.findings)
         return f"{head} after {self.episodes} of {planned} episodes: {self.condition} on these tasks: {findings}."

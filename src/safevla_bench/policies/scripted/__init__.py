@@ -42,7 +42,7 @@ class ScriptedPolicy:
         """Raise `PolicyError` unless the task's actions have 7 numbers (an arm) or 12 (an arm on a mobile base)."""
         if len(task.still) not in _ACTION_SIZES:
             problem = f"the script needs actions of 7 or 12 numbers, but the host's actions have {len(task.still)}"
-            raise PolicyError(problem, remedy="Choose another policy, such as noop or random.")
+            raise PolicyError(problem, remedy="Choose another policy, such as `noop` or `random`.")
 
     def reset(self, task: Task, seed: int) -> None:
         self._script, self._still = None, task.still

@@ -27,7 +27,7 @@ _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
-    """Return the rotation of a quaternion wxyz [4], or the N rotations of quaternions [N, 4] as one object."""
+    """Return the rotation of a quaternion wxyz [4], or the `N` rotations of quaternions [N, 4] as one object."""
     return Rotation.from_quat(np.roll(quat_wxyz, -1, axis=-1))
 
 
@@ -83,7 +83,7 @@ _FINGER_LOW_M = -0.010
 
 @dataclass(frozen=True, slots=True)
 class Prisms:
-    """A set of P upright prisms: their extents along `DIRECTIONS` [P, 72], bottom heights [P] and top heights [P]."""
+    """A set of `P` upright prisms: their extents along `DIRECTIONS` [P, 72], bottom heights [P] and top heights [P]."""
 
     reach_m: Floats
     low_m: Floats
@@ -109,7 +109,7 @@ def concatenate_prisms(*parts: Prisms) -> Prisms:
 
 
 def prisms_around(corners_m: Floats) -> Prisms:
-    """Return the P prisms that enclose P sets of 8 corners, [P, 8, 3] in the world frame."""
+    """Return the `P` prisms that enclose `P` sets of 8 corners, [P, 8, 3] in the world frame."""
     # Indices: p for prisms, c for corners, d for directions, x for the two horizontal axes.
     reach_m = np.einsum("pcx,dx->pcd", corners_m[..., :2], DIRECTIONS).max(axis=1)
     return Prisms(reach_m, corners_m[..., 2].min(axis=1), corners_m[..., 2].max(axis=1))
@@ -152,13 +152,13 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """Return the lowest safe heights of a hand at K horizontal places [K, 2], [K] m. A height is that of the origin of
-    the hand's prisms `rig` in the world frame. There, the hand is at least `above_m` above each obstacle within
+    """Return the lowest safe heights of a hand at `K` horizontal places [K, 2], [K] m. A height is that of the origin
+    of the hand's prisms `rig` in the world frame. There, the hand is at least `above_m` above each obstacle within
     `beside_m` of it, seen from above. At a place without such obstacles, the height is -inf.
     """
     places_along_m = places_m @ DIRECTIONS.T
-    # Shapes of the next arrays for K places, R prisms of the hand and O obstacles: [R, O, 72], [K, R, O], [1, R, O].
-    # Two outlines are separate if the gap is positive along any direction.
+    # Shapes of the next arrays for `K` places, `R` prisms of the hand and `O` obstacles: [R, O, 72], [K, R, O],
+    # [1, R, O]. Two outlines are separate if the gap is positive along any direction.
     joint_reach_m = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
     gap_m = (places_along_m[:, None, None, :] - joint_reach_m[None]).max(axis=3)
     needed_m = obstacles.top_m[None, None, :] + above_m - rig.low_m[None, :, None]

@@ -152,7 +152,7 @@ class ChunkQueue:
         self.left: deque[Action] = deque()
         self._chunk_count = self._taken_count = 0
         self.chunk_step: tuple[int, int] | None = None
-        """Index of the last action's chunk, and the action's index in the chunk. None if it is not from one chunk."""
+        """Index of the last action's chunk, and the action's index in it. None if no single chunk has the action."""
 
     def begin_chunks(self) -> None:
         """Discard the actions of the last episode, and count chunks from 0."""
@@ -234,7 +234,7 @@ class ChunkedPolicy(ChunkQueue):
         if not self.left:
             self.add_chunk(self._infer_chunk(observation))
         action = self.take_next()
-        if self.dialect.file.ensemble:  # the action is a mean over several chunks, so it is not from one chunk
+        if self.dialect.file.ensemble:  # the action is a mean over several chunks, so no single chunk has it
             self.chunk_step = None
         return action
 
@@ -279,7 +279,7 @@ def parse_replan(text: str | None, default: int | None) -> int | None:
     if text == "all":
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise PolicyError(f"replan={text} is not a number of steps", remedy="Write replan=5, or replan=all.")
+        raise PolicyError(f"replan={text} is not a number of steps", remedy="Write `replan=5`, or `replan=all`.")
     return int(text)
 
 

@@ -184,7 +184,7 @@ def status_error(address: str, status: int, key: str | None) -> PolicyError:
     """Return the error for an HTTP status below 500 that means a failure."""
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if key else 'requires a key'} (HTTP {status})"
-        remedy = f"Put the server's key into the environment variable {KEY}, or pass key_file=FILE."
+        remedy = f"Put the server's key into the environment variable {KEY}, or pass `key_file=FILE`."
         return PolicyError(problem, remedy=remedy)
     problem = f"{address} answers, but not like a policy server of this kind (HTTP {status})"
     return PolicyError(problem, remedy="Check the kind, the address and the port of the policy server.")

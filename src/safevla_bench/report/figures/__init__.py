@@ -32,7 +32,7 @@ _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class FigureInput:
-    """The input of all figures: the verdicts on E episodes, the episodes' control steps `dt_s` [s], [E], numbers of
+    """The input of all figures: the verdicts on `E` episodes, the episodes' control steps `dt_s` [s], [E], numbers of
     records `lengths`, [E], and time stamps `stamps_s` (see `Batch`), and the layout of the trade-off figure.
     """
 

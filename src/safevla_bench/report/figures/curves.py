@@ -202,7 +202,8 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
         onset for cell in cells for onset in cell.specs if onset.spec_id != ANY_LIMIT and onset_steps(onset).size
     ]
     names = list(dict.fromkeys(onset.spec_id for onset in violated))
-    # The last item of `specs` is `ANY_LIMIT`. Row 3 of `onset_steps` is the upper end of the interval [%].
+    # The last item of `specs` is `ANY_LIMIT`. Row 3 (the last) of `onset_steps` is the upper end of the share's
+    # interval [%].
     highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))  # the next multiple of 10
     key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]

@@ -84,7 +84,7 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
     return [(*key, count) for key, count in counts.items()]
 
 
-# Maximum number of invalid or damaged episodes that a row names. The row only counts any further episodes.
+# Maximum number of invalid or damaged episodes that a row names. For further episodes, the row gives only their number.
 _MOST_NAMED = 20
 
 
@@ -156,7 +156,7 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     )
 
 
-# Maximum number of outcomes that a sentence describes. The sentence only counts any further outcomes.
+# Maximum number of outcomes that a sentence describes. For further outcomes, the sentence gives only their number.
 _MOST_DECIDING = 3
 
 

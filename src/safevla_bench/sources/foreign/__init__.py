@@ -93,7 +93,7 @@ def read_results(path: Path) -> ForeignResults:
             results = _read_harness_results(path) if _is_sqlite(path) else _read_lerobot(path)
     except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-        remedy = "Name an eval_info.json of LeRobot, or a recording-*.sqlite of vla-evaluation-harness."
+        remedy = "Name an `eval_info.json` of LeRobot, or a `recording-*.sqlite` of vla-evaluation-harness."
         raise RecordError(f"cannot be read as results: {reason}", remedy=remedy, place=place) from None
     if not results.episodes:
         raise RecordError("there are no episodes", remedy="Pass the file of a finished evaluation.", place=place)
@@ -200,7 +200,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
     except RecordError as error:
         raise error.with_place(Place(file=str(path))) from None
     except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        remedy = "Name the output folder of vla-evaluation-harness, or its recording-*.sqlite."
+        remedy = "Name the output folder of vla-evaluation-harness, or its `recording-*.sqlite`."
         problem = f"cannot be read as a recording of vla-evaluation-harness: {type(error).__name__}: {error}"
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path))) from None
     if not episodes:

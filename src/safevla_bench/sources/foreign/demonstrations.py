@@ -12,8 +12,8 @@ attribute `init_state` is the state before the removed actions.
 
 LeRobot datasets (`logs.lerobot`) have actions and instructions, but not the simulator state at which an episode starts.
 lerobot-eval with `eval.recording` writes the dataset `recordings/SUITE_TASK`. With several environments, it writes one
-dataset `recordings/SUITE_TASK/env_K` for each. Environment K starts at initial state K with seed 1000 + K (lerobot
-7427f31 src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
+dataset `recordings/SUITE_TASK/env_K` for each. Environment `K` starts at initial state `K` with seed `1000 + K`
+(lerobot 7427f31 src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[R
     recording_path, suite, task, environment_text = matches[0].groups()
     environment_count = len(list(folder.parent.glob("env_*"))) if environment_text else 1
     for number, episode in enumerate(episodes):
-        # Environments run in parallel: environment K has the initial states K, K + environment_count, and so on.
+        # Environments run in parallel: environment `K` has the initial states `K`, `K + environment_count`, and so on.
         init_state = int(environment_text or 0) + number * environment_count
         yield replace(
             episode,

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, NoReturn
 from xml.etree import ElementTree
 
-REMEDY = "Name an HDF5 file of demonstrations, with data/demo_N/actions and data/demo_N/states."
+REMEDY = "Name an HDF5 file of demonstrations, with `data/demo_N/actions` and `data/demo_N/states`."
 
 
 class Refusal(Exception):

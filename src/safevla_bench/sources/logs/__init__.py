@@ -133,7 +133,7 @@ def find_log(path: Path) -> Log | None:
     """
     given_mapping = mappings.read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
     if given_mapping is not None and given_mapping.log is None:
-        remedy = 'Name the log itself, or write log = "path/to/the/log" into this file.'
+        remedy = 'Name the log itself, or write `log = "path/to/the/log"` into this file.'
         raise RecordError("this mapping names no log", remedy=remedy, place=Place(file=str(path)))
     log_path = path if given_mapping is None else path.parent / str(given_mapping.log)
     with limit_memory(log_path):

@@ -90,7 +90,7 @@ def align(
     frames = dict.fromkeys(frame for channel in channels.values() for frame in channel.frames if frame)
     if len(frames) > 1:
         named = [*frames][:MOST_NAMED]
-        remedy = f'For each mapped pose, write in = "{named[0]}", so that transforms (/tf) convert it.'
+        remedy = f'For each mapped pose, write `in = "{named[0]}"`, so that transforms (/tf) convert it.'
         raise RecordError(f"poses are in different frames: {', '.join(named)}", remedy=remedy)
     step_ns = int(np.median(np.diff(instants)))
     # A rate such as 30 Hz, whose step is not a whole number of nanoseconds, counts as uneven.

@@ -137,7 +137,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return position
         if layout.form in ("rpy", "rotvec") and not angle_unit and np.nanmax(np.abs(rotation), initial=0) > _TURN_RAD:
             problem = f"the largest angle is {np.nanmax(np.abs(rotation)):.0f}, more than a full turn in radians"
-            refuse_field(problem, 'Write angle_unit = "deg"; or "rad", if the angles are in radians.', "angle_unit")
+            refuse_field(problem, 'Write `angle_unit = "deg"`; or "rad", if the angles are in radians.', "angle_unit")
         if layout.form == "matrix":
             rotation = naming.require_rotations(rotation, part)
         wxyz = naming.rotations_to_wxyz(rotation, layout.form, self.rotation_order, angle_unit == "deg")
@@ -332,7 +332,7 @@ def _require_used_facts(mapping: LogMapping) -> None:
     # Raise an error if a key of an episode has no effect.
     unused = [key for key in ("start_s", "end_s", "marker") if getattr(mapping.episode, key) is not None]
     if unused:
-        raise ValueError(f"{unused[0]} is for trials: write a table [[episode]] for each trial, not [episode]")
+        raise ValueError(f"{unused[0]} is for trials: write a table `[`[episode]`]` for each trial, not [episode]")
     for trial in mapping.trials:
         if trial.marker is not None and (trial.start_s is not None or trial.end_s is not None):
             raise ValueError("a trial has a marker and start_s or end_s: write one of them")

@@ -168,7 +168,7 @@ class NumberTaker(Taker):
             all_values = [*candidates]
             non_empty = [value for value in all_values if np.size(value)]
             if len(non_empty) > 1:
-                remedy = f'Write field = "position" or field = "effort" under [{self.part}].'
+                remedy = f'Write `field = "position"` or `field = "effort"` under [{self.part}].'
                 refuse_field(f"the messages of {self.topic} have positions and efforts", remedy, self.part)
             candidates = iter(non_empty or all_values)
         values = next(candidates, None)

@@ -317,13 +317,13 @@ class _OpenRotation(NamedTuple):
 _OPEN_ROTATIONS = (
     _OpenRotation(
         ("a", "b", "c"),
-        "are a, b and c KUKA angles, in degrees about the body's axes z, y and x?",
+        "are `a`, `b` and `c` KUKA angles, in degrees about the body's axes z, y and x?",
         "angles of a KUKA",
         ('rotation_form = "rpy"', 'rotation_order = "ZYX"', 'angle_unit = "deg"'),
     ),
     _OpenRotation(
         ("ax", "ay", "az"),
-        "are ax, ay and az a rotation vector? If they are accelerations, write only `position`",
+        "are `ax`, `ay` and `az` a rotation vector? If they are accelerations, write only `position`",
         "a rotation vector",
         ('rotation_form = "rotvec"',),
     ),
@@ -398,7 +398,7 @@ def require_rotations(matrices: Floats, part: str) -> Floats:
         reason = "its rows are not orthogonal unit vectors"
         if determinants[first] < _MIN_DETERMINANT:
             reason = f"its determinant is {determinants[first]:.3g}"
-        remedy = "Check the indices or names in `rotation`, or write another rotation_form."
+        remedy = "Check the indices or names in `rotation`, or write another `rotation_form`."
         refuse_field(f"the numbers of the rotation are not a rotation matrix: {reason}", remedy, part)
     is_unknown = np.ones(len(matrices), dtype=np.bool_)
     is_unknown[is_known] = is_invalid

@@ -48,7 +48,7 @@ class Series(NamedTuple):
     rate_hz: float | None = None  # rate of messages [Hz]; None = one message per instant
     longest_gap_s: float | None = None  # longest time between messages [s]; None = between instants
     between: tuple[Floats, NDArray[np.int64]] | None = None
-    """The k numbers of all M messages, [M, k], and the first instant at or after each message's time, [M].
+    """The k numbers of all `M` messages, [M, k], and the first instant at or after each message's time, [M].
 
     The instant's index is -1 before the first instant, and n after the last. None = `values` are all messages."""
     is_single: bool = False  # True if the log stores the part's numbers as float32
@@ -236,8 +236,8 @@ def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> 
 
 
 def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """Return M rows of a part's numbers, [M, k], and for each row the first record at or after its time, [M]. The rows
-    are messages and the sampled value of each record. Messages up to the instant before record 0 are left out.
+    """Return `M` rows of a part's numbers, [M, k], and for each row the first record at or after its time, [M]. The
+    rows are messages and the sampled value of each record. Messages up to the instant before record 0 are left out.
     """
     messages, instants = samples.values, np.arange(len(samples.values))
     if samples.between is not None:
@@ -313,7 +313,7 @@ def _find_grip_contact(
     if np.isinf([low, high]).all():  # without bounds, the values must be 0 and 1
         if (is_held & (grip_values != 0) & (grip_values != 1)).any():
             numbers = f"numbers from {np.nanmin(grip_values):.4g} to {np.nanmax(grip_values):.4g}"
-            remedy = f"Write holds_above, holds_below or both under [{name}]."
+            remedy = f"Write `holds_above`, `holds_below` or both under [{name}]."
             refuse_field(f"{numbers} do not show whether the gripper holds something", remedy, name)
         is_held &= grip_values != 0
     has_contact = np.zeros(len(chosen), np.bool_)
@@ -387,7 +387,7 @@ def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Se
     is_bimanual = table != "torque"  # robots with two arms, such as ALOHA, publish currents
     if (is_ur or is_bimanual or (robot is not None and robot.effort_is_current)) and not is_torque:
         remedy = (
-            f'Write unit = "N m" under [{table}] if the numbers are torques. If they are currents, write the torque '
+            f'Write `unit = "N m"` under [{table}] if the numbers are torques. If they are currents, write the torque '
             "per ampere as `scale`. Drivers from before 2025 publish currents."
         )
         robot_text = "an arm of Universal Robots" if is_ur and robot is None else f"a {embodiment}"

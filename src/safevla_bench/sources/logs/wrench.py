@@ -31,7 +31,7 @@ def measure_forces(
 ) -> tuple[Floats, str]:
     """Return the force with the largest norm in each record [N], [n, 3], and a warning; "" = no warning.
 
-    `forces` are all M measurements, [M, 3], and `record` the record of each, [M]; every record has a measurement.
+    `forces` are all `M` measurements, [M, 3], and `record` the record of each, [M]; every record has a measurement.
     `time_s` are the times of the records, [n]. `hand` are the hand's poses, [n, 7], or [n, 3] without orientation.
     Raises `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
     """
@@ -83,4 +83,4 @@ def _find_still_records(time_s: Floats, hand: Floats | None, rotations: Rotation
             if is_still:
                 return interval
     problem = "the hand's pose is not mapped" if hand is None else f"the hand is never still for {length_s:g} s"
-    refuse_field(problem, "Write tare = [x, y, z], the force without contact in N, or another tare_s.", "wrench")
+    refuse_field(problem, "Write `tare = [x, y, z]`, the force without contact in N, or another `tare_s`.", "wrench")

@@ -104,7 +104,7 @@ def remedy_for(problems: Sequence[RecordError], *, is_any_valid: bool) -> str:
     if not is_any_valid:
         return "Copy the files again from their origin." if is_damaged else ""
     first = "Copy the files again from their origin; or" if is_damaged else "Correct the records, or"
-    return f"{first} pass --set invalid=skip to use the valid episodes and only count the invalid and lost ones."
+    return f"{first} pass --set invalid=skip to use the valid episodes and only report how many are invalid or lost."
 
 
 # Sources

@@ -279,9 +279,9 @@ def load_dialect(name: str) -> Dialect:
 
 
 def choose_dialect(name: str, transport: str, cameras: str | None = None, image_size: str | None = None) -> Dialect:
-    """Return a dialect by name. `cameras` replace the dialect's cameras, in order. `image_size`, N or HxW, is the size
-    in which images are rendered and sent. Raises `PolicyError` if the dialect does not exist or is for another kind of
-    server, or if the cameras or the size do not fit.
+    """Return a dialect by name. `cameras` replace the dialect's cameras, in order. `image_size`, `N` or HxW, is the
+    size in which images are rendered and sent. Raises `PolicyError` if the dialect does not exist or is for another
+    kind of server, or if the cameras or the size do not fit.
     """
     if load_dialect_file(name).transport != transport:
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport} instead of {transport}"
@@ -295,7 +295,7 @@ def _replace_image_size(dialect: Dialect, text: str) -> Dialect:
     match = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", text)
     height_width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)  # N means N x N
     if not all(0 < side <= LARGEST for side in height_width):
-        remedy = f"Write N or HxW (height, width), each from 1 to {LARGEST}."
+        remedy = f"Write `N` or `HxW` (height, width), each from 1 to {LARGEST}."
         raise PolicyError(f"image_size={text} is not a number of pixels", remedy=remedy)
     inference = structs.replace(dialect.inference, image_size=height_width)
     return replace(dialect, inference=inference, wants=replace(dialect.wants, image_size=height_width))
