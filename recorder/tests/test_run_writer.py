@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -110,6 +111,22 @@ def test_a_second_writer_adds_to_the_folder_and_an_id_that_is_there_is_refused(t
     assert read_run(tmp_path)["complete"] is True
 
 
+def test_episodes_that_threads_write_at_once_have_ids_of_their_own(tmp_path):
+    with writer(tmp_path) as run:
+
+        def write():
+            for _ in range(4):
+                run.write(recorder(), success=True)
+                run.write_crash("lost")
+
+        threads = [Thread(target=write) for _ in range(4)]
+        for act in (Thread.start, Thread.join):
+            for thread in threads:
+                act(thread)
+    assert sorted(row["episode"] for row in rows(tmp_path)) == [*range(32)]
+    assert len({row["episode_id"] for row in rows(tmp_path)}) == 32
+
+
 def test_an_episode_that_a_kill_left_without_its_row_is_written_again(tmp_path):
     with writer(tmp_path) as run:
         run.write(recorder(), success=True)
@@ -137,6 +154,21 @@ def test_a_folder_of_something_else_of_another_host_or_damaged_is_refused_and_st
     with pytest.raises(RunError, match="cannot be read"):
         writer(tmp_path)
     assert not (tmp_path / "run" / ".lock").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_that_closes_its_parents_writer_leaves_the_lock(tmp_path):
+    with writer(tmp_path) as run:
+        child = os.fork()
+        if not child:
+            try:
+                run.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(RunError, match="run is writing"):
+            writer(tmp_path)
 
 
 def test_one_writer_at_a_time(tmp_path):

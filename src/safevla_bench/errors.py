@@ -29,7 +29,7 @@ the place, the problem and the remedy, in that order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from safevla_recorder.errors import FileError as FileError
 from safevla_recorder.errors import HostError as HostError
@@ -128,3 +128,9 @@ class CollectedError(SafevlaError):
 def describe_cause(error: BaseException) -> str:
     """Return an error's text; of an `OSError`, only the system's reason, without its number and file."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def require_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise `RunError`, which lists the choices, unless the argument `name` has one of them as its value."""
+    if not isinstance(value, str) or value not in choices:
+        raise RunError(f"there is no {name} {value!r}", remedy=f"Choose one of: {', '.join(choices)}.")

@@ -1,6 +1,7 @@
 """How to judge, as one value: loading, provenance, and its sentence."""
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -170,3 +171,18 @@ def test_a_specification_is_judged_in_phases_if_a_component_bars_it_and_another_
     rules = load_ruleset(registry_files=[file], applicability="phased")
     barring = rules.barring_components("libero-10", "task_2")
     assert {spec.spec_id: barring[spec.spec_id] for spec in rules.library.safe if spec.spec_id in barring} == barred_by
+
+
+@pytest.mark.parametrize("option", ["missing", "applicability", "intervals"])
+@pytest.mark.parametrize("value", ["Error", "", False])
+def test_an_option_that_is_none_of_its_choices_is_refused_with_the_choices(option, value):
+    for refuse in (load_ruleset, lambda **options: replace(load_ruleset(), **options)):
+        with pytest.raises(RunError, match=f"no {option} {value!r}") as caught:
+            refuse(**{option: value})
+        assert caught.value.remedy.startswith("Choose one of: ")
+
+
+@pytest.mark.parametrize("tiers", [("saf",), ()])
+def test_a_monitor_watches_only_tiers_that_there_are(tiers):
+    with pytest.raises(RunError, match="no tier"):
+        Monitor(tiers=tiers)

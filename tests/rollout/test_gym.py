@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from safevla_bench.errors import HostError
-from safevla_bench.hosts import make_host
+from safevla_bench.errors import HostError, RunError
+from safevla_bench.hosts import make_host, registry_files
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
@@ -64,8 +64,20 @@ def test_the_base_of_a_robot_that_drives_is_observed_and_that_of_a_fixed_arm_is_
 
 def test_an_unknown_cost_is_named_with_the_known_ones():
     for make in (safety_env, lambda cost: SafetyWrapper(safety_env(), cost=cost)):
-        with pytest.raises(HostError, match="cost 'bad'"):
+        with pytest.raises(RunError, match="cost 'bad'"):
             make(cost="bad")
+
+
+def test_a_monitor_follows_one_environment_at_a_time():
+    monitor = Monitor(load_ruleset(registry_files=registry_files("fake")))
+    first, second = safety_env(monitor=monitor), safety_env(monitor=monitor)
+    for env in (first, second):
+        env.reset(seed=0)
+        env.step(DOWN)
+    with pytest.raises(HostError, match="same monitor"):
+        first.step(DOWN)
+    first.reset(seed=0)
+    first.step(DOWN)
 
 
 @pytest.mark.parametrize("horizon", [0, 2.5, True])

@@ -35,7 +35,7 @@ from safevla_bench.sensitivity.curves import (
 )
 from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library
-from safevla_bench.stl.formula import make_plain
+from safevla_bench.stl.formula import format_formula, make_plain
 from safevla_bench.stl.parser import parse_formula
 from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
@@ -277,7 +277,7 @@ def test_what_is_not_a_sweep_is_refused_with_the_reason(text, problem):
 
 
 def test_a_specification_that_states_its_number_cannot_be_swept():
-    literal_disp = replace(DEFAULT[DISP], stl="G[0,T](non_target_disp_max < 0.005)")
+    literal_disp = replace(DEFAULT[DISP], stl=format_formula(DEFAULT[DISP].formula))
     specs = replace(DEFAULT, specs=(literal_disp,))
     with pytest.raises(SpecError, match="number in the"):
         sweep_threshold(judged(episode(), specs), specs, parse_sweep(f"{DISP}=0.01,0.02", specs))

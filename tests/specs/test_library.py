@@ -251,3 +251,10 @@ def test_the_vocabulary_has_every_tag_that_table_14_names_in_its_class():
     }  # fmt: skip
     for kind, names in table.items():
         assert {built_in_tags()[name].kind for name in names} == {kind}
+
+
+@pytest.mark.parametrize("changes", [{"threshold": 10.0}, {"threshold": 0.0}, {"threshold": np.nan}, {"severe": 0.0}])
+def test_limits_that_the_formula_does_not_have_are_refused_with_the_function_that_changes_limits(changes):
+    with pytest.raises(SpecError, match="joint_torque: ") as caught:
+        replace(DEFAULT["joint_torque"], **changes)
+    assert "load_ruleset(thresholds=['joint_torque=VALUE'])" in caught.value.remedy

@@ -38,9 +38,11 @@ _RULES_FILE = "judged_with.json"  # written by `safevla score` if its rules are 
 _log = errors.get_logger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
 _claims: dict[Path, int] = {}  # maps each folder that this process has locked to the lock file's descriptor
+_held_locks: set[int] = set()  # descriptors of the locks that this process itself has taken
 if hasattr(os, "register_at_fork"):  # a forked child process must not use its parent's folders and locks
     os.register_at_fork(after_in_child=_open_folders.clear)
     os.register_at_fork(after_in_child=_claims.clear)
+    os.register_at_fork(after_in_child=_held_locks.clear)
 
 
 def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
@@ -164,10 +166,10 @@ class RunFolder:
         self._is_new = not out.exists() or out in _claims
 
     @contextmanager
-    def _take_turn(self) -> Iterator[None]:
+    def take_turn(self) -> Iterator[None]:
         """Let only one thread write at a time. Raises `RunError` in a forked child of the recording process."""
         if os.getpid() != self._process_id:
-            remedy = "Call record_until_closed in the process that makes the environment."
+            remedy = "Call record_until_closed or RunWriter in the process that records, with another out=."
             raise errors.RunError("the parent of this process already records into this folder", remedy=remedy)
         with self._lock:
             yield
@@ -222,7 +224,7 @@ class RunFolder:
 
     def take_number(self, policy: str, task: TaskLabel) -> int:
         """Return the number (from 0) of a policy's next episode of a task, and count this episode."""
-        with self._take_turn():
+        with self.take_turn():
             number = self.next_number(policy, task)
             self._begun_episodes[policy, task.benchmark, task.task_id] += 1
             return number
@@ -235,7 +237,7 @@ class RunFolder:
         """Write an ended episode under `raw/`: first its `.npz` with the bytes `content` (None = no such file), then
         its row. Write run.json if it has changed. Raises `FileError` if a file cannot be written.
         """
-        with self._take_turn():
+        with self.take_turn():
             # Take the number before writing: garbage collection may write another environment's episode meanwhile.
             number, self._next_file_number = self._next_file_number, self._next_file_number + 1
             stem = self.path / RAW / f"{number:06d}"
@@ -417,14 +419,16 @@ def lock_folder(folder: Path, option: str = "--out") -> int:
             _log.warning("%s: this file system does not support locks: %s", folder, error)
             return os.open(os.devnull, os.O_RDONLY)
         if _is_same_file(folder / LOCK, descriptor):
+            _held_locks.add(descriptor)
             return descriptor
         os.close(descriptor)  # the process with the lock removed the file after we had opened it
 
 
 def unlock_folder(folder: Path, descriptor: int) -> None:
-    """Remove the folder's lock file if `descriptor` belongs to this file, and close `descriptor`."""
-    if _is_same_file(folder / LOCK, descriptor):
+    """Remove the lock file if this process has taken it, not its parent, as `descriptor`. Close `descriptor`."""
+    if descriptor in _held_locks and _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
+    _held_locks.discard(descriptor)
     os.close(descriptor)
 
 
@@ -551,6 +555,16 @@ class RunWriter:
             RunError: the folder already has an episode with this id.
             FileError: the episode cannot be written.
         """
+        with self._folder.take_turn():  # until the row is written, no other thread may get the same number
+            return self._write_record(recorder, reason, costs, header)
+
+    def _write_record(
+        self,
+        recorder: WritableEpisode,
+        reason: str | None,
+        costs: Sequence[object] | None,
+        header: Mapping[str, object],
+    ) -> str:
         fields, number = self._complete_header(header, _REQUIRED_FOR_RECORD)
         run_fields = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
         recording = recorder.build_recording({**fields, **run_fields})
@@ -589,8 +603,9 @@ class RunWriter:
         """Write the row of an episode that crashed after `steps` control steps, without a record; return its id.
         `header` is the same as for `write`, but only `benchmark` and `task_id` are required.
         """
-        fields, number = self._complete_header(header, _REQUIRED_FOR_ROW)
-        return self._write_row({**fields, "outcome": "crashed"}, number, steps, reason, None)
+        with self._folder.take_turn():
+            fields, number = self._complete_header(header, _REQUIRED_FOR_ROW)
+            return self._write_row({**fields, "outcome": "crashed"}, number, steps, reason, None)
 
     def _complete_header(self, header: Mapping[str, object], required: Sequence[str]) -> tuple[dict[str, Any], int]:
         # Return the header's fields, with defaults, and the episode's number. A missing field or a used id is an error.

@@ -335,7 +335,7 @@ def request_cluster(engine: str, **shares: Any) -> RayCluster | None:
     """Return the Ray cluster that --engine names; None for `local`. Raises `RunError` for an unknown engine."""
     kind, _, address = engine.partition(":")
     if kind != "ray" and engine != "local":
-        raise errors.RunError(f"unknown engine {engine!r}", remedy="Write `local`, `ray`, `ray:auto` or `ray:HOST:PORT`.")
+        raise errors.RunError(f"unknown engine {engine!r}", remedy="Write local, ray, ray:auto, or ray:HOST:PORT.")
     if kind != "ray":
         return None
     from safevla_bench.rollout.ray import RayCluster

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import get_args
 
 import numpy as np
 
 from safevla_bench import signals
-from safevla_bench.errors import Place, RecordError, SignalError
+from safevla_bench.errors import Place, RecordError, SignalError, require_choice
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, STATES, State, finite_or_none, nan_to_none
 from safevla_bench.judging.scoring import BINARY_MARGIN, score, violation_depth
@@ -155,13 +156,17 @@ class Monitor:
 
     def __init__(self, ruleset: Ruleset | None = None, *, tiers: Sequence[Tier] = ("safe",)) -> None:
         """Watch the clauses of these tiers. If `ruleset` is None, use the default. Diagnostic clauses that read later
-        records take longer. Raises `RunError` if applicability is off or phased.
+        records take longer. Raises `RunError` if applicability is off or phased, and for an unknown tier or none.
         """
         ruleset = ruleset or load_ruleset()
         ruleset.require_tags()
+        for tier in tiers or ("",):
+            require_choice("tier", tier, get_args(Tier))
         specs = tuple(spec for spec in ruleset.library.specs if spec.tier in tiers)
         self._ruleset = replace(ruleset, library=replace(ruleset.library, specs=specs))
         self._episode: _EpisodeMonitor | None = None
+        self.standing: EpisodeStanding | None = None
+        """What `start` or `observe` returned last."""
 
     def start(self, first: Batch) -> EpisodeStanding:
         """Begin an episode with record 0, passed as a batch of one record, and return the standing.
@@ -187,7 +192,8 @@ class Monitor:
         record = self._ruleset.registry.name_embodiments(record)
         if self._episode is None:
             self._episode = _EpisodeMonitor(record, self._ruleset)
-        return self._episode.observe(record)
+        self.standing = self._episode.observe(record)
+        return self.standing
 
 
 class _EpisodeMonitor:

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
-from safevla_bench.errors import RegistryError, RunError
+from safevla_bench.errors import RegistryError, RunError, require_choice
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs import loader as specs_loader
@@ -198,6 +198,11 @@ class Ruleset:
     recipe: RulesetRecipe | None = field(default=None, compare=False)
     """The inputs of `load_ruleset`; None if the ruleset was constructed directly."""
 
+    def __post_init__(self) -> None:
+        require_choice("missing", self.missing, get_args(MissingFields))
+        require_choice("applicability", self.applicability, get_args(ApplicabilityMode))
+        require_choice("intervals", self.intervals, get_args(IntervalMethod))
+
     @property
     def is_ablation(self) -> bool:
         """True if applicability is off."""
@@ -379,14 +384,13 @@ def load_ruleset(
         capabilities: names of capability sets that replace the host's own; judging a task checks the names.
         missing: `error` raises if a record lacks a field that a scored specification needs, `deactivate` leaves the
             specification out of that episode.
-        applicability: `off` judges by every specification, as if tasks had no tags; `phased` judges composite tasks
-            phase by phase.
+        applicability: `off` judges as if tasks had no tags; `phased` judges composite tasks phase by phase.
         intervals: method for intervals of severities: `default`, or `paper` for the paper's bootstrap.
         thresholds: changes of thresholds, each as `SPEC=VALUE` with an optional unit: `joint_torque=1.5`.
 
     Raises:
-        SpecError: the library does not exist, a file of specifications cannot be read or contradicts itself, or a
-            threshold cannot be set.
+        RunError: an argument is not one of its choices.
+        SpecError: a library or file of specifications is missing or contradicts itself, or a threshold cannot be set.
         RegistryError: a registry file cannot be read, or contradicts itself or another one.
     """
     combined_library = specs_loader.load_library(library)

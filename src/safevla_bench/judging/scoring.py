@@ -43,7 +43,7 @@ from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library, Spec
-from safevla_bench.stl.formula import Formula, cut_off_readings, rename_signals, signal_names
+from safevla_bench.stl.formula import Formula, cut_off_readings, format_formula, rename_signals, signal_names
 from safevla_bench.stl.robustness import count_condition, hangs_on_empty_window, judge_formula, settle_unknown
 from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.entries import Registry
@@ -190,7 +190,7 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = N
     is_comparable = np.array([{*header.recorded_forces} > {NET_FORCE} for header in headers], dtype=np.bool_)
     net_scores = scores
     if is_comparable.any():
-        renamed = [replace(spec, formula=rename_signals(spec.formula, BY_NET_FORCE)) for spec in ruleset.library.specs]
+        renamed = [_read_net_forces(spec) for spec in ruleset.library.specs]
         specs_and_verdicts = zip(ruleset.library.specs, renamed, verdicts, strict=True)
         # Keep the verdicts of specifications that do not read contact forces. Judge again by all others.
         net_verdicts = [
@@ -205,6 +205,14 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = N
         [spec_verdicts.unjudged for spec_verdicts in verdicts],
         np.where(is_comparable, net_changes, UNKNOWN).astype(np.int8),
     )
+
+
+def _read_net_forces(spec: Spec) -> Spec:
+    # Return the specification with net forces in place of single contact forces; unchanged if it reads no such force.
+    if not spec.signals & BY_NET_FORCE.keys():
+        return spec
+    stl = format_formula(rename_signals(spec.written_formula, BY_NET_FORCE))
+    return replace(spec, stl=stl, formula=rename_signals(spec.formula, BY_NET_FORCE))
 
 
 def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> dict[str, Any]:

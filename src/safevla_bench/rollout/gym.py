@@ -14,7 +14,7 @@ from typing import Any, Literal, SupportsFloat, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError, SafevlaError
+from safevla_bench.errors import HostError, SafevlaError, require_choice
 from safevla_bench.plugins import NO_ARGUMENTS, install_command
 
 try:
@@ -50,14 +50,17 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     `violating` now, the `worst` clause, `vsi` (None without any verdict), and `standing`, the complete status.
     """
     costs = {"violation": standing.cost, "severity": standing.severity}
-    _require_cost(cost)
+    require_choice("cost", cost, get_args(Cost))
     names = ("robustness", "margins", "violated", "violating", "worst", "vsi")
     return {"cost": costs[cost], "safety": {**{name: getattr(standing, name) for name in names}, "standing": standing}}
 
 
-def _require_cost(cost: str) -> None:
-    if cost not in get_args(Cost):
-        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(get_args(Cost))}.")
+def _observe_next(monitor: Monitor, standing: EpisodeStanding | None, record: batch.Batch) -> EpisodeStanding:
+    # Return the standing after a record that follows `standing`. Records of two environments are not one episode.
+    if monitor.standing is not standing:
+        remedy = "Give each environment its own: monitor=Monitor(ruleset). Then call reset."
+        raise HostError("another environment has used the same monitor since the last record", remedy=remedy)
+    return monitor.observe(record)
 
 
 def _is_integer(value: object) -> bool:
@@ -91,13 +94,14 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         monitor: Monitor | None = None,
         cost: Cost = "violation",
     ) -> None:
-        _require_cost(cost)
+        require_choice("cost", cost, get_args(Cost))
         if not _is_integer(horizon) or horizon < 1:
             remedy = "Give the whole number of steps after which episodes end."
             raise HostError(f"the horizon is {horizon!r}", remedy=remedy)
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
         self._monitor = monitor or Monitor()
+        self._standing: EpisodeStanding | None = None
         self._steps, self._next_index, self._env_seed = 0, 0, 7  # 7 is the seed of the protocol safevla-bench
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
@@ -128,7 +132,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         index = int((options or {}).get(_INDEX_OPTION, self._next_index))
         self._next_index = (index + 1) % state_count
         observation = self._reset_env(index)
-        return observation, step_info(self._monitor.start(self._env.latest()), self._cost)
+        self._standing = self._monitor.start(self._env.latest())
+        return observation, step_info(self._standing, self._cost)
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
         """Apply one action. Returns the observation, the reward (1.0 at success, else 0.0), whether the episode
@@ -138,7 +143,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         observation, success = self._env.step(action)
         self._steps += 1
         is_truncated = not success and self._steps >= self._horizon
-        info = step_info(self._monitor.observe(self._env.latest()), self._cost)
+        self._standing = _observe_next(self._monitor, self._standing, self._env.latest())
+        info = step_info(self._standing, self._cost)
         return _observation_dict(observation), float(success), success, is_truncated, info
 
     def recorded(self) -> batch.Batch:
@@ -165,8 +171,9 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self, env: gymnasium.Env[Obs, Act], *, monitor: Monitor | None = None, cost: Cost = "violation"
     ) -> None:
         super().__init__(env)
-        _require_cost(cost)
+        require_choice("cost", cost, get_args(Cost))
         self._monitor, self._cost = monitor or Monitor(), cost
+        self._standing: EpisodeStanding | None = None
         self._recorder: Recorder | None = None
         self._detach: Undo = lambda: None
         self._read_latest: Callable[[], batch.Batch]
@@ -185,7 +192,8 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
         self._recorder = recorder
         self._read_latest = lambda: single_episode.from_recording(recorder.latest_record(header))
-        return observation, {**_keep_cost(info), **step_info(self._monitor.start(self._read_latest()), self._cost)}
+        self._standing = self._monitor.start(self._read_latest())
+        return observation, {**_keep_cost(info), **step_info(self._standing, self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step and record; return the result with safety in `info`. Raises `HostError` before the first `reset`, and if
@@ -202,8 +210,8 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
             problem = f"the environment made {self._extra_steps + 1} steps of the simulator in one step"
             remedy = "Apply SafetyWrapper inside the wrapper that repeats actions, so that each step is judged."
             raise HostError(problem, remedy=remedy)
-        standing = self._monitor.observe(self._newest_record)
-        return observation, reward, terminated, truncated, {**_keep_cost(info), **step_info(standing, self._cost)}
+        self._standing = _observe_next(self._monitor, self._standing, self._newest_record)
+        return observation, reward, terminated, truncated, {**_keep_cost(info), **step_info(self._standing, self._cost)}
 
     def _record_step(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         """Record right after the simulator's step, because the wrapped `step` may reset the simulator at success."""

@@ -339,7 +339,7 @@ def _check_place(place: str, key: str, kind: Form) -> None:
     if not place or '"' in place:
         raise FormulaError(f"{place!r} is not the name of a body", remedy=f"write {_PLACES_TEXT}")
     if place == WORLD and key not in ("box", "at"):
-        raise FormulaError("only a box or person can be fixed to the world", remedy="name a body, role, `eef` or `held`")
+        raise FormulaError("only a box or person can be fixed to the world", remedy="name a body, a role, eef or held")
     if key == "at" and (place in (*MOVING_PLACES, *ROLES) or "*" in place):
         raise FormulaError(
             f"a person cannot be placed at {place!r}", remedy="write `at = world`, or at = the name of one body"

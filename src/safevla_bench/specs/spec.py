@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -34,8 +35,8 @@ class Tag:
 class Spec:
     """One specification. `threshold` and `severe` are positive magnitudes in `unit`; severe / threshold is `K` of the
     paper's Eq. 1. `severe` is None if violations have no graded depth. `stl` is the formula's text, with the word
-    `threshold` in place of the number. Episodes are judged by `formula`, which is parsed and has the number. A
-    specification applies to a task that has every tag of `requires_all` and no tag of `invalid_if_any`.
+    `threshold` in place of the number; `formula`, which judges episodes, must be `stl` parsed with the number, or else
+    `SpecError` is raised. A task must have every tag of `requires_all` and no tag of `invalid_if_any`.
     """
 
     spec_id: str
@@ -59,6 +60,17 @@ class Spec:
     """The suites in which a different limit replaces this specification."""
     original: Spec | None = field(default=None, compare=False)
     """The specification before its limit was changed; None if the limit was not changed."""
+
+    def __post_init__(self) -> None:
+        remedy = f"to change limits, call load_ruleset(thresholds=['{self.spec_id.partition('@')[0]}=VALUE'])"
+        for name, value in (("threshold", self.threshold), ("severe", self.severe)):
+            if value is not None and not 0 < value < math.inf:
+                problem = f"{self.spec_id}: {name} is {value}, but it must be positive and finite"
+                raise SpecError(problem, remedy=remedy)
+        if self.formula != syntax.substitute_threshold(self.written_formula, self.threshold):
+            problem = f"{self.spec_id}: the formula that judges, `{syntax.format_formula(self.formula)}`,"
+            problem += f" is not `{self.stl}` with the threshold {self.threshold:g}"
+            raise SpecError(problem, remedy=f"{remedy}; another formula needs both `formula` and `stl`")
 
     @property
     def written_formula(self) -> syntax.Formula:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from report.scenes import joined, verdicts
+from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.report.render import render_html, render_json, render_tables
 from safevla_bench.report.render.latex import render_latex
@@ -190,6 +191,11 @@ def test_a_note_is_stated_once_in_a_document_and_a_warning_with_each_table(form)
     assert (shown.count("shared"), shown.count("warned")) == (1, 2)
     assert shown.count("Judged by me.") == (2 if form == "tex" else 1)
     assert render_tables(tables, "json").count("shared") == 2
+
+
+def test_an_unknown_format_is_refused_with_the_formats():
+    with pytest.raises(RunError, match="no format 'pdf'"):
+        render_tables([], "pdf")
 
 
 def test_json_holds_all_of_a_table():

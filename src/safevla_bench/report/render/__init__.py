@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import resources
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 from markupsafe import Markup
 
+from safevla_bench.errors import require_choice
 from safevla_bench.report.render.latex import render_latex
 from safevla_bench.report.render.text import render_csv, render_markdown, render_text
 from safevla_bench.report.tables.table import Table, group_spans
@@ -90,6 +91,7 @@ def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
     """Return the tables in one format as one text. A note that several tables share is only below the first of them. A
     remark on simulators or rules that all tables share is only below the last (except in LaTeX). JSON keeps all notes.
     """
+    require_choice("format", form, get_args(TableFormat))
     if form == "json":
         return render_json(tables)
     tables = list(_drop_repeated_notes(tables, merge_remarks=form != "tex"))
