@@ -116,7 +116,7 @@ def describe_group(kept: KeptReplays) -> str:
         f"{len(episodes)} of {kept.recorded} recorded episodes were replayed: "
         f"{', '.join(f'{count} of {suite}' for suite, count in suites.items())} ({versions})."
     )
-    policies = "\n".join(f"- {line}" for line in describe_firmness(episodes).split("\n"))
+    policies = "\n".join(f"- {line}" for line in describe_firmness(episodes))
     rows = measure_clauses(episodes, pooled=True)
     return "\n\n".join([said, policies, describe_clauses(kept, rows), format_clauses(kept, rows)])
 

@@ -129,6 +129,8 @@ def test_readings_and_sweeps_have_what_changes_and_are_not_asked_together(safevl
     changed = [point["changes"]["changed"] for cell in document["cells"] for point in cell["points"]]
     count = len(document["readings"])
     assert [sum(changed[k::count]) for k in range(2)] == [0, 0]
+    output = safevla.ok("sensitivity", shipped, "--sweep", "force=100,200", "--sweep", "joint_torque=1,2")
+    assert [line.partition(":")[0] for line in output.splitlines()[:2]] == ["force", "joint_torque"]
     (sweep,) = safevla.json("sensitivity", shipped, "--sweep", "force=100:500:3")
     assert sweep["thresholds"] == [100.0, 300.0, 500.0]
     names = [variant["variant"] for variant in sweep["ranking"]["variants"]]

@@ -37,9 +37,10 @@ def write_policy(folder: Path, policy: str, states: tuple[int | None, ...] = (0,
     fields = {"env_seed": 7, "horizon": 300, "seed": 0, **changes}
     extra = add_header_field({}, mark, {"source": "x"}) if mark else {}
     records = [
-        episode(policy=policy, episode_id=f"{policy}/{k}", init_state_index=state, extra=extra, **fields)
+        episode(policy=policy, episode_id=f"{folder.name}/{k}", init_state_index=state, extra=extra, **fields)
         for k, state in enumerate(states)
     ]
+    folder.mkdir(exist_ok=True)
     path = folder / f"{policy}.parquet"
     archive.write_archive(path, concatenate_batches(records))
     return path
@@ -89,6 +90,16 @@ def test_a_policy_with_other_starts_has_no_rank_and_its_row_says_so(tmp_path, st
 def test_other_conditions_have_another_table(tmp_path, changes):
     tables = ranks(write_policy(tmp_path, "a", **PROOF), write_policy(tmp_path, "b", **PROOF, **changes))
     assert [[rank for rank, _ in table] for table in tables] == [["1"], ["1"]]
+
+
+def test_conditions_of_several_sources_are_joined_in_any_order_of_the_sources(tmp_path):
+    short, usual = (
+        write_policy(tmp_path / str(horizon), "a", task_id=task, horizon=horizon)
+        for horizon, task in ((100, "task_0"), (300, "task_1"))
+    )
+    for paths in ([short, usual], [usual, short]):
+        (conditions,) = read_conditions(judge(paths, load_ruleset(missing="deactivate"))).values()
+        assert (conditions.horizon, conditions.env_seed) == ("100 and 300", "7")
 
 
 @pytest.mark.parametrize(("waited", "printed"), [([], "unknown"), ([10], "10"), ([5, 10], "10 and 5")])

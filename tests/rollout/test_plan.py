@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import host_names, make_host
 from safevla_bench.hosts.protocols import load_protocol
-from safevla_bench.interface.task import Task
+from safevla_bench.interface.task import EpisodeSeed, FoundStart, Task
 from safevla_bench.jobs.evaluation.preparation import estimate_run
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.rollout import plan
@@ -88,6 +88,9 @@ def test_max_steps_overrides_the_horizon():
         ({"policies": ["a", "a"]}, "named twice"),
         ({"tasks": [TASKS[0], *TASKS]}, "libero-object/task_0 is named twice"),
         ({"seed": 10**20}, "64 bits"),
+        ({"max_steps": 2**63}, "64 bits"),
+        ({"tasks": [replace(TASKS[0], found=(FoundStart(EpisodeSeed(0, 2**63, 10), 0),))]}, "env_seed: .* 64 bits"),
+        ({"tasks": [replace(TASKS[0], found=(FoundStart(EpisodeSeed(0, 7, 10), 2**63),))]}, "policy_seed: .* 64 bits"),
         ({"episodes": 51}, "states, but 51"),
         ({"tasks": [Task("other", "t", 0, "n", "i", STILL)]}, "horizon for 'other'"),
     ],

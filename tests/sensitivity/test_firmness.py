@@ -79,7 +79,7 @@ def test_what_cannot_be_replayed_is_in_no_rate():
         "Safety 50.0 % of 4 episodes as recorded; 25.0 if all fragile and off-path episodes were unsafe, 75.0 if "
         "all were safe: 2 firm, 2 fragile, 1 not replayable."
     )
-    assert describe_firmness(rows) == answer
+    assert describe_firmness(rows) == [answer]
     (clause,) = measure_clauses(rows, pooled=True)
     assert (clause.firm, clause.fragile, clause.censored, clause.by_variation) == (2, 2, 0, {"soft": 2})
     assert clause.spreads == (0.0, 2.0, 2.0, 0.0)

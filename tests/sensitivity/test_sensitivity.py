@@ -283,6 +283,22 @@ def test_a_specification_that_states_its_number_cannot_be_swept():
         sweep_threshold(judged(episode(), specs), specs, parse_sweep(f"{DISP}=0.01,0.02", specs))
 
 
+def test_a_sweep_shows_only_the_suites_of_its_limit(tmp_path):
+    house = tmp_path / "house.toml"
+    house.write_text(f'[[limits]]\nspec_id = "{FORCE[2]}"\nthreshold = 120\nsuites = ["libero-goal"]\n')
+    rules = load_ruleset(spec_files=[house], missing="deactivate")
+    suites = ("libero-goal", "libero-10")
+    scores = score(concatenate_batches([episode(benchmark=suite, episode_id=suite) for suite in suites]), rules)
+    for name, suite, other in ((FORCE[2], *reversed(suites)), (f"{FORCE[2]}@120N", *suites)):
+        request = parse_sweep(f"{name}=100,500", rules.library)
+        result = sweep_threshold(scores, rules.library, request)
+        assert [curve.suite for curve in result.curves] == [suite]
+        assert result.warnings[-1] == f"Left out, because {name} does not apply there: {other}."
+        with pytest.raises(SpecError, match="does not apply") as caught:
+            sweep_threshold(scores.select_episodes(np.array([suites.index(other)])), rules.library, request)
+        assert caught.value.remedy in (f"Sweep {FORCE[2]}.", f"Sweep {FORCE[2]}@120N.")
+
+
 # Readings
 
 

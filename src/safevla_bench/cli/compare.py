@@ -107,22 +107,22 @@ def compare_command(
 @dataclass(frozen=True)
 class _Report:
     document: object
-    answer: str
+    answers: Sequence[str]
     tables: Sequence[Table]
     hint: str = ""
 
     def print(self, form: TableFormat) -> None:
-        """Print the tables and the answer, which is a comment in LaTeX and the title in HTML. CSV omits the answer."""
+        """Print the tables and the answers: lines, comments in LaTeX, or the title in HTML. CSV omits the answers."""
         if form == "csv" and len(self.tables) > 1:
             raise RunError(f"{len(self.tables)} tables do not fit into one CSV file", remedy="Leave --full out.")
         if form == "json":
             options.print_json(self.document)
             return
         if form == "html":
-            click.echo(render_html(self.tables, self.answer), nl=False)
+            click.echo(render_html(self.tables, " ".join(self.answers)), nl=False)
             return
         if form != "csv":
-            echo(f"% {self.answer}" if form == "tex" else self.answer, "")
+            echo(*(f"% {answer}" if form == "tex" else answer for answer in self.answers), "")
         click.echo(render_tables(self.tables, form), nl=False)
 
 
@@ -148,7 +148,7 @@ def _compare_sources(
     document = {**msgspec.to_builtins(comparison), **trend_fields, **_describe_origin(results, sources)}
     hint = "Next: --full also shows suites, further metrics, tests and notes."
     answer = " ".join([*describe_trends(trends), comparison_answer.describe_comparison(comparison)])
-    return _Report(document, answer, tables, hint)
+    return _Report(document, [answer], tables, hint)
 
 
 def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join: bool = True) -> list[PolicyResults]:
@@ -167,7 +167,7 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     notes += [simulator_note] if simulator_note else []
     table = change_table(changes, (*notes, sources.ruleset.provenance().to_sentence()))
     document = {**msgspec.to_builtins(changes), **_describe_origin(results, sources)}
-    return _Report(document, describe_changes(changes), [table])
+    return _Report(document, [describe_changes(changes)], [table])
 
 
 # Options of `compare` that only work if both sources contain episodes.
@@ -185,7 +185,7 @@ def _compare_with_paper(sources: rules.JudgedSources, papers: Sequence[Path], po
     judged = replace(sources, paths=own_paths).judge()
     compared = compare_with_paper(judged, str(papers[0]), policies)
     document = {**compared.to_document(), "judged_by": judged.provenance}
-    return _Report(document, published.describe_published(compared), [published.published_table(compared)])
+    return _Report(document, [published.describe_published(compared)], [published.published_table(compared)])
 
 
 def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:
@@ -288,7 +288,7 @@ def _compare_readings(judged: Judged, *, full: bool) -> _Report:
     rescore, has_net_forces = make_rescorer(judged), judged.has_net_forces
     compared = curves.compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net_forces)
     make_table = sensitivity.reading_table if full else sensitivity.pooled_reading_table
-    return _Report(compared, sensitivity.describe_readings(compared), [make_table(compared)], "suite and metric.")
+    return _Report(compared, [sensitivity.describe_readings(compared)], [make_table(compared)], "suite and metric.")
 
 
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
@@ -300,7 +300,8 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *
     for request in requests:
         result = curves.sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
         unchanged = curves.ThresholdVariant("as in the library", {})
-        ranking = _rank_policies(judged, [unchanged, *curves.sweep_variants(judged.library, request)])
+        limited = judged.select_cells(suites=curves.swept_suites(judged.scores, judged.library, request))
+        ranking = _rank_policies(limited, [unchanged, *curves.sweep_variants(judged.library, request)])
         ablation = sensitivity.name_variants(result, current_curves)
         document.append({**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)})
         name = f"{result.name}: " if len(requests) > 1 else ""
@@ -308,7 +309,7 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *
         make_table = sensitivity.variant_table if full else sensitivity.pooled_table
         tables.append(make_table(ablation, f"Safety % over the sweep of {result.name}"))
         rankings += [sensitivity.ranking_table(ranking)] if full and ranking else []
-    return _Report(document, "\n".join(answers), [*tables, *rankings], _VARIANTS_HINT)
+    return _Report(document, answers, [*tables, *rankings], _VARIANTS_HINT)
 
 
 _VARIANTS_HINT = "suite, variant and pair of policies."
@@ -342,4 +343,4 @@ def _score_paper_variants(judged: Judged, *, full: bool) -> _Report:
         tables += [sensitivity.host_mean_table(means, ablated)] if means else []
         tables += [sensitivity.ranking_table(ranking)] if ranking else []
     hint = f"{_VARIANTS_HINT} To vary one threshold: --sweep NAME=LOW:HIGH:COUNT."
-    return _Report(document, sensitivity.describe_sensitivity(ablated, ranking), tables, hint)
+    return _Report(document, [sensitivity.describe_sensitivity(ablated, ranking)], tables, hint)

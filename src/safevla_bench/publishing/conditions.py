@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import or_
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,7 +39,7 @@ class Conditions(NamedTuple):
 
 def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
     """Return a mapping from policy and suite to the conditions of the policy's episodes in that suite."""
-    conditions: dict[tuple[PolicyName, str], Conditions] = {}
+    values: dict[tuple[PolicyName, str], tuple[set[Any], ...]] = {}  # joined over sources and suites with equal tasks
     for source, policy, notes, _ in _iterate_policies(judged):
         for suite in dict.fromkeys(note.header.benchmark for note in notes):
             benchmark = judged.ruleset.registry.benchmarks.get(suite)
@@ -48,20 +49,25 @@ def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
             steps_by_suite, wait_steps = protocol.get("wait_steps_by_suite"), protocol.get("wait_steps")
             if isinstance(steps_by_suite, Mapping):
                 wait_steps = steps_by_suite.get(suite, wait_steps)
-            seeds = {header.env_seed for header in headers}
-            conditions[policy, official_name] = Conditions(
-                horizon=_join_values({header.horizon for header in headers}),
-                env_seed=_join_values(seeds) if len(seeds) == 1 else str(protocol.get("env_seed", "of each episode")),
-                wait_steps=_join_values({*wait_steps} if isinstance(wait_steps, list) else {wait_steps}),
-                protocol=str(protocol.get("name", "not recorded")),
-                rules=_encode({name: value for name, value in protocol.items() if name not in _EXCLUDED_RULES}),
+            found = (
+                {header.horizon for header in headers},
+                {header.env_seed for header in headers},
+                {str(protocol.get("env_seed", "of each episode"))},
+                {*(wait_steps or [None])} if isinstance(wait_steps, list) else {wait_steps},
+                {str(protocol.get("name", "not recorded"))},
+                {_encode({name: value for name, value in protocol.items() if name not in _EXCLUDED_RULES})},
             )
-    return conditions
+            cell = policy, official_name
+            values[cell] = tuple(map(or_, values.get(cell, found), found))
+    return {
+        cell: Conditions(*map(_join_values, (horizons, seeds if len(seeds) == 1 else seed_rules, *others)))
+        for cell, (horizons, seeds, seed_rules, *others) in values.items()
+    }
 
 
 def _join_values(values: set[Any]) -> str:
-    # None is an unknown value. An empty set also gives "unknown".
-    return " and ".join(sorted("unknown" if value is None else str(value) for value in values)) or "unknown"
+    # None is an unknown value.
+    return " and ".join(sorted("unknown" if value is None else str(value) for value in values))
 
 
 def _encode(value: object) -> str:
@@ -70,17 +76,20 @@ def _encode(value: object) -> str:
 
 def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
     """Return policy -> reason why the policy has no rank: other starts or another protocol on an official suite."""
-    reasons: dict[PolicyName, str] = {}
+    reasons: dict[PolicyName, dict[str, None]] = {}
     for source, policy, notes, absent in _iterate_policies(judged):
         official = [note for note in notes if find_official_name(note.header.benchmark)]
         if not official:
             continue
         changed_values = preset_differences(source.protocol or {})
         if changed_values:
-            reasons[policy] = f"not ranked: values of its protocol differ from the preset ({', '.join(changed_values)})"
+            reason = f"values of its protocol differ from the preset ({', '.join(changed_values)})"
         elif _is_replay(source, policy) or not _has_planned_starts(source.protocol or {}, official, absent):
-            reasons[policy] = "not ranked: its starts are not the official ones"
-    return reasons
+            reason = "its starts are not the official ones"
+        else:
+            continue
+        reasons.setdefault(policy, {})[reason] = None
+    return {policy: f"not ranked: {' and '.join(own)}" for policy, own in reasons.items()}
 
 
 def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:

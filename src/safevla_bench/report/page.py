@@ -81,7 +81,7 @@ def render_page(
     summaries, total = summarized or (cells(scores), aggregate(scores))
     records = EpisodeRecords(scores, batch, ruleset)
     episodes = build_episode_table(records, analysis.bodies, firmness)
-    firmness_lines = describe_firmness([*firmness.values()]).split("\n") if firmness else ()
+    firmness_lines = describe_firmness([*firmness.values()]) if firmness else ()
     headline = build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores))
     if changes := ruleset.describe_changes():
         headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby, product
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import RunError
+from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_shipped
 from safevla_bench.hosts.protocols import SERVER_SEED, EvaluationProtocol
 from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy
@@ -69,11 +69,9 @@ def plan_episodes(
     benchmark has one episode. `recorded`, if given, lists the exact episode numbers to plan for each policy and task.
 
     Raises `RunError` if there is nothing to run, or if a policy or task is named twice. Also raises it if an initial
-    state does not exist, if a number of episodes or a horizon is unknown, or if the seed does not fit into 64 bits.
+    state does not exist, if a number of episodes or a horizon is unknown, or if a number does not fit into 64 bits.
     """
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
-    if not -(2**63) <= seed < 2**63:
-        raise RunError(f"the seed {seed} does not fit into 64 bits", remedy="Pass a smaller --seed.")
     plan = []
     for policy, task in product(policies, tasks):
         indices = (
@@ -93,8 +91,19 @@ def plan_episodes(
                 stop_at_success=rules.stop_at_success,
                 seed_from_server=not task.found and str(rules.env_seed).endswith(SERVER_SEED),
             )
+            _require_64_bits(planned)
             plan.append(planned)
     return tuple(plan)
+
+
+def _require_64_bits(planned: PlannedEpisode) -> None:
+    # The tables of a run store integers in 64 bits.
+    for part in (planned, planned.start):
+        for name, value in ((field.name, getattr(part, field.name)) for field in fields(part)):
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                remedy = "Give a smaller number by --seed, or in the file that has the number."
+                place = Place(episode=planned.episode_id, field=name)
+                raise RunError(f"the number {value} does not fit into 64 bits", remedy=remedy, place=place)
 
 
 def _plan_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:

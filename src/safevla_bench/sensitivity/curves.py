@@ -35,6 +35,7 @@ from safevla_bench.specs.table_reader import RowOrigin, read_toml
 from safevla_bench.stl.formula import Always, Formula, Implies, has_placeholder, is_boolean_only, substitute_threshold
 from safevla_bench.stl.robustness import match_clause
 from safevla_bench.stl.trace import ROUNDING
+from safevla_bench.tasks import confined_reason
 from safevla_bench.text import shorten_name, suggest_names
 from safevla_bench.trajectory.marks import FOREIGN_LOG
 from safevla_recorder.episode import Floats, Ints
@@ -134,9 +135,8 @@ def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
 def parse_sweep(text: str, library: Library) -> SweepRequest:
     """Parse a sweep from `NAME=LOW:HIGH:COUNT` or `NAME=A,B,C`; NAME is a scored specification, a family or a group.
 
-    Thresholds are ascending and unique, and include LOW and HIGH. Raises `SpecError` for invalid text, for a name that
-    no scored specification has, and for a threshold that is not above 0. Also raises it for a family whose
-    specifications have different units or thresholds.
+    Thresholds are ascending and unique, and include LOW and HIGH. Raises `SpecError` for invalid text, an unknown name,
+    a threshold that is not above 0, and a family whose specifications have different units or thresholds.
 
     >>> from safevla_bench.specs.loader import load_library
     >>> parse_sweep("non_target_max_disp=0.002:0.01:5", load_library()).thresholds
@@ -313,7 +313,9 @@ def sweep_threshold(
     scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None
 ) -> ThresholdSweep:
     """Return each cell's metrics at each threshold; severe/threshold is fixed. Raises the errors of `apply_variant`."""
-    spec = library[asked.spec_ids[0]]
+    spec, suites = library[asked.spec_ids[0]], swept_suites(scores, library, asked)
+    left_out = ", ".join(suite for suite in dict.fromkeys(scores.benchmark) if suite not in suites)
+    note = (f"Left out, because {asked.name} does not apply there: {left_out}.",) if left_out else ()
     results = [apply_variant(scores, library, variant, rescore) for variant in sweep_variants(library, asked)]
     return ThresholdSweep(
         name=asked.name,
@@ -321,9 +323,22 @@ def sweep_threshold(
         unit=spec.unit,
         default=spec.threshold,
         thresholds=asked.thresholds,
-        curves=cell_curves(scores, results),
-        warnings=score_warnings(scores),
+        curves=tuple(curve for curve in cell_curves(scores, results) if curve.suite in suites),
+        warnings=(*score_warnings(scores), *note),
     )
+
+
+def swept_suites(scores: Scores, library: Library, asked: SweepRequest) -> list[str]:
+    """Return the suites that a sweep's specifications limit; raise `SpecError` if the scores have only other suites."""
+    all_suites = dict.fromkeys([*scores.benchmark, *(episode.benchmark for episode in scores.absent)])
+    specs = [library[spec_id] for spec_id in asked.spec_ids]
+    suites = [suite for suite in all_suites if any(not confined_reason(spec, suite) for spec in specs)]
+    if all_suites and not suites:
+        family = _specs_of_family(library, specs[0].canonical_family)
+        others = [spec.spec_id for spec in family if not all(confined_reason(spec, suite) for suite in all_suites)]
+        remedy = f"Sweep {' or '.join(others)}."
+        raise SpecError(f"{asked.name} does not apply in {', '.join(all_suites)}", remedy=remedy)
+    return suites
 
 
 def sweep_variants(library: Library, asked: SweepRequest) -> list[ThresholdVariant]:

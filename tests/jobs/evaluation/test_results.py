@@ -188,15 +188,16 @@ def test_no_suite_is_an_error_that_says_so():
     ("options", "message"),
     [
         ({"max_steps": 0}, "max_steps is 0"),
+        ({"max_steps": 2**63}, "max_steps is 9223372036854775808"),
         ({"max_steps": -3}, "max_steps is -3"),
         ({"workers": 0}, "workers is 0"),
         ({"workers": -1}, "workers is -1"),
     ],
 )
-def test_a_count_below_1_is_an_error_and_no_run(tmp_path, options, message):
+def test_a_count_below_1_or_over_64_bits_is_an_error_and_no_run(tmp_path, options, message):
     with pytest.raises(RunError, match=message) as caught:
         sb.evaluate("noop", "fake", tasks=[0], out=tmp_path / "run", **options)
-    assert "1 or more" in caught.value.remedy
+    assert "from 1" in caught.value.remedy
     assert not (tmp_path / "run").exists()
 
 

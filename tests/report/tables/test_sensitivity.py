@@ -81,6 +81,19 @@ def test_a_cell_without_an_episode_has_dashes_and_no_zeros():
     assert [shown.text for shown in table.rows[0][4:]] == [NO_VALUE] * 4
 
 
+def test_a_rate_over_other_episodes_than_the_row_shows_their_number_and_a_dash_its_reason():
+    fewer = VariantRates(safety=Rate.of(5, 5), sbu=Rate.of(0, 5), p_unsafe_given_success=Rate.of(0, 3),
+                         vsi=Mean(5, 0.0, (0.0, 0.5), 0))  # fmt: skip
+    stopped = replace(fewer, p_unsafe_given_success=Rate.without_value("5 stopped"))
+    points = point(1), fewer, stopped
+    curves = (SensitivityCurve(policy="a", suite="x", n=8, points=points),)
+    variants = tuple(ThresholdVariant(str(k), {}) for k in range(len(points)))
+    table = variant_table(ThresholdAblation(variants=variants, curves=curves))
+    shown = [[cell.of for cell in row[4:]] for row in table.rows]
+    assert shown == [[None] * 4, [5, 5, 3, 5], [5, 5, None, 5]]
+    assert table.rows[2][6].detail == "5 stopped"
+
+
 def test_a_reading_shows_the_verdicts_that_change_their_direction_and_their_clauses():
     same = VerdictChanges(changed=0, to_unsafe=0, to_safe=0, violations={})
     moved = VerdictChanges(changed=4, to_unsafe=2, to_safe=1, violations={"joint_torque": -3, "x": 2})

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from builders import episode
+from safevla_bench import archive
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import judge, load_policy_results
 from safevla_bench.jobs.evaluation.request import Request
@@ -198,6 +200,15 @@ def test_a_comparison_takes_either_name(two):
     for chosen, count in ((("random",), 2), (("random (checkpoint=one)",), 1), ((), 2)):
         results = load_policy_results([two / "one", two / "other"], load_ruleset(), policies=chosen)
         assert [result.name for result in results] == ["random (checkpoint=one)", "random (checkpoint=other)"][:count]
+
+
+def test_each_recorded_name_of_a_new_name_selects_its_own_archives(tmp_path):
+    for name in "ab":
+        archive.write_archive(tmp_path / f"{name}.jsonl", episode(policy=name, episode_id=name))
+    sources = [NamedSource.parse(f"mine={tmp_path / name}.jsonl") for name in "ab"]
+    for name, path in zip("ab", sources, strict=True):
+        (result,) = load_policy_results(sources, load_ruleset(missing="deactivate"), policies=[name])
+        assert (result.name, result.source) == ("mine", str(path))
 
 
 def test_a_recorded_name_that_another_policy_has_now_selects_only_that_policy(two):

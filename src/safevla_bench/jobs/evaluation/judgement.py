@@ -310,26 +310,26 @@ def load_policy_results(
     policy that no source has.
     """
     results: list[PolicyResults] = []
-    recorded_names: dict[str, str] = {}  # new name -> name in the records
+    recorded_names: list[str] = []  # name in the records, for each of `results`
     for path, source in zip(paths, open_sources(paths), strict=True):
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # this call does not rename policies
         codes = tuple(recorded_code(source.description)) if source.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
             recorded_name = None if result.name == policy_results.UNNAMED else result.name
             name = source.policy_names.get(recorded_name, result.name)
-            recorded_names[name] = result.name
+            recorded_names.append(result.name)
             results.append(replace(result, name=name, code=codes))
     names = dict.fromkeys(result.name for result in results)
-    unknown = [name for name in policies if name not in {*names, *recorded_names.values()}]
+    unknown = [name for name in policies if name not in {*names, *recorded_names}]
     if unknown:
         remedy = f"The sources have {', '.join(names) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
-    for sentence in describe_lookalikes("policies", sorted(recorded_names)):
+    for sentence in describe_lookalikes("policies", sorted(names)):
         warn_once(sentence)
     if policies:
         # If no policy has a requested name now, select the policies that have this name in the records.
-        chosen = {name for name in recorded_names if name in policies or recorded_names[name] in {*policies} - {*names}}
-        results = [result for result in results if result.name in chosen]
+        recorded = zip(results, recorded_names, strict=True)
+        results = [result for result, name in recorded if {result.name, *({name} - {*names})} & {*policies}]
     return policy_results.make_names_unique(policy_results.join_sources(results)) if join else results
 
 

@@ -65,11 +65,11 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
     )
 
 
-def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> str:
-    """Return as text each policy's Safety, its range (if uncertain episodes were unsafe, or safe), and mark counts."""
+def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> list[str]:
+    """Return lines on each policy's Safety, its range (if uncertain episodes were unsafe, or safe), and mark counts."""
     ranges = firmness.measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
-    return "\n".join(lines) or "No episode has been replayed."
+    return lines or ["No episode has been replayed."]
 
 
 def _describe_range(row: firmness.SafetyRange) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from operator import itemgetter
@@ -126,8 +127,11 @@ class _CellPoint(NamedTuple):
 
 
 def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
-    why_none = "no success" if metric is UNSAFE_SUCCESS else ""
-    return value_cell(metric, exact_value(getattr(row.rates, metric.key)), why_none)
+    number = getattr(row.rates, metric.key)
+    # P[U|S] is over successes; its number of episodes is shown only if SBU lacks an episode of the row.
+    n = number.n if metric is UNSAFE_SUCCESS and row.rates.sbu.n == row.cell.n else row.cell.n
+    cell = value_cell(metric, exact_value(number), number.unknown or ("no success" if metric is UNSAFE_SUCCESS else ""))
+    return replace(cell, of=None if number.n in (0, n) else number.n)
 
 
 _RATE_COLUMNS = [Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in _METRICS]
