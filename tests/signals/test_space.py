@@ -279,7 +279,7 @@ def test_a_file_names_a_signal_once_and_the_library_spells_it_out(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('form = "clearance"', 'form = "clearence"', "unknown kind of signal 'clearence'"),
+        ('form = "clearance"', 'form = "clearness"', "there is no form 'clearness'"),
         ('box = "plate"\n', "", "key 'box'"),
         ('box = "plate"', 'box = "plate"\nside = 1', "no key 'side'"),
         ("center_m = [0, 0, 0.1]", "center_m = [0, 0]", "has invalid arguments"),

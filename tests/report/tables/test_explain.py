@@ -78,7 +78,7 @@ def test_a_touch_has_no_size():
 
 
 def test_of_dependent_episodes_a_share_has_one_interval_on_all_tables_and_figures_which_is_named():
-    """Five starts with four seeds each; the share of force violations is told by five tables and a figure."""
+    """Five starts with four seeds each; the share of force violations appears in five tables and a figure."""
     force = [[300.0 if (start + seed) % 3 else 1.0 for seed in range(4)] for start in range(5)]
     episodes = [
         episode(4, episode_id=f"{start}-{seed}", init_state_index=start, env_seed=7, seed=seed, policy="p",

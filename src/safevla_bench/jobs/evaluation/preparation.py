@@ -106,7 +106,7 @@ def require_counts(**counts: int | None) -> None:
     """Raise `RunError` if a count is below 1 or does not fit into 64 bits. None is accepted."""
     for name, count in counts.items():
         if count is not None and not 0 < count < 2**63:
-            raise RunError(f"{name} is {count}", remedy=f"Give a number from 1 to {2**63 - 1}.")
+            raise RunError(f"{name} is {count}", remedy="Give a number of 1 or more, below 2^63.")
 
 
 def _add_server_arguments(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
