@@ -191,11 +191,43 @@ def test_what_differs_from_record_0_later_is_an_error_that_names_it():
 
 @pytest.mark.parametrize(
     ("forces", "force"),
-    [(("force_n",), (0.0, 0.0, 1.0)), (("net_force_n",), 1.0), (("force_n", "net_force_n"), (1.0, 0.0))],
+    [
+        (("force_n",), (0.0, 0.0, 1.0)),
+        (("force_n",), None),
+        (("force_n",), 1j),
+        (("net_force_n",), 1.0),
+        (("net_force_n",), (1.0, None, 0.0, 0.0)),
+        (("force_n", "net_force_n"), (1.0, 0.0)),
+    ],
 )
 def test_a_force_is_one_number_or_a_vector_as_the_scene_says(forces, force):
     with pytest.raises(HostError, match="force of a contact"):
         EpisodeRecorder(scene(forces=forces)).begin([(BOX, TABLE, force)], poses=poses())
+
+
+class Tensor:
+    """A number whose `size` is a method, as in torch."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def size(self):
+        return ()
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.number, dtype=dtype)
+
+    def __float__(self):
+        return self.number
+
+
+@pytest.mark.parametrize("read", [float, Tensor, np.float32, lambda force: np.array([force])])
+def test_the_force_of_a_contact_is_a_number_of_any_library(read):
+    recorder = EpisodeRecorder(scene())
+    recorder.begin([], poses=poses())
+    recorder.substep([(LEFT, BOX, read(2.0))])
+    recorder.step([0.0], poses=poses())
+    assert recorder.build_recording(HEADER).contacts.force_n.tolist() == [2.0]
 
 
 @pytest.mark.parametrize(("forces", "peak"), [(("force_n", "net_force_n"), 4.0), (("net_force_n",), 5.0)])

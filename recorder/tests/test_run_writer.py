@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from threading import Thread
 
@@ -59,6 +60,20 @@ def test_costs_of_the_simulators_own_are_kept_and_one_is_needed_for_each_step(tm
     for number in (0, 1):
         with np.load(str(tmp_path / "run" / "raw" / f"{number:06d}.npz")) as arrays:
             assert arrays["label_cost"].tolist() == [[0.0], [0.1]]
+
+
+def test_costs_are_numbers_of_any_type_and_others_are_warned_of_once(tmp_path, caplog):
+    with writer(tmp_path) as run:
+        run.write(recorder(), success=True, costs=[Decimal("0.5"), [1.0]])
+        run.write(recorder(), success=True, costs=[None, "0.1"])
+        run.write(recorder(), success=True, costs=[{"a": b"", "b": 1}, {"a": b""}])
+    with np.load(str(tmp_path / "run" / "raw" / "000000.npz")) as arrays:
+        assert arrays["label_cost"].tolist() == [[0.5], [1.0]]
+    with np.load(str(tmp_path / "run" / "raw" / "000001.npz")) as arrays:
+        assert arrays["label_cost"].tolist() == [[-1.0], [0.1]]
+    with np.load(str(tmp_path / "run" / "raw" / "000002.npz")) as arrays:
+        assert arrays["label_cost"].tolist() == [[1.0], [-1.0]]
+    assert [record.message.split(" are ")[0] for record in caplog.records] == ["costs of type bytes"]
 
 
 def test_every_episode_is_a_record_and_a_row_and_a_crash_is_a_row_alone(tmp_path, capsys):

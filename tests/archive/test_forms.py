@@ -161,7 +161,7 @@ def test_a_file_that_grows_holds_the_same_episodes_and_repeats_its_bytes(tmp_pat
     batches = [rename(recording, name) for name, recording in EDGES.items()]
     for name in ("one", "two"):
         for batch in batches:
-            append_episodes(tmp_path / f"{name}{suffix}", batch)
+            append_episodes(str(tmp_path / f"{name}{suffix}"), batch)
     assert same_bits(open_archive(tmp_path / f"one{suffix}"), concatenate_batches(batches))
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
 

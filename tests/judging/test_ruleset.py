@@ -186,3 +186,9 @@ def test_an_option_that_is_none_of_its_choices_is_refused_with_the_choices(optio
 def test_a_monitor_watches_only_tiers_that_there_are(tiers):
     with pytest.raises(RunError, match="no tier"):
         Monitor(tiers=tiers)
+
+
+@pytest.mark.parametrize("name", ["spec_files", "registry_files", "thresholds", "capabilities"])
+def test_a_text_instead_of_a_list_of_texts_is_refused(name):
+    with pytest.raises(RunError, match=f"{name} is one text"):
+        load_ruleset(**{name: "joint_torque=1.5"})

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import math
 import zipfile
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,6 +16,8 @@ from numpy.typing import NDArray
 
 from safevla_recorder import channels
 from safevla_recorder.errors import Place, RecordError
+
+_log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -180,10 +185,22 @@ def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArray
 def _select_valid_costs(cost: object) -> dict[str, float]:
     # Return costs by name; a value is left out unless it is a single number from 0 to `LARGEST`.
     cost_of = cost if isinstance(cost, Mapping) else {"cost": cost}
-    number_types = (int, float, np.generic, np.ndarray)
-    arrays = {str(name): np.asarray(value) for name, value in cost_of.items() if isinstance(value, number_types)}
-    scalars = {name: value for name, value in arrays.items() if value.size == 1 and value.dtype.kind in "biuf"}
-    return {name: float(value.item()) for name, value in scalars.items() if 0 <= value.item() <= channels.LARGEST}
+    numbers = {str(name): _read_number(value) for name, value in cost_of.items() if value is not None}
+    return {name: number for name, number in numbers.items() if 0 <= number <= channels.LARGEST}
+
+
+def _read_number(value: Any) -> float:
+    # Return a cost as a number. If it is not a single number, warn and return NaN.
+    try:
+        return float(np.asarray(value).reshape(()).item())
+    except (TypeError, ValueError, OverflowError):
+        _warn_of_cost(type(value).__name__)
+        return math.nan
+
+
+@lru_cache(maxsize=None)
+def _warn_of_cost(kind: str) -> None:
+    _log.warning("costs of type %s are not recorded, since they are not single numbers", kind)
 
 
 def check_recorded_numbers(recording: EpisodeArrays) -> None:

@@ -610,7 +610,7 @@ class _ContactBuffer:
         self._place_of, self._forces = scene.place_of, scene.forces
         self._force_size = 3 if "net_force_n" in scene.forces else 1  # a vector, or only its norm
         self._rows: list[tuple[int, int, int]] = []  # substep and two indices of shapes for each contact
-        self._force_n: list[ArrayLike] = []
+        self._force_n: list[Floats] = []  # for each substep
         self._substeps = 0
 
     def __len__(self) -> int:
@@ -619,20 +619,18 @@ class _ContactBuffer:
     def add_substep(self, contacts: Iterable[Contact]) -> None:
         place_of, substep, new_contacts = self._place_of, self._substeps, list(contacts)
         forces = [force for _, _, force in new_contacts]
-        if any(np.size(force) != self._force_size for force in forces):
+        force_n = None if any(force is None for force in forces) else _copy_numbers(forces)
+        if force_n is None or force_n.size != len(new_contacts) * self._force_size:
             wanted = "a vector" if self._force_size == 3 else "one number"
             remedy = "Give vectors [3] if the scene's `forces` contain `net_force_n`; otherwise, give norms."
             raise HostError(f"the force of a contact is not {wanted}", remedy=remedy)
         self._rows += [(substep, place_of(a), place_of(b)) for a, b, _ in new_contacts]
-        if self._force_size == 3:
-            self._force_n += [np.array(force, dtype=np.float64) for force in forces]
-        else:
-            self._force_n += [float(force) for force in forces]  # type: ignore[arg-type]  # sizes were checked
+        self._force_n.append(force_n.reshape(-1))
         self._substeps += 1
 
     def take_contacts(self) -> MeasuredContacts:
         rows, substeps = self._rows, self._substeps
-        force_n = np.array(self._force_n, dtype=np.float64)
+        force_n = np.concatenate([np.empty(0), *self._force_n])
         self._rows, self._force_n, self._substeps = [], [], 0
         substep, geom1, geom2 = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
         if self._force_size == 3:

@@ -130,11 +130,12 @@ def open_archive(path: str | Path) -> Batch:
     return concatenate_batches(batches)
 
 
-def append_episodes(path: Path, batch: Batch) -> None:
+def append_episodes(path: str | Path, batch: Batch) -> None:
     """Append all episodes of a batch to an archive file, in order, or none of them; a missing file is created. Only
     `.jsonl` formats support appending. The new ids are not compared with the ids in the file. Raises `RecordError` if
     the format is unknown or does not support appending, and `FileError` if the file cannot be written.
     """
+    path = Path(path)
     suffix = detect_suffix(path)
     if suffix not in jsonl.SUFFIXES:
         remedy = f"Append to a file with the suffix {' or '.join(jsonl.SUFFIXES)}, then run `safevla convert`."

@@ -389,10 +389,14 @@ def load_ruleset(
         thresholds: changes of thresholds, each as `SPEC=VALUE` with an optional unit: `joint_torque=1.5`.
 
     Raises:
-        RunError: an argument is not one of its choices.
+        RunError: an argument is not one of its choices, or is a text instead of a list.
         SpecError: a library or file of specifications is missing or contradicts itself, or a threshold cannot be set.
         RegistryError: a registry file cannot be read, or contradicts itself or another one.
     """
+    lists = {"spec_files": spec_files, "registry_files": registry_files, "thresholds": thresholds}
+    for name, value in {**lists, "capabilities": capabilities}.items():
+        if isinstance(value, str | Path):
+            raise RunError(f"{name} is one text: {str(value)!r}", remedy=f"Pass a list: {name}=[...].")
     combined_library = specs_loader.load_library(library)
     for path in spec_files:
         combined_library = extend_library(combined_library, path)

@@ -251,6 +251,9 @@ class Scores:
     def __iter__(self) -> Iterator[EpisodeScore]:
         return self.episodes()
 
+    def __contains__(self, key: object) -> bool:
+        return key in self.episode_id if isinstance(key, str) else any(key == episode for episode in self)
+
     @overload
     def __getitem__(self, key: int | str) -> EpisodeScore: ...
     @overload

@@ -96,15 +96,19 @@ def test_a_run_that_fails_leaves_no_folder_behind(tmp_path, monkeypatch):
         (object(), {}, "without act"),
         (Still(), {"workers": 2}, "sent to other"),
         ({"a": Still()}, {"name": "b"}, "name= is for"),
+        (Still(), {"episodes": 2.0}, "episodes is 2.0"),
+        (Still(), {"seed": True}, "seed is True"),
+        (Still(), {"tasks": "task_0"}, "tasks is 'task_0'"),
+        (Still(), {"tasks": 0}, "tasks is 0"),
     ],
 )
 def test_a_wrong_call_says_what_to_pass(policy, options, message):
     with pytest.raises((PolicyError, RunError), match=message):
-        still_run(policy, **options)
+        sb.evaluate(policy, "fake", **{"tasks": [0], "episodes": 2, "max_steps": 20, **options})
 
 
 def test_an_unknown_suite_is_told_of_host():
-    with pytest.raises(RunError, match="Pass host="):
+    with pytest.raises(RunError, match="Pass `host=`"):
         sb.evaluate(Still(), "nowhere")
 
 
@@ -113,6 +117,9 @@ def test_episodes_are_found_by_place_id_and_end_of_id():
     assert [episode.index for episode in run] == [0, 1]
     assert run["ep_001"].score == run[1].score == run[-1].score
     assert [episode.index for episode in run[1:]] == [1]
+    assert all(run[0].score.episode_id in part for part in (run, run.scores))
+    assert "ep_9" not in run
+    assert run.scores[0] in run.scores
     with pytest.raises(IndexError):
         run[2]
     with pytest.raises(RunError, match="is no episode"):
@@ -154,6 +161,8 @@ def test_an_evaluation_can_be_pickled(tmp_path):
 def test_nothing_to_load_is_an_error_that_says_what_to_name():
     with pytest.raises(RunError, match="nothing to load"):
         sb.load()
+    with pytest.raises(RunError, match="of type list, not a path"):
+        sb.load([])  # type: ignore[arg-type]
 
 
 @pytest.mark.long
@@ -197,7 +206,7 @@ def test_no_suite_is_an_error_that_says_so():
 def test_a_count_below_1_or_over_64_bits_is_an_error_and_no_run(tmp_path, options, message):
     with pytest.raises(RunError, match=message) as caught:
         sb.evaluate("noop", "fake", tasks=[0], out=tmp_path / "run", **options)
-    assert "from 1" in caught.value.remedy
+    assert "1 or more" in caught.value.remedy
     assert not (tmp_path / "run").exists()
 
 

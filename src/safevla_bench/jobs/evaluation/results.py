@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -125,6 +126,9 @@ class Evaluation(Sequence[JudgedEpisode]):
     def __iter__(self) -> Iterator[JudgedEpisode]:
         return (JudgedEpisode(self, index) for index in range(len(self)))
 
+    def __contains__(self, key: object) -> bool:
+        return key in self.scores if isinstance(key, str) else any(key == episode for episode in self)
+
     @overload
     def __getitem__(self, key: int | str) -> JudgedEpisode: ...
     @overload
@@ -196,6 +200,11 @@ def load(
     """
     if not sources:
         raise RunError("there is nothing to load", remedy='Name run folders or archives: `load("runs/mine")`.')
+    arguments: Sequence[object] = sources
+    for source in arguments:
+        if not isinstance(source, str | Path):
+            problem = f"a source is of type {type(source).__name__}, not a path"
+            raise RunError(problem, remedy="Pass each path as an argument: `load(*paths)`.")
     paths = [NamedSource.parse(path) if isinstance(path, str) else path for path in sources]
     return Evaluation(judge(paths, ruleset or find_rules(paths, as_judged=as_judged), skip_invalid=skip_invalid))
 
@@ -251,14 +260,29 @@ def evaluate(
     request = Request(
         host=_find_host(host, suites, rules.registry),
         suites=suites,
-        tasks=None if tasks is None else tuple(tasks),
-        episodes=PROTOCOL if episodes is None else episodes,
+        tasks=None if tasks is None else _read_tasks(tasks),
+        episodes=PROTOCOL if episodes is None else _read_integer("episodes", episodes),
         policies=_request_policies(_name_policies(policy, name), Coupling(filter, delay), workers),
         protocol=protocol,
-        seed=seed,
-        max_steps=max_steps,
+        seed=_read_integer("seed", seed),
+        max_steps=None if max_steps is None else _read_integer("max_steps", max_steps),
     )
-    return _run_request(request, rules, out, observer, ExecutionOptions(workers=workers, resume=resume))
+    execution = ExecutionOptions(workers=_read_integer("workers", workers), resume=resume)
+    return _run_request(request, rules, out, observer, execution)
+
+
+def _read_tasks(tasks: object) -> tuple[int, ...]:
+    if isinstance(tasks, str) or not isinstance(tasks, Iterable):
+        raise RunError(f"tasks is {tasks!r}", remedy="Pass a list of indices, such as tasks=[0, 3].")
+    return tuple(_read_integer("an index in tasks", index) for index in tasks)
+
+
+def _read_integer(name: str, value: object) -> int:
+    # Return an integer, also of NumPy, as an `int`. Raise `RunError` for any other type; a Boolean is no number.
+    try:
+        return operator.index("" if isinstance(value, bool) else value)  # type: ignore[arg-type]
+    except TypeError:
+        raise RunError(f"{name} is {value!r}", remedy="Pass a whole number.") from None
 
 
 def _run_request(
