@@ -53,7 +53,7 @@ _LABELS = ("policy", "suite", "task")
 
 
 def _name_curves(row: Row) -> dict[str, float]:
-    """Return the numbers of a row under names `POLICY/SUITE/NAME`, so that each policy has a curve on each suite."""
+    # Return the numbers of a row under names `POLICY/SUITE/NAME`, so that each policy has a curve on each suite.
     prefix = f"{row.get('policy')}/{row.get('suite')}"
     return {f"{prefix}/{name}": float(value) for name, value in row.items() if name not in _LABELS}
 

@@ -191,7 +191,7 @@ class _Crew:
 
     @property
     def _startable_episodes(self) -> EpisodeQueue:
-        """The queue of episodes that may start. After the time limit, this is a new empty queue on each access."""
+        # The queue of episodes that may start. After the time limit, this is a new empty queue on each access.
         return self._queue if time.monotonic() < self._ends_s else EpisodeQueue()
 
     @property

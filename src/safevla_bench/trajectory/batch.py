@@ -338,7 +338,7 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
 
 
 def _slice_if_successive(indices: Ints) -> Ints | slice:
-    """If the indices are successive, return them as a slice, which is faster; else return them unchanged."""
+    # If the indices are successive, return them as a slice, which is faster; else return them unchanged.
     is_successive = len(indices) and indices[0] >= 0 and (np.diff(indices) == 1).all()
     return slice(int(indices[0]), int(indices[-1]) + 1) if is_successive else indices
 
@@ -352,7 +352,7 @@ def _take_ranges(starts: Ints, chosen: Ints | slice) -> tuple[Ints | slice, Ints
 
 
 def _take(values: NDArray[T], items: Ints | slice) -> NDArray[T]:
-    """Return the chosen items as a copy, so that the memory of the other items can be freed."""
+    # Return the chosen items as a copy, so that the memory of the other items can be freed.
     return values[items].copy() if isinstance(items, slice) else values[items]
 
 

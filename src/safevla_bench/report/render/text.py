@@ -206,9 +206,8 @@ _WORD = re.compile(r"([\s`|\\]+)")
 
 
 def _escape_markdown(text: str) -> str:
-    """Return the text with Markdown syntax and links escaped. A word that looks like an e-mail address becomes a code
-    span, because renderers make links even of escaped addresses.
-    """
+    # Return the text with Markdown syntax and links escaped. A word that looks like an e-mail address becomes a code
+    # span, because renderers make links even of escaped addresses.
     # A word with a dot after an @ may be an e-mail address.
     pieces = _WORD.split(escape_controls(text))
     return "".join(f"`{piece}`" if "." in piece[1:].partition("@")[2] else _escape_word(piece) for piece in pieces)

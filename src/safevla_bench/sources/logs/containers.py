@@ -218,7 +218,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _is_latched(profiles: object) -> bool:
-    """Return whether late subscribers get the last message. Bags before version 9 write durability as a number."""
+    # Return whether late subscribers get the last message. Bags before version 9 write durability as a number.
     return any(durability in str(profiles) for durability in ("transient_local", "durability: 1"))
 
 
