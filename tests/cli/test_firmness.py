@@ -55,7 +55,7 @@ def test_an_episode_is_shown_without_its_cause(safevla, run):
         (("sensitivity", "run", "--physics", "--readings"), "different analyses: choose"),
         (("sensitivity", "run", "--workers", "2"), "pass --physics"),
         (("sensitivity", "nowhere", "--physics"), "nowhere"),
-        (("sensitivity", "mine=run", "--physics"), "without NAME= before"),
+        (("sensitivity", "mine=run", "--physics"), "without `NAME=` before"),
         (("show", "run", ":4", "--without", "gravity"), "names no cause"),
         (("show", "run", ":4", "--without", "slow", "--all"), "combined with --without"),
         (("show", "run", "--formula", "G[0,T](eef_speed < 1)", "--without", "slow"), "--without is for"),

@@ -139,7 +139,7 @@ def test_without_a_place_the_clauses_are_inactive_and_say_so():
         ("height_m = 1.8", "height_m = 18", "2.5 m tall"),
         ('at = "world"', 'at = "robot"', "placed at 'robot'"),
         ('at = "world"', 'at = "plate*"', "cannot be placed"),
-        ('of = "eef"', 'of = "held"', "`of` must be robot"),
+        ('of = "eef"', 'of = "held"', "`of` must be `robot`"),
         ("of =", "off =", "off"),
         ('based_on = "person"', 'based_on = "default"', "specification of this library uses"),
     ],

@@ -104,11 +104,11 @@ def test_a_formula_with_any_form_reads_back(form):
         ("clearance(eef, world, 0, 0, 0, 1, 1, 0)", "positive sizes"),
         ("clearance(eef, world, 0, 0, 0, 0, 1, 1)", "positive sizes"),
         ("clearance(world, bowl, 0, 0, 0, 1, 1, 1)", "only a box"),
-        ("gap(handled, bowl)", "from the place `handled`"),
-        ("gap(bowl, handled)", "from the place `handled`"),
+        ("gap(handled, bowl)", "gap cannot measure from `handled`"),
+        ("gap(bowl, handled)", "gap cannot measure from `handled`"),
         ("opening(eef)", "not a door"),
         ("opening(held)", "not a door"),
-        ("person_distance(bowl, world, 0, 0, 0, 1.8)", "must be robot or eef"),
+        ("person_distance(bowl, world, 0, 0, 0, 1.8)", "must be `robot` or `eef`"),
         ("person_distance(eef, world, 0, 0, 0, 0.49)", "0.5 to 2.5 m"),
         ("person_distance(eef, world, 0, 0, 0, 2.51)", "0.5 to 2.5 m"),
         ("person_approach(robot, held, 0, 0, 0, 1.8)", "cannot be placed"),
@@ -279,7 +279,7 @@ def test_a_file_names_a_signal_once_and_the_library_spells_it_out(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('form = "clearance"', 'form = "clearness"', "there is no form 'clearness'"),
+        ('form = "clearance"', 'form = "clearness"', "unknown kind of signal 'clearness'"),
         ('box = "plate"\n', "", "key 'box'"),
         ('box = "plate"', 'box = "plate"\nside = 1', "no key 'side'"),
         ("center_m = [0, 0, 0.1]", "center_m = [0, 0]", "has invalid arguments"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -305,14 +305,24 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
     changed_start = replace(starts[0], change=cause.change)
     replayed, successes = replay_actions(setting.host, task, changed_start, episode, actions)
     has_same_length = len(actions) == len(episode.action.episode_rows(0))
+    left = firmness.find_departure(episode, replayed) if has_same_length else None
+    recorded = firmness.read_clauses(judged.scores, index)
+    without = _judge_replay(replayed, header, judged.ruleset)
     return firmness.Counterfactual(
         cause=cause.phrase,
-        elapsed_s=(partial(episode.elapsed_s, 0), partial(replayed.elapsed_s, 0)),
-        recorded=firmness.read_clauses(judged.scores, index),
-        without=_judge_replay(replayed, header, judged.ruleset),
+        elapsed_s=(_name_times(episode, recorded, left), _name_times(replayed, without, None)),
+        recorded=recorded,
+        without=without,
         success=(bool(header.success), bool(successes and successes[-1])),
-        left=firmness.find_departure(episode, replayed) if has_same_length else None,
+        left=left,
     )
+
+
+def _name_times(
+    episode: batch.Batch, clauses: Mapping[str, firmness.ClauseReading], left: int | None
+) -> dict[int, float]:
+    records = (left, *(clause.first for clause in clauses.values()))
+    return {record: episode.elapsed_s(0, record) for record in records if record is not None}
 
 
 def _edit_actions(episode: batch.Batch, cause: Cause, still: Floats) -> Floats:

@@ -7,7 +7,7 @@ path. Clauses that are still undecided are counted separately, because they neit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -327,7 +327,8 @@ class Counterfactual:
     """
 
     cause: str  # what the replay changes, as the beginning of a sentence
-    elapsed_s: tuple[Callable[[int], float], Callable[[int], float]]  # record -> seconds, as recorded and in the replay
+    # Seconds of the records at which a violation begins or the replay leaves the path, as recorded and in the replay.
+    elapsed_s: tuple[Mapping[int, float], Mapping[int, float]]
     recorded: Mapping[str, ClauseReading]
     without: Mapping[str, ClauseReading]
     success: tuple[bool, bool]

@@ -462,7 +462,7 @@ def _lacks_whose_grip(fields: RecordFields) -> Bools:
 
 _ARM_CHANNELS = ("eef_pos_m", "eef_quat_wxyz", "wrist_force_n", "gripper_contact", "gripped_body")
 WHOSE_GRIP = "gripped_body of each arm that has contact"
-NO_PERSON = "the person's position (the [person] table of a rules file)"
+NO_PERSON = "a person's place (the [person] table of a rules file)"
 SECOND_ARM = "arms (the record has one arm)"
 NO_IMPULSE = f"{NET_IMPULSE} (older records have impulse_ns: a sum over single contacts)"
 RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {

@@ -33,7 +33,7 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
     if result.success[0] != result.success[1]:
         parts.append("It succeeded" if result.success[1] else "It failed")
     if result.left is not None:
-        at_s = format_fixed(result.elapsed_s[0](result.left), 2)
+        at_s = format_fixed(result.elapsed_s[0][result.left], 2)
         parts.append(f"The replay left the recorded path at {at_s} s: from then on, the motion differs")
     return ". ".join([f"{result.cause} {answer}", *parts]) + "."
 
@@ -50,7 +50,7 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
     def first(side: int, spec_id: str) -> str:
         reading = readings[side].get(spec_id)
         first_record = None if reading is None else reading.first
-        return NO_VALUE if first_record is None else f"{format_fixed(result.elapsed_s[side](first_record), 2)} s"
+        return NO_VALUE if first_record is None else f"{format_fixed(result.elapsed_s[side][first_record], 2)} s"
 
     return tabulate(
         result.cause,
