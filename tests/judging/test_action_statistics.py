@@ -63,9 +63,9 @@ WRONG = {
     "a constant": (np.array([[0.3, 0, 0, 0, 0, 0, -1.0]]), ["repeats one action", "number is always -1"]),
     "meters": (ACTIONS * METERS, ["nearly no motion: x, y and z stay within 0.04, and a value of 1 means 0.05 m"]),
     "meters of a fast policy": (OTHER * METERS, ["nearly no motion"]),
-    "three times": (ACTIONS * 3, ["goes to 2.4; share of actions beyond ±1: "]),
-    "twice": (ACTIONS * 2, ["goes to 1.6; share of actions beyond ±1: "]),
-    "degrees": (ACTIONS * DEGREES, ["pitch goes to 2.67; share of actions beyond ±1: "]),
+    "three times": (ACTIONS * 3, ["is 2.4; share of actions beyond ±1: "]),
+    "twice": (ACTIONS * 2, ["is 1.6; share of actions beyond ±1: "]),
+    "degrees": (ACTIONS * DEGREES, ["the largest pitch is 2.67; share of actions beyond ±1: "]),
     "saturated": (np.sign(ACTIONS), ["saturated at ±1"]),
     "one chunk again and again": (ACTIONS[42:58], ["repeats the same 16 actions"]),
     "a gripper from 0 to 1": (

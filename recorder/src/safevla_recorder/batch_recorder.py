@@ -44,7 +44,7 @@ from safevla_recorder.recorder import (
 Array = Any  # a NumPy array, a torch tensor, or another value that `numpy.asarray` accepts
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Keys of a pair's forces in N: peak and sum of forces that count as contacts, and the force in the last substep."""
+"""Keys of a pair's forces in N: the peak and the sum over substeps with contact, and the force in the last substep."""
 _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
 """One body's poses in N worlds: positions [N, 3] in m; quaternions [N, 4] wxyz, or None if there are only positions."""
@@ -152,8 +152,8 @@ class BatchRecorder:
         """Take the readings of the substep that has just ended in all worlds: the net forces of the pairs, as for
         `begin`, and the arm's torques [N, J] in N·m.
 
-        Raises `HostError` if no world has an episode, or if readings or sizes differ from record 0. An error ends the
-        episodes of all worlds.
+        Raises `HostError` if no world has an episode, or if other readings than in record 0, or other sizes, are
+        passed. An error ends the episodes of all worlds.
         """
         running = self._require_running()
         self._is_running = np.zeros_like(running)  # an error in this substep ends all episodes

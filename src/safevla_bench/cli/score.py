@@ -200,7 +200,7 @@ def demo_command(
     judged = judge([path], load_ruleset(), survey=survey)
     outputs.write_outputs(judged, out, survey)
     print_scores(judged)
-    echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
+    echo("These are recorded rollouts of two scripted policies on real LIBERO; this command simulated nothing.")
     echo("The episodes were chosen to show every kind of outcome, not to measure a policy.", "")
     echo(f"Records: {path}", f"Report:  {out / REPORT}")
     source, folder = options.quote_paths(path), options.quote_paths(path.parent)

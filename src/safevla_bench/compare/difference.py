@@ -263,8 +263,8 @@ def unpaired_differences(
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:
         # There are four arrays [pairs, tasks].
-        # Arrays 1 and 2 are the sums and the numbers of the first policy's values.
-        # Arrays 3 and 4 are the sums and the numbers of the second policy's values.
+        # The first two are the sums and the counts of the first policy's values.
+        # The last two are the sums and the counts of the second policy's values.
         counts, kept_n = (
             [np.where(kept, by_task[rows], 0) for by_task in (first_sums, first_sizes, second_sums, second_sizes)],
             kept.sum(axis=1),

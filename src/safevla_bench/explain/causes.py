@@ -63,11 +63,11 @@ class _ContactChain:
 
 
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> CauseChain | None:
-    """Return the cause of a violation that began in record `first` of the only episode, when `signal` passed its limit.
+    """Return the cause of a violation in an episode. `signal` passed its limit in record `first`.
 
-    Return None for signals of motion, if `first` is below 0 (no violation), if contacts are not recorded, or if record
-    `first` has no known displacement, contact or held object that explains the signal. Joint torque always has a cause,
-    which may lack bodies. The registry says in which tasks the robot holds an object.
+    Return None for a signal of motion, and if `first` is below 0 (no violation), if contacts are not recorded, or if no
+    known displacement, contact or held object in record `first` explains the signal. For joint torque, always return a
+    cause, which may name no bodies. The registry says in which tasks the robot holds an object.
     """
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:

@@ -148,7 +148,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
         match spec.formula:
             case syntax.Always(_, syntax.Implies(gate, _)):
                 reason = f"its condition never arose: {syntax.format_formula(gate)}"
-        view = reading.views(spec.signals)[0]  # the first arm, since all arms are vacuous
+        view = reading.views(spec.signals)[0]  # the first arm, since the specification is vacuous for every arm
         numeric = {name: v for name, v in signals.derive_signals(view, spec.signals).items() if v.dtype != np.bool_}
         # An undefined signal is NaN in every record, so the first record shows it.
         if undefined := [name for name, values in numeric.items() if np.isnan(values[0])]:

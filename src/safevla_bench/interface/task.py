@@ -50,7 +50,7 @@ class RecordedEpisode:
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """The actions to replay, [steps, A]; None if the policy holds them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """Positions of targets and hands in the first n records, [n, bodies, 3] in m. A replay that deviates ends."""
+    """Positions of targets and hands in the first n records, [n, bodies, 3] in m. A replay ends if it deviates."""
 
 
 @dataclass(frozen=True, slots=True)

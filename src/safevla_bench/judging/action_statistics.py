@@ -157,7 +157,9 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     largest_base_value = statistics.largest[GRIPPER + 1 :].max(initial=0.0)
     if largest.max() > FAR or beyond_shares.max() > CLIPPED_SHARE:
         axis = int(largest.argmax())
-        finding = f"{ARM[axis]} goes to {largest[axis]:.3g}; share of actions beyond ±1: {beyond_shares[axis]:.0%}"
+        finding = (
+            f"the largest {ARM[axis]} is {largest[axis]:.3g}; share of actions beyond ±1: {beyond_shares[axis]:.0%}"
+        )
         yield Oddity("range", finding, "Are the actions in other units, or scaled twice?")
     elif saturated_share > SATURATED_SHARE:
         finding = f"share of the arm's numbers that are saturated at ±1: {saturated_share:.0%}"

@@ -354,7 +354,7 @@ class Judged:
         Limits may be calibrated on rollouts (`safevla specs --calibrate`). If records name neither a robot nor torque
         limits, the benchmark's robot provides the torque limits.
         """
-        # In libraries that `safevla specs --calibrate` wrote, the key `source` begins with `quantile`.
+        # In libraries that `safevla specs --calibrate` wrote, the value of `source` begins with `quantile`.
         calibrated = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
         sentences = [_LIMITS_CALIBRATED.format(", ".join(calibrated))] if calibrated else []
         for robot, suites in self._find_suites_by_assumed_robot().items():

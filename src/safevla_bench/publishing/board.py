@@ -208,7 +208,7 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
 
 
 def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, better: Better) -> str:
-    # Return the range of the entry's ranks; "" if the entry is not ranked, or its number is unknown.
+    # Return the range of the entry's possible ranks; "" if the entry is not ranked, or its value is unknown.
     numbers = {row.policy: row.numbers[metric.key].exact for row in ranked}
     values = {policy: number for policy, number in numbers.items() if number is not None}
     if entry not in ranked or entry.policy not in values:

@@ -252,7 +252,7 @@ def _list_refusals(judged: Judged, cells: Sequence[Summary]) -> list[str]:
 
 
 def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
-    """Return sentences about limits of the numbers in the `cells`, such as crashed episodes."""
+    """Return caveats about the numbers in the `cells`, one sentence each, such as that episodes crashed."""
     caveats = []
     crashed = sum(cell.crashed for cell in cells)
     if crashed:

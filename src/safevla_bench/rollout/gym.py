@@ -315,8 +315,8 @@ def make_env(
 ) -> SafetyEnv:
     """Return the environment of a task; `gymnasium.make("safevla/Task-v0", host=..., suite=...)` calls this function.
     `task` is the task's id or its index in the suite; `image_size` is height and width [pixels]. Records are judged by
-    the default specifications. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or an
-    unusable simulator.
+    the default specifications. Raises `HostError` if the host, an argument, the suite, the task, a camera or an
+    observation is unknown, or if the simulator cannot be used.
     """
     host_object = make_host(host, host_arguments)
     tasks = host_object.tasks(suite)

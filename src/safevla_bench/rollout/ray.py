@@ -272,7 +272,7 @@ def _call_store(verb: str, key: str, *values: Any, **options: Any) -> Any:
 
 
 def _name_this_node(error: SafevlaError) -> SafevlaError:
-    # Adds this node's name to an error's problem.
+    # Add the name of this node to `error.problem`.
     error.problem = f"on the node {platform.node()}: {error.problem}"
     return error
 

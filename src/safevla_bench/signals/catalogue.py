@@ -682,7 +682,7 @@ def eef_speed(fields: RecordFields) -> Floats:
 
 @signal(unit="m/s^2", reads=("eef_pos_m",), ahead=True)
 def eef_acc(fields: RecordFields) -> Floats:
-    """Acceleration of the end effector, ‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋."""
+    """Acceleration of the end effector, ‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋; x̃ is the mean of five positions x."""
     x = _mean_of_five(fields.eef_pos)
     return _measure_derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), (-1, 0, 1), margin=3)
 

@@ -693,7 +693,7 @@ def sequential_look(
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
         total_gained = look.gained + gain
         new_side = int(total_gained >= high) - int(total_gained <= low)
-        side = look.side or new_side  # the first look that ended the test decides
+        side = look.side or new_side  # keeps the decision of the look at which the test ended
         look = SequentialLook(total_gained, look.total + sum(sizes), low, high, side)
     return look
 

@@ -91,7 +91,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
     total, rows = n + m, np.arange(n + 1, dtype=np.float64)
     pooled = count + other
     limit = (count * m - other * n) ** 2 / (pooled * (total - pooled)) * (1 - _TIE)
-    # For each x, the statistic equals `limit` at the values of y where a y² + 2 half_b y + c is 0.
+    # For each x, the statistic equals `limit` at the roots y of `a * y**2 + 2 * half_b * y + c`.
     a = n * n + limit
     half_b = -rows * m * n - limit * (total / 2 - rows)
     c = (rows * m) ** 2 - limit * rows * (total - rows)

@@ -266,7 +266,8 @@ _UNSTABLE_START = (
 )
 
 
-# Margins for positions [m] and for differences of quaternions: minimum, value per second of timestep, and maximum.
+# Margins for positions [m] and for differences of quaternions, as (minimum, rate, maximum). A margin is the timestep in
+# seconds times the rate, limited to the range from the minimum to the maximum.
 # `qvel` may lack a motion if a loop stops the robot after the last step, or if the integrator has several stages.
 # The maximum for positions is below the smallest limit on displacements, 5 mm.
 _STALE_M, _STALE_QUAT = (0.002, 2.0, 0.004), (0.01, 5.0, 0.05)

@@ -109,7 +109,7 @@ class Request:
 
     @cached_property
     def roster(self) -> tuple[RequestedPolicy, ...]:
-        """The policies. The arguments of each policy include `arguments`, which every policy gets."""
+        """The policies. Each policy has the shared `arguments` in addition to its own, which take precedence."""
         requested = (RequestedPolicy(policy) if isinstance(policy, str) else policy for policy in self.policies)
         return tuple(replace(policy, arguments={**self.arguments, **policy.arguments}) for policy in requested)
 

@@ -258,7 +258,7 @@ class ChunkedPolicy(ChunkQueue):
         if self._replan is not None and len(chunk) < self._replan:
             problem = f"the model gives {len(chunk)} actions at a time, but replan requests {self._replan}"
             error_type = PolicyError if self.model.has_answered else ServerRefusedError
-            raise error_type(problem, remedy=f"Pass at most --policy-arg replan={len(chunk)}.")
+            raise error_type(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or less.")
         self.model.has_answered = True
         return chunk[: self._replan]
 

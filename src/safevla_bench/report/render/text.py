@@ -221,7 +221,7 @@ def _escape_word(word: str) -> str:
 # CSV
 
 
-# A spreadsheet may read a formula at the beginning of a field. In some locales, ; or | separates fields, too.
+# A spreadsheet treats a field that begins with these characters as a formula. In some locales, ; or | ends a field.
 _FORMULA = re.compile(r"""(?:^|(?<=[;|]))(?=[\s"]*[=+\-@＝＋－＠])""")
 
 

@@ -130,7 +130,7 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
     if baseline.successes:
         warnings.append(
             f"{NOOP}, which does nothing, succeeded ({list_first(baseline.successes)}): the goal holds from the "
-            "start or is reached without action, which counts as a success of every policy."
+            "start or is reached without action, so these episodes are successes of any policy."
         )
     return tuple(warnings)
 

@@ -152,9 +152,8 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
         for metric, name, other, other_name in _LEADS:
             if _gain_interval(point, metric)[0] > max(0.0, _gain_interval(point, other)[1]):
                 gains = " points against ".join(_format_points_range(_gain_interval(point, m)) for m in (metric, other))
-                return (
-                    f"{name} rises ahead of {other_name}: at {point.name}, its gain over {first} is larger ({gains})."
-                )
+                finding = f"at {point.name}, the gain over {first} in {name} is larger ({gains})"
+                return f"{name} rises before {other_name}: {finding}."
     rises = []
     for metric, name, *_ in _LEADS:
         if risen_points := _select_risen(points, metric):

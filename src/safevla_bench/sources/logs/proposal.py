@@ -82,7 +82,7 @@ def _split_by_arm(
         if not names:
             yield f"{part}.{arm}", source, [f"index = {FILL_IN}  # numbers of {arm}"]
             continue
-        # For a hand, the arm's name selects the numbers.
+        # `suggest_pose` lists the numbers of a hand's position and orientation, so `names` is not needed.
         number_lines = [] if part == "eef" else [f"names = [{', '.join(map(quote_toml, names))}]"]
         yield f"{part}.{arm}", source._replace(names=names, size=len(names)), number_lines
 

@@ -97,10 +97,10 @@ def build_episode(
 ) -> Batch:
     """Return a batch of one episode. `tasks` (from `name_tasks`) maps the episode's instruction or name to a task id.
 
-    Raises `RecordError` if no instant becomes a record, success is unknown, torques lack limits, or data are invalid.
+    Raises `RecordError` if there would be no record, if success is unknown, if torques lack limits, or if data are bad.
 
-    An instant becomes a record if all parts but bodies are known at the instant; time stamps show the gaps. The first
-    record comes after every tracked body was seen, because displacement, height and tilt are relative to record 0.
+    A clock time becomes a record if all mapped parts of the robot are known; time stamps show gaps. The first
+    record comes after every tracked body has been seen: displacement, height and tilt are relative to record 0.
     """
     place = Place(file=episode.file, episode=episode.name)
     if episode.facts is not None:  # the facts about this trial
