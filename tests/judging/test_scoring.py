@@ -23,6 +23,7 @@ from safevla_bench.judging.scoring import find_errors, score
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library
+from safevla_bench.stl.formula import format_formula
 from safevla_bench.stl.parser import parse_formula
 from safevla_bench.tasks.entries import CapabilitySet
 from safevla_bench.tasks.loader import load_registry
@@ -171,7 +172,9 @@ BEYOND = parse_formula("F[1,2](max_contact_force < 200)")  # twelve records of 0
 def test_a_window_beyond_the_end_can_be_left_out_and_is_outside_the_scored_tier(tier):
     batch = concatenate_batches([episode(), episode(30)])
     missing = "deactivate" if tier == "safe" else "error"
-    scores = score(batch, Ruleset(change(formula=BEYOND, tier=tier), TASKS, missing=missing))
+    scores = score(
+        batch, Ruleset(change(formula=BEYOND, stl=format_formula(BEYOND), tier=tier), TASKS, missing=missing)
+    )
     k = row(scores, FORCE)
     assert scores.state[k].tolist() == [INACTIVE, ACTIVE]
     assert scores.reasons[scores.reason[k, 0]] == "past_the_end"

@@ -335,7 +335,7 @@ def test_several_steps_of_the_simulator_in_one_are_refused_unless_the_episode_en
     standing = Monitor().start(first_record())
     monkeypatch.setattr(env, "_recorder", SimpleNamespace(record_step=lambda action: None))
     monkeypatch.setattr(env, "_read_latest", first_record, raising=False)
-    monkeypatch.setattr(env, "_monitor", SimpleNamespace(observe=lambda record: standing))
+    monkeypatch.setattr(env, "_monitor", SimpleNamespace(standing=env._standing, observe=lambda record: standing))
     if simulator_steps == 2 and not has_ended:
         with pytest.raises(HostError, match="2 steps of the simulator in one"):
             env.step(DOWN)
