@@ -42,6 +42,7 @@ from safevla_bench.plugins import install_command
 from safevla_bench.sources.foreign import hdf5_child
 from safevla_bench.sources.logs.lerobot import INFO, episode_name, feature_matrix, read_frames, read_instructions
 from safevla_bench.sources.logs.mappings import translated_errors
+from safevla_bench.text import warn_once
 from safevla_recorder.episode import Floats
 
 
@@ -218,7 +219,10 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     with translated_errors(folder, remedy):
         for frames in read_frames(folder, ["action"]):
             if isinstance(frames, RecordError):
-                raise frames
+                if frames.place.episode is not None:
+                    raise frames
+                warn_once(str(folder), frames.problem)  # the episodes that are there are whole
+                continue
             actions = feature_matrix(frames, "action")
             if np.isnan(actions).any():
                 raise ValueError("a frame has no action")

@@ -223,18 +223,26 @@ def _choose_clock(
 
 def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings.AnyColumns) -> records.Series:
     # Return the pose at each instant, interpolated between the messages before and after it. The pose is known only if
-    # a message arrived after the previous instant. Nothing is interpolated after a gap in which the body may be lost.
+    # a message arrived after the previous instant. Nothing is interpolated across a gap in which the body may be lost:
+    # before a gap, the last pose counts, except that of a target, which would seem to slip in the moving hand.
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     is_pose = records.are_known(rows, columns)
     is_new = np.diff(last_pose, prepend=-1) > 0
     last_indices = np.flatnonzero(np.diff(time_ns, append=_LATEST_NS))  # of messages with one time, the last counts
     keys = np.where(is_pose[:, None], np.hstack([rows, np.eye(1, 4).repeat(len(rows), axis=0)])[:, :7], _LOST_POSE)
-    longest_ns = _HELD_PERIODS * max(_find_period(time_ns), _find_period(instants))
+    step_ns = _find_period(instants)
+    is_apart = np.diff(time_ns, prepend=-_LATEST_NS // 2) > step_ns / 10  # several messages in a burst count as one
+    longest_ns = _HELD_PERIODS * max(_find_period(time_ns[is_apart]), step_ns)
     position, rotation = interpolate_poses(time_ns[last_indices], keys[last_indices], instants, longest_ns)
     nearest = np.maximum(last_pose, 0)
     norms = np.linalg.norm(keys[nearest, 3:], axis=1, keepdims=True)  # kept, since a wrong norm is warned of
     values = np.hstack([position, norms * rotation.as_quat()[:, [3, 0, 1, 2]]])[:, : rows.shape[1]]
-    values = np.where((time_ns[nearest] == instants)[:, None], rows[nearest], values)
+    uses_message = time_ns[nearest] == instants
+    if getattr(columns, "role", "target") != "target":
+        is_gap = ~records.are_known(values, columns)
+        is_gap[0] &= _are_held(last_pose[:1], time_ns, instants[:1])[0]  # the first instant has no previous instant
+        uses_message |= is_gap
+    values = np.where(uses_message[:, None], rows[nearest], values)
     is_known = np.asarray(is_new & records.are_known(values, columns))
     return records.Series(values, is_known, poses=int(is_pose.sum()))
 

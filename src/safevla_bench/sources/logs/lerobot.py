@@ -69,10 +69,14 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
         raise RecordError("there are no episodes", remedy=_DOWNLOAD, place=Place(file=str(folder)))
-    with mappings.translated_errors(folder / INFO, _DOWNLOAD):
-        totals = msgspec.convert(load_json(read_input(folder / INFO, _MAX_INFO_BYTES)), _Totals, strict=False)
+    totals = _Totals()
+    if (folder / INFO).exists():
+        with mappings.translated_errors(folder / INFO, _DOWNLOAD):
+            totals = msgspec.convert(load_json(read_input(folder / INFO, _MAX_INFO_BYTES)), _Totals, strict=False)
     missing_count = max(0, (totals.total_frames or 0) - sum(map(_count_rows, files)))
-    all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *(["index"] if missing_count else []), *columns]))
+    is_whole = totals.total_frames is not None and not missing_count
+    checks_ends = bool(missing_count) and _has_column(files[0], "index")
+    all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *(["index"] if checks_ends else []), *columns]))
     parts: list[pa.Table] = []  # the frames read so far of the episode with the index `last_index`
     last_index, row_count, size_bytes, episode_count = -1, 0, 0, 0
     for path in files:
@@ -82,7 +86,8 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
                     if index < last_index:
                         raise RecordError("the frames of an episode are not consecutive", remedy=_WRITTEN)
                     if index > last_index and parts:
-                        yield _join_parts(folder, parts, frames["index"][0].as_py() if missing_count else None)
+                        next_frame = frames["index"][0].as_py() if checks_ends else None
+                        yield _join_parts(folder, parts, is_whole, next_frame)
                         parts, row_count, size_bytes = [], 0, 0
                     episode_count += index > last_index
                     last_index = index
@@ -94,7 +99,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
         except RecordError as error:
             raise DamageError(error.problem, remedy=error.remedy, place=error.place) from None
     if parts:
-        yield _join_parts(folder, parts, totals.total_frames if missing_count else None)
+        yield _join_parts(folder, parts, is_whole, totals.total_frames if checks_ends else None)
     lost_count = None if totals.total_episodes is None else max(0, totals.total_episodes - episode_count)
     if lost_count or missing_count:
         counts = f"{missing_count} of {totals.total_frames} frames"
@@ -104,12 +109,15 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
         yield DamageError(f"{counts} are missing in data/", episodes=lost_count, remedy=_DOWNLOAD, place=place)
 
 
-def _join_parts(folder: Path, parts: Sequence[pa.Table], next_frame: int | None) -> pa.Table | DamageError:
-    # Returns the episode's frames, or an error if some may be missing. `next_frame` is the `index` of the first frame
-    # after the episode, which shows whether the episode is cut off; None if the dataset has all its frames.
+def _join_parts(
+    folder: Path, parts: Sequence[pa.Table], is_whole: bool, next_frame: int | None
+) -> pa.Table | DamageError:
+    # Returns the episode's frames, or an error if some may be missing. If `is_whole`, the dataset has all its frames.
+    # `next_frame` is the `index` of the first frame after the episode, which shows whether the episode is cut off.
     frames = pa.concat_tables(parts).sort_by("frame_index")
     problem = ""
-    if not np.array_equal(frames["frame_index"].to_numpy(), np.arange(frames.num_rows)):
+    frame_indices = frames["frame_index"].to_numpy()
+    if not (np.diff(frame_indices) > 0).all() if is_whole else (frame_indices != np.arange(len(frame_indices))).any():
         problem = "frames are missing or repeated, since frame_index is not 0, 1, 2, …"
     elif next_frame is not None and frames["index"][-1].as_py() + 1 != next_frame:
         problem = "the last frames may be missing"
@@ -122,6 +130,12 @@ def _count_rows(path: Path) -> int:
     with suppress(RecordError, OSError, ValueError, pa.ArrowException), open_parquet(path) as (_, row_counts):
         return sum(row_counts)
     return 0
+
+
+def _has_column(path: Path, name: str) -> bool:
+    with suppress(RecordError, OSError, ValueError, pa.ArrowException), open_parquet(path) as (file, _):
+        return name in file.schema_arrow.names
+    return False
 
 
 def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:

@@ -95,19 +95,22 @@ class Taker:
 class MarkTaker(Taker):
     """Collects the values of messages that mark trials; a message that holds no Boolean has the value 1."""
 
-    others: set[str | float] = field(default_factory=set)  # numbers and texts, three at most
+    others: list[str | float] = field(default_factory=list)  # numbers and texts
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         mark = _first_field(message, "data")
-        if isinstance(mark, str | int | float) and not isinstance(mark, bool) and len(self.others) < 3:
-            self.others.add(mark)
+        if isinstance(mark, str | int | float) and not isinstance(mark, bool):
+            self.others.append(mark)
         self.add(message, order, log_ns, [float(mark) if isinstance(mark, bool) else 1.0])
 
     def require_clear(self) -> None:
-        # Raises `RecordError` if numbers 0 and 1, or two texts, may begin a trial each, or begin and end trials.
-        if self.others == {0, 1} or (len(self.others) == 2 and all(isinstance(mark, str) for mark in self.others)):
-            listed = " and ".join(escape_controls(str(mark)[:_LONGEST_NAME]) for mark in sorted(self.others, key=str))
-            problem = f"{self.topic} holds {listed}: each may begin a trial, or one of them may end it"
+        # Raises `RecordError` if marks may begin a trial each, or begin and end trials in turn: numbers 0 and 1, two
+        # texts, or marks of which every second one is the same.
+        marks = set(self.others)
+        is_pair = marks == {0, 1} or (len(marks) == 2 and all(isinstance(mark, str) for mark in marks))
+        if is_pair or (len(marks) > 1 and len(self.others) > 3 and 1 in {len(set(self.others[k::2])) for k in (0, 1)}):
+            names = [escape_controls(str(mark)[:_LONGEST_NAME]) for mark in sorted(marks, key=str)]
+            problem = f"{self.topic} holds {' and '.join(names[:3])}: each may begin a trial, or one of them may end it"
             remedy = "Instead of `marker`, write a table [[episode]] with start_s and end_s for each trial."
             refuse_field(problem, remedy, self.part)
 

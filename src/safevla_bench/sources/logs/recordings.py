@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ def find_recordings(path: Path) -> tuple[Recording, ...]:
         return ()
     if (path / METADATA).is_file():
         return (_read_rosbag2(path),)
-    folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir()]
+    folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)]
     bags = [folder for folder in folders if (folder / METADATA).is_file()]
     found = (*_join_split_files(_list_parts(path)), *map(_read_rosbag2, bags))
     if found and (others := [folder.name for folder in folders if folder not in bags and _list_parts(folder)]):
