@@ -139,7 +139,7 @@ def test_the_scores_of_other_episodes_are_refused():
     batch, ruleset = concatenate_batches([episode(4, episode_id=name) for name in "ab"]), load_ruleset()
     scores = score(batch, ruleset)
     for other in (scores[:1], scores.select_episodes(np.array([1, 0])), score(episode(4, episode_id="c"), ruleset)):
-        with pytest.raises(RunError, match="of other episodes"):
+        with pytest.raises(RunError, match="of different episodes"):
             measure_exposure(batch, other, ruleset)
 
 

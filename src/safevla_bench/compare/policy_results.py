@@ -198,7 +198,7 @@ def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Join the sources of each policy if they have no suite in common, such as a policy's runs on two hosts.
 
     All sources of a policy stay separate if any two have a common suite (lost episodes count too) or other protocols.
-    They also stay separate if a search chose the starts of only some suites. Policies keep the order of appearance.
+    They also stay separate if a search chose the initial states of some suites. Policies keep the order of appearance.
     """
     by_name: dict[str, list[PolicyResults]] = {}
     for result in results:

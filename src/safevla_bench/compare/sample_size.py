@@ -209,8 +209,8 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     low, high = max(0, int(n * discordant - margin)), min(n, int(n * discordant + margin))
     # possible numbers of pairs in which the policies differ, up to nine standard deviations from the expected number
     pair_counts: Ints = np.arange(low, high + 1)
-    # Discordant pairs are the pairs in which the policies differ.
-    # For each number of discordant pairs, this is the largest significant count of the rarer outcome; -1 means none.
+    # Discordant pairs are the pairs in which the policies differ. For each number of discordant pairs, the item is the
+    # largest significant count of the rarer outcome; -1 means none.
     rarer_counts = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, pair_counts, 0.5)))
     mid_p = 2 * bdtr(rarer_counts, pair_counts, 0.5) - binomial_pmf(rarer_counts.astype(np.int64), pair_counts, 0.5)
     rarer_counts = np.where(mid_p <= 1 - confidence + 1e-12, rarer_counts, rarer_counts - 1)

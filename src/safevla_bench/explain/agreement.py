@@ -70,7 +70,7 @@ def read_labels(chunks: Iterable[Batch]) -> Labels:
         channel = batch.channel(LABEL_COST)
         for index, fields in enumerate(header_fields(batch)):
             costs, names = channel.episode_rows(index), fields.get(LABELS)
-            # Without a valid list of names in the record's header, labels are numbered.
+            # Without a valid list of names in the record's header, labels are named by numbers.
             if not isinstance(names, list) or len(names) != costs.shape[1]:
                 names = [f"cost {k}" for k in range(costs.shape[1])]
             labels.append({str(name): _label_cost(costs[:, k]) for k, name in enumerate(names)})

@@ -66,7 +66,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     """
     ids = [header.episode_id for header in batch.headers]
     if own := next((pair for pair in zip_longest(ids, scores.episode_id) if pair[0] != pair[1]), None):
-        problem = f"the scores are of other episodes than the batch: {own[1]} where the batch has {own[0]}"
+        problem = f"the scores and the batch are of different episodes: {own[1]} where the batch has {own[0]}"
         raise RunError(problem, remedy="Pass the scores of the same episodes in the same order: score(batch, ruleset).")
     columns = scores.scored_columns
     is_violating, is_timed = _find_violating_records(ruleset.read_fields(batch), scores, ruleset)

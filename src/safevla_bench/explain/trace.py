@@ -63,7 +63,7 @@ class TraceChart(SignalTrace):
         return low - padding if low < 0 else low, high + padding if high > 0 else high
 
     def format_value(self, record: int, missing: str = NO_VALUE) -> str:
-        """Return the value of a record with its unit; `missing` if not finite. It is never rounded to the limit."""
+        """Return the value of a record with its unit; `missing` if not finite. Never rounded to the limit."""
         value = float(self.values[record])
         return append_unit(format_against_limit(value, self.limit), self.unit) if isfinite(value) else missing
 

@@ -18,9 +18,9 @@ CLOSE_UP = "close-up"
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """A viewpoint. If `lookat_m` is None, this is the host's camera with this name. Otherwise, it is a free camera that
-    looks at the point `lookat_m` (world frame) from `distance_m` away. `azimuth_deg` is the viewing direction, measured
-    from +x towards +y; a camera with a negative `elevation_deg` looks down.
+    """A viewpoint. If `lookat_m` is None, the viewpoint is the host's camera with this name. Otherwise, it is a free
+    camera that looks at the point `lookat_m` (world frame) from `distance_m` away. `azimuth_deg` is the viewing
+    direction, measured from +x towards +y; a camera with a negative `elevation_deg` looks down.
     """
 
     name: str
@@ -138,8 +138,8 @@ class Stage(ABC):
         """Release the renderer."""
 
     def observe(self, record: int) -> Observation | None:
-        """Return the observation of a record, for data sets. It has no images, and its poses are those that `render`
-        shows. Return None if the record does not determine what the policy observed.
+        """Return the observation of a record, for data sets. The observation has no images, and its poses are those
+        that `render` shows. Return None if the record does not determine what the policy observed.
         """
         return None
 

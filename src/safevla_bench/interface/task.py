@@ -1,4 +1,4 @@
-"""Tasks, the starts of their episodes, and changes of their physics."""
+"""Tasks, the initial states of their episodes, and changes of their physics."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Task:
     name: str
     instruction: str
     still: tuple[float, ...]  # action [A] that moves nothing and opens the gripper, in the host's units
-    init_states: int | None = None  # number of the host's fixed initial states; None if starts are drawn from the seed
+    init_states: int | None = None  # number of the host's fixed initial states; None if the seed draws them
     horizon: int | None = None  # the host's limit in policy steps; the limit of a protocol has priority
     episodes: int | None = None  # number of episodes that the benchmark runs; None if it defines none
     arms: tuple[str, ...] = ()  # names of the arms, in the order of records and observations; () = one arm
-    label: str = ""  # if a search chose the starts, records use this suite name instead of `benchmark`
-    found: tuple[FoundStart, ...] = ()  # starts that a search found, one per episode; () = the protocol's starts
+    label: str = ""  # if a search chose the initial states, records use this suite name
+    found: tuple[FoundStart, ...] = ()  # initial states that a search found, one per episode; () = the protocol's
 
     @property
     def suite(self) -> str:
-        """The suite's name in records: `label` if a search chose the starts, else `benchmark`."""
+        """The suite's name in records: `label` if a search chose the initial states, else `benchmark`."""
         return self.label or self.benchmark
 
 
@@ -122,16 +122,16 @@ class FoundStart:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """The starts that a search may choose for a task's objects. `names` are d coordinates, such as `plate_1.x`, in the
-    world frame [m]. The space is the box from `low` to `high`, [d] each, without points at which two objects are too
-    close. A search may also vary the instruction and the policy's seed.
+    """The initial states that a search may choose for a task's objects. `names` are d coordinates, such as `plate_1.x`,
+    in the world frame [m]. The space is the box from `low` to `high`, [d] each, without points at which two objects are
+    too close. A search may also vary the instruction and the policy's seed.
     """
 
     names: tuple[str, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     apart_m: tuple[tuple[str, str, float], ...] = ()  # two objects and the minimum horizontal distance of their centers
-    own: tuple[tuple[float, ...], ...] = ()  # the benchmark's starts: d coordinates each
+    own: tuple[tuple[float, ...], ...] = ()  # the benchmark's initial states: d coordinates each
     wordings: tuple[str, ...] = ()  # instructions to choose from; () = the task's instruction
     policy_seeds: int = 1  # number of consecutive policy seeds to choose from; the first is the policy's usual one
 

@@ -1,6 +1,6 @@
 """A small archive of real LIBERO rollouts that ships with the package; `docs/tools/record_demo.py` made it.
 
-It has rollouts of a careful and a hasty built-in policy from each start. The records have no `sim_state`.
+A careful and a hasty built-in policy have rollouts from each initial state. The records have no `sim_state`.
 """
 
 from __future__ import annotations

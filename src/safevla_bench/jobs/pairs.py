@@ -27,7 +27,7 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
     Return the files. Each state gets `more_rollouts` new policy seeds, at most `MOST_SEEDS`. A suite lists the first
     seeds of all states before the second seeds. Omits states whose run does not say how an episode starts.
     """
-    suites: dict[bytes, tuple[FoundSuite, list[FileStart]]] = {}  # the key is the suite without starts, as JSON
+    suites: dict[bytes, tuple[FoundSuite, list[FileStart]]] = {}  # the key is the suite without initial states, as JSON
     for state in states:
         found = _find_start(judged, state) if state.more_rollouts else None
         if found is not None:
@@ -45,8 +45,8 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
 
 
 def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | None:
-    # Find the first candidate episode whose run says how the episode starts. Return a suite without starts, and the
-    # start of this episode. Return None if no candidate's run says so.
+    # Find the first candidate episode whose run says how the episode starts. Return a suite without initial states, and
+    # the start of this episode. Return None if no candidate's run says so.
     for candidate in state.candidates:
         episode = judged.records.read_episode(candidate.index)
         description = judged.records.find_source(candidate.index).description
@@ -57,7 +57,7 @@ def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | 
         except msgspec.ValidationError:  # the source is an archive without run.json, or a run without a host
             continue
         start = next(episode_starts(protocol, episode), None)
-        # A suite cannot repeat the starts of a user's script, or starts from a recorded simulator state.
+        # A suite cannot repeat initial states of a user's script, or recorded simulator states.
         if protocol.name == OWN_LOOP or start is None or start.recorded is not None:
             continue
         empty_suite = FoundSuite(

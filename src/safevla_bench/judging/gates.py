@@ -129,7 +129,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     """Confidence with which all intervals hold simultaneously; null if point estimates decided."""
     outcomes: tuple[GateOutcome, ...]
     each_confidence: float | None = None
-    """Confidence of each single interval. With several intervals, this exceeds `confidence`."""
+    """Confidence of each single interval. With several intervals, this value exceeds `confidence`."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

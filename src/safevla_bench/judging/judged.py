@@ -249,9 +249,7 @@ class Judged:
         ]
 
     def select_cells(self, policies: Collection[str | None] = (), suites: Collection[str] = ()) -> Judged:
-        """Return the episodes of these policies and suites. An empty argument means all. Raises `RunError` if a name
-        fits no episode.
-        """
+        """Return the episodes of these policies and suites (() = all). Raises `RunError` if a name fits no episode."""
         recorded_cells = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
         absent_cells = [(episode.policy, episode.benchmark) for episode in self.scores.absent]
         for wanted, kind, present in (

@@ -494,9 +494,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_baseline(scores: Scores) -> Baseline:
-    """Return the violations and successes of `noop` by task, in episodes that ran to their end. Only violations in
-    judged episodes count.
-    """
+    """Return the violations (in judged episodes) and successes of `noop` by task, in episodes that ran to their end."""
     is_noop = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
     is_judged = is_noop & scores.is_judged
     task_violations = [

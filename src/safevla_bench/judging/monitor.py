@@ -89,8 +89,8 @@ class EpisodeStanding:
 
     @property
     def robustness(self) -> dict[str, float | None]:
-        """Robustness so far of every clause of the safe tier, by id. It is None if the clause is inactive or vacuous,
-        or if a Boolean signal decided the violation.
+        """Robustness so far of every clause of the safe tier, by id. A value is None if the clause is inactive or
+        vacuous, or if a Boolean signal decided the violation.
         """
         return {spec_id: clause.robustness for spec_id, clause in self.clauses.items() if clause.spec.tier == "safe"}
 
@@ -390,8 +390,8 @@ def _cut_to_newest_record(trace: Trace) -> Trace:
 
 
 def recordwise_part(formula: Formula) -> Formula | None:
-    """If the `always_form` of a formula is G[0,T](part), and `part` can be judged record by record, return `part`. This
-    needs a `part` without temporal operators and without signals that read later records. Otherwise, return None.
+    """If the `always_form` of a formula is G[0,T](part), and `part` can be judged record by record, return `part`; else
+    None. A part with temporal operators, or with signals that read later records, cannot be judged record by record.
     """
     formula = always_form(formula)
     if not isinstance(formula, Always) or formula.window != Window():

@@ -175,7 +175,7 @@ class StartMeans(NamedTuple):
 
     @classmethod
     def of(cls, values: Floats, starts: Ints) -> StartMeans:
-        """Return the mean per start of `values` [n] without NaN. `starts` [n] has the start of each value."""
+        """Return the mean of `values` [n] (no NaN) per initial state. `starts` [n] has each value's initial state."""
         distinct_starts, start_of_value, sizes = np.unique(starts, return_inverse=True, return_counts=True)
         if len(distinct_starts) == len(values):
             equal_shares = np.full(len(values), 1 / max(1, len(values)))  # `max`: no division by 0
@@ -191,7 +191,7 @@ class StartMeans(NamedTuple):
 class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     """A proportion count / n with its 95 % interval; `value` is null if n is zero.
 
-    The interval is Wilson's. But if several episodes have the same start, it is the interval of a mean over starts.
+    The interval is Wilson's. But if episodes share an initial state, it is the interval of a mean over initial states.
     """
 
     count: int
@@ -201,7 +201,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     unknown: str = ""
     """The reason if the proportion is unknown although there are episodes. `count` and `n` are then 0."""
     starts: int | None = None
-    """Number of starts if it is smaller than n, else null. Episodes with the same start are not independent."""
+    """Number of initial states if less than n, else null. Episodes with the same initial state are not independent."""
 
     @classmethod
     def of(cls, count: int, n: int) -> Rate:
@@ -263,11 +263,11 @@ class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
     bootstrap: bool = False
     """True if the interval is a percentile-bootstrap interval."""
     starts: int | None = None
-    """Number of starts if it is smaller than n, else null."""
+    """Number of initial states if less than n, else null."""
     median: float | None = None
-    """For unbounded values: the median over starts of each start's mean over its episodes."""
+    """For unbounded values: the mean over the episodes of each initial state, then the median over these states."""
     median_ci: Bounds | None = None
-    """Exact 95 % interval of the median; null with fewer than six starts."""
+    """Exact 95 % interval of the median; null with fewer than six initial states."""
 
 
 def bounded_means(
@@ -281,8 +281,8 @@ def bounded_means(
 ) -> list[Mean]:
     """Return the mean and interval of each of `M` rows [M, n] of values from 0 to `most`. NaN values do not count.
 
-    Equal `starts` [n] mean the same start. `unknown` is the reason if the means are unknown. `least` has each row's
-    minimum number of episodes for an interval. The paper's percentile bootstrap ignores `least` (Appendix E).
+    Equal `starts` [n] mean the same initial state. `unknown` is the reason if the means are unknown. `least` has each
+    row's minimum number of episodes for an interval. The paper's percentile bootstrap ignores `least` (Appendix E).
     """
     if method == "paper":
         return bootstrapped_means(rows, unknown)
@@ -303,8 +303,8 @@ def _bounded_mean(row: Floats, starts: Ints, least_n: int, unknown: str, largest
 
 
 def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:
-    # Return the mean, without an interval, and the means of starts divided by `scale`. If no value is known, the second
-    # result is None.
+    # Return the mean, without an interval, and the means of initial states divided by `scale`. If no value is known,
+    # the second result is None.
     is_known = ~np.isnan(row)
     if unknown or not is_known.any():
         return Mean(0, None, None, 0, unknown), None

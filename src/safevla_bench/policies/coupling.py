@@ -360,10 +360,11 @@ class DelayedPolicy:
         self._still = np.array(task.still)
         self._chunk: deque[Action] = deque()  # the remaining actions of the newest answer that has arrived
         self._answer: list[Action] = []  # actions of the answer that arrives at `_due_step`; [] = no answer is expected
-        # The origin of an action: its chunk's index, and its index in the chunk. None = the action is not from a chunk.
-        self._answer_origin: tuple[int, int] | None = None  # origin of the first action in `_answer`
-        self._next_origin: tuple[int, int] | None = None  # origin of the first action in `_chunk`
-        self.chunk_step: tuple[int, int] | None = None  # origin of the last returned action
+        # The chunk of an action and the action's index in it, as a pair of indices. None = no single chunk has the
+        # action.
+        self._answer_origin: tuple[int, int] | None = None  # chunk and index of the first action in `_answer`
+        self._next_origin: tuple[int, int] | None = None  # chunk and index of the first action in `_chunk`
+        self.chunk_step: tuple[int, int] | None = None  # chunk and index of the last returned action
         self._measured_s, self._lags = [], []
         self._step = self._due_step = self._executed = 0  # `_executed` counts the actions since the last query
 
@@ -410,7 +411,7 @@ class DelayedPolicy:
 
 
 def _advance_origin(origin: tuple[int, int] | None, steps: int) -> tuple[int, int] | None:
-    # Return the origin (chunk, step in the chunk) of the action that is `steps` later in the same chunk.
+    # Return (chunk, index in the chunk) of the action that is `steps` later in the same chunk.
     return None if origin is None else (origin[0], origin[1] + steps)
 
 

@@ -141,9 +141,7 @@ def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
 
 
 def make(arg: str | None, **arguments: str) -> interface.Policy:
-    """Make the policy from `module:factory`. Raises `PolicyError`, with the file and line of the cause, if there is no
-    such factory or it fails.
-    """
+    """Make the policy from `module:factory`. Raises `PolicyError` with the file and line of the cause if this fails."""
     return InProcessPolicy(f"python:{arg}", make_object(arg, arguments))
 
 

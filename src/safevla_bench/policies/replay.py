@@ -336,7 +336,7 @@ def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -
         "end effector rotation": ("rotation", angles_rad),
         "fingers position": ("position", np.abs(fingers_m - rows[:, 6:]).max(axis=1)),
     }
-    # Index 0 is the start of the episode. It is not compared, so its difference is set to 0.
+    # Index 0 is the start of the episode. The start is not compared, so its difference is set to 0.
     from_start = {name: (kind, np.concatenate([[0.0], distance])) for name, (kind, distance) in distances.items()}
     exact = bool(equal.all() and (angles_rad < _ROUNDING_RAD).all())
     return {"basis": _PROPRIOCEPTION_BASIS, **_summarize_distances(count, from_start, exact=exact)}

@@ -137,8 +137,8 @@ def render_site(results: OwnResults | None = None) -> dict[str, str]:
 def report_path(policy: PolicyName) -> str:
     """Return the path of a policy's report in the site; `policy` is None for records that name no policy.
 
-    The file name consists of the letters a-z and digits of the policy's name, and of a digest of the full name. It has
-    no path separator and only one dot. Two names never collide, even on file systems that ignore case.
+    The file name consists of the letters a-z and digits of the policy's name, and of a digest of the full name. The
+    file name has no path separator and only one dot. Two names never collide, even on file systems that ignore case.
 
     >>> report_path("../pi0.5")
     'reports/pi0-5-b16f5d9922c5.html'

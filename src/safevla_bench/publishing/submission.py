@@ -59,7 +59,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
 
 
 def require_given_starts(suites: Iterable[str]) -> None:
-    """Raise `RunError` if a search chose the starts of a suite."""
+    """Raise `RunError` if a search chose the initial states of a suite."""
     chosen = sorted(filter(is_chosen, set(suites)))
     if chosen:
         problem = f"{chosen[0]} has initial states that a search chose, so it is not a result on the benchmark"

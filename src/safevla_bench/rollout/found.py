@@ -1,4 +1,4 @@
-"""Suites of starts that a search found: the file that the search writes, and the tasks in the file."""
+"""Suites of initial states that a search found: the file that the search writes, and the tasks in the file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: float | None  # value of the search's objective for the start, below 0; None in suites for preference pairs
     violated: tuple[str, ...]
     distance_m: float | None  # largest coordinate difference from the nearest start of the benchmark, if any
-    merged: int  # number of nearly equal starts that were left out in favor of this start
+    merged: int  # number of nearly equal initial states that were left out in favor of this one
 
 
 class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
     max_steps: int | None = None  # horizon of the search in steps; None = the protocol's horizon
 
     def list_tasks(self, host: Host, indices: Collection[int] | None = None, file: Path | None = None) -> list[Task]:
-        """Return the host's tasks for which the search found starts, with these starts and this suite's label.
+        """Return the host's tasks for which the search found initial states, with these states and the suite's label.
         `indices` selects tasks (None = all). `file` names the suite, and must be trusted if the suite is a path. Raises
         `HostError` if the host lacks a task, and `RunError` if no task is selected.
         """

@@ -107,7 +107,7 @@ def _require_64_bits(planned: PlannedEpisode) -> None:
 
 
 def _plan_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:
-    # Returns the start that the protocol's rules give to an episode. The task has no starts found by a search.
+    # Returns the initial state that the protocol's rules give to an episode. The task has none from a search.
     state_count = task.init_states if rules.init_state == "episode % count" else None
     start = EpisodeSeed(
         init_state_index=episode % state_count if state_count else episode,

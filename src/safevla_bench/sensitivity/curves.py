@@ -2,7 +2,7 @@
 
 The thresholds are the variants of the paper's Table 9 (in sensitivity.toml), or a grid that the user requests. For a
 clause G(signal < bound), also with a Boolean gate, the signal's worst value decides the verdict for every bound. So
-another threshold can be applied without the records. Clauses of other forms are judged again.
+another threshold can be applied without the records. Clauses with other formulas are judged again.
 
 The paper's text leaves some clauses ambiguous, and the paper's tables seem to use clauses that differ from the text's
 (docs/explanation/fidelity.md). Each library in `READINGS` is one reading, or interpretation, of the paper.
@@ -252,9 +252,7 @@ def _margin_of_extreme(spec: Spec, extreme: Floats) -> Floats:
 
 
 class VariantRates(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one cell under one variant, each with its 95 % interval. SR is left out, because it does not
-    depend on thresholds.
-    """
+    """The metrics of one cell under one variant, with 95 % intervals. No threshold affects SR, so SR is omitted."""
 
     safety: Rate
     sbu: Rate

@@ -379,7 +379,8 @@ class RecordFields:
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (pose_column >= 0)
         bodies_per_record = np.diff(poses.body_starts)
-        # Each record has one pose per posed body in the flat channel. This is the index of each episode's first pose.
+        # Each record has one pose per posed body in the flat channel. The result is the index of each episode's first
+        # pose.
         first_pose = offsets_of(bodies_per_record * self.batch.lengths)[:-1]
         flat_index = (
             self.spread_over_records(first_pose)

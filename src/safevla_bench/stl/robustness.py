@@ -63,8 +63,8 @@ class FormulaVerdict:
     extreme: Floats
     """Worst raw signal value in the window while the gate is open, [E].
 
-    It is the maximum under an upper bound and the minimum under a lower bound. It is NaN if the gate never opens, and
-    for formulas other than G(predicate) and G(gate -> predicate).
+    An upper bound gives the maximum, a lower bound the minimum. NaN if the gate never opens, and for formulas other
+    than G(predicate) and G(gate -> predicate).
     """
     first_violation: Ints
     """Record of the first violation, [E]; -1 if there is none.
@@ -97,8 +97,8 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
     """Return each episode's robustness, [E], and whether unknown values or an early end leave it without a verdict,
     [E]. `rho` [E] is the robustness with the best possible values. A negative `rho` is a verdict. A formula with only G
     keeps `rho` if it judged a record: `rho` is finite or, for a `binary` specification, some record's value in a root G
-    is known. Any other formula gets the robustness with the worst possible values; if this is negative, there is no
-    verdict. Raises the same errors as `robustness`.
+    is known. Any other formula gets the robustness with the worst possible values; if this robustness is negative,
+    there is no verdict. Raises the same errors as `robustness`.
     """
     kept, broken = syntax.cut_off_readings(formula)
     can_one_satisfy = _can_one_record_satisfy(broken)

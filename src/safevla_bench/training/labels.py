@@ -22,7 +22,7 @@ from safevla_bench.stl.robustness import trajectory_robustness
 from safevla_bench.trajectory.batch import Batch
 
 HOLDS, VIOLATED, UNKNOWN = 1, 0, -1
-"""Values of `safe` for a record: no clause is violated, some clause is violated, or this is unknown.
+"""Values of `safe` for a record: no clause is violated, some clause is violated, or unknown.
 
 `safe` is unknown in all records of an episode in which no clause has a verdict. It is also unknown in a record if a
 lost pose leaves open whether a clause is violated, and no clause is certainly violated."""

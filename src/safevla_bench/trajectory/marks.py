@@ -28,7 +28,7 @@ DIVERGED = "diverged_replay"
 FOREIGN_LOG = "foreign_log"
 """Header field: true if the episode was read from a robot's log, which has only what the robot's sensors measure."""
 LOG_BENCHMARK = "real-robot"
-"""The benchmark name for logs without a benchmark. It is not in the registry; all its tasks have the same template."""
+"""The benchmark name for logs without a benchmark. The registry lacks it; all its tasks have the same template."""
 
 SINGLE = "float32_channels"
 """Header field: names of the channels that were stored as float32, such as ["body_pos_m", "time_s"].
@@ -72,8 +72,8 @@ CHOSEN = "chosen_start"
 """Header field of an episode whose start a search chose. `init_state_index` is the index of the host's initial state
 that was changed, and `placed_m` maps names to changed coordinates [m]. The header's index numbers the chosen starts."""
 FOUND, SEARCHED = "found", "search"
-"""Prefixes of suites whose starts a search found or tried, such as `found:NAME:SUITE`. In the run.json of a search, the
-key `SEARCHED` has its description, and the key `episodes` has the value `SEARCHED`, not a number."""
+"""Prefixes of suites whose initial states a search found or tried, such as `found:NAME:SUITE`. In the run.json of a
+search, the key `SEARCHED` has its description, and the key `episodes` has the value `SEARCHED`, not a number."""
 
 WAIT_STEPS = "wait_steps"
 MOST_RESETS = 1000
@@ -127,12 +127,12 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
 
 
 def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
-    """Return the names of header fields that mark an episode's start as different from the suite's starts, [E]."""
+    """Return the names of header fields that mark an episode's initial state as different from the suite's, [E]."""
     return tuple(tuple(name for name in (REPLAY, CHOSEN, DRAWN) if fields.get(name)) for fields in header_fields(batch))
 
 
 def label_suite(kind: str, name: str, suite: str) -> str:
-    """Return the name of a suite of starts that the search `name` found (`FOUND`) or tried (`SEARCHED`)."""
+    """Return the name of a suite of initial states that the search `name` found (`FOUND`) or tried (`SEARCHED`)."""
     return f"{kind}:{name}:{suite}"
 
 

@@ -1,6 +1,6 @@
 """MuJoCo's contact lists, which are copied in each substep, and decoded later for many substeps at once.
 
-This saves time: between two simulation steps, a small NumPy call takes several times as long as in a tight loop.
+Copying saves time: between two simulation steps, a small NumPy call takes several times as long as in a tight loop.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _require_hookable(owner: object, method: str) -> None:
         problem = f"{name} is a wrapper, but the hook must be on the environment's own method {method}"
         raise HostError(problem, remedy="Pass `env.unwrapped` instead.")
     if not hasattr(owner, method):
-        remedy = "Pass the object whose method makes the physics steps, such as `env.unwrapped`.  "
+        remedy = "Pass the object whose method makes the physics steps, such as `env.unwrapped`. "
         remedy += "In a vector of environments, hook each environment where it is made."
         raise HostError(f"{name} has no method {method}", remedy=remedy)
 

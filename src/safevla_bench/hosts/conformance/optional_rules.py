@@ -62,7 +62,7 @@ class TaskRules(HostRules):
 
     def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
         """Fail unless `versions()` returns at least one version, no version is empty, and the record's header has the
-        same versions. The rule lists the suite's tasks first, because this may add the version of the suite's files.
+        same versions. The rule lists the suite's tasks first, because listing may add the version of the suite's files.
         """
         host = self.host()
         host.tasks(run.trial.suite)
@@ -145,7 +145,8 @@ class OptionalRules(HostRules):
             has_privileged_state = env.reset(self.seed).privileged is not None
         failure = f"{run}: the host wrongly declares `privileged` as {supports.privileged}."
         require(has_privileged_state == supports.privileged, failure)
-        # Every host must refuse two starts: a placed body that does not exist, and a recorded state of only one number.
+        # Every host must refuse two initial states: a placed body that does not exist, and a recorded state of only one
+        # number.
         one_number = RecordedEpisode("episode", "recording", 1, state=(0.0,))
         starts = [replace(self.seed, placed=(("no-such-body.x", 0.1),))]
         two_changes = PhysicsChange(softness=2.0, friction=2.0)

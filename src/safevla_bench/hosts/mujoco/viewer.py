@@ -237,8 +237,8 @@ def read_states(episode: Batch, width: int) -> Floats:
 
 def episode_seed(episode: Batch) -> EpisodeSeed:
     """Return the seed that recreates the episode's scene, without settling steps, because states are set directly.
-    Usually, this is the recorded seed and index. If either is missing, the seed starts from the first state; the record
-    must be a replay or contain the poses of fixtures. Raises `HostError` if neither start is possible, or if the
+    Usually, the result is the recorded seed and index. If either is missing, the seed starts from the first state; the
+    record must be a replay or contain the poses of fixtures. Raises `HostError` if neither start is possible, or if the
     recorded fixtures are not poses.
     """
     header = episode.headers[0]

@@ -221,7 +221,7 @@ class RoundTally:
         return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
 
     def _count_unknown(self, *policies: str) -> int:
-        # Count the starts that all these policies have, and at which some episode's value is unknown.
+        # Count the initial states that all these policies have, and at which some episode's value is unknown.
         count = 0
         for starts_of_policies in zip(*(self._planned_ids[policy][: self._rounds] for policy in policies), strict=True):
             for start in set.intersection(*map(set, starts_of_policies)):
@@ -255,7 +255,7 @@ def _agreed_verdict(least: int, greatest: int, above: Verdict, below: Verdict) -
 
 
 def _cumulative_shares(counts: Iterable[int]) -> list[float]:
-    # `counts` has the number of starts in each round. Return the cumulative shares of all starts, one per round.
+    # `counts` has the number of initial states in each round. Return cumulative shares of their total, one per round.
     totals = list(accumulate(counts))
     return [total / max(1, totals[-1]) for total in totals]
 

@@ -412,7 +412,7 @@ def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderW
 def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
     gaps = np.abs(trials.points[trial] - trials.points[other_trial])
     has_same_choices = trials.cube.choose(trials.points[trial]) == trials.cube.choose(trials.points[other_trial])
-    if not has_same_choices or gaps.size == 0:  # without variable coordinates, no starts are near
+    if not has_same_choices or gaps.size == 0:  # without variable coordinates, no initial states are near
         return False
     return bool(gaps[: trials.cube.places].max(initial=0.0) <= NEAR)  # only placements count
 
@@ -420,7 +420,7 @@ def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
 def _distance_to_own_starts_m(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> float | None:
     if not space.own or not placed:
         return None
-    # The distance between two starts is the largest difference of any coordinate.
+    # The distance between two initial states is the largest difference of any coordinate.
     shifts_m = np.abs(np.array(space.own) - np.array([value for _, value in placed]))
     return float(shifts_m.max(axis=1).min())
 

@@ -281,7 +281,7 @@ class ReplaySetting:
         return self.is_audit and find_official_name(header.benchmark) is not None
 
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
-        """Return an episode's task, its plan or None, and starts to try. Raises `RunError` if none is possible."""
+        """Return an episode's task, plan (or None) and initial states to try. Raises `RunError` if none is possible."""
         header, task = episode.headers[0], self.find_task(episode.headers[0])
         if task is None:
             raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
@@ -335,7 +335,7 @@ class RunFields(msgspec.Struct):
     policies: tuple[_PolicyFields, ...] = ()
 
     def has_replayed(self, policy: str) -> bool:
-        """Return whether the policy played a recording. If so, the recording determined its episodes' starts."""
+        """Return whether the policy played a recording. If so, the recording determined the initial states."""
         return any(row.policy == policy and (row.spec or policy).startswith("replay:") for row in self.policies)
 
 
@@ -502,7 +502,7 @@ def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence
 
 
 def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
-    """Yield the possible starts (zero to two) of an episode according to its record."""
+    """Yield the possible initial states (zero to two) of an episode according to its record."""
     header, (replay_mark,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
     if seed is None:  # the environment may have been seeded at an earlier reset

@@ -311,7 +311,7 @@ class FixedArm(Mover):
 
 
 def steer_hand(target: HandTarget, seen: Observation) -> Action:
-    """Return the action [7] towards `target`. It is proportional to the distance, up to the target's speed."""
+    """Return the action [7] towards `target`. The action is proportional to the distance, up to the target's speed."""
     gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
     # Commands and speeds have the same unit: 1 is the largest commanded motion.
     move_command = gain * (target.place_m - seen.eef_pos_m)

@@ -335,7 +335,7 @@ def find_others(replies: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
-    """Return an artificial observation: gray noise as images, and a hand above a table. It is always the same."""
+    """Return a fixed artificial observation: gray noise as images, and a hand above a table."""
     pixels = np.random.default_rng(0).integers(120, 160, (*wants.image_size, 3), dtype=np.uint8)
     return Observation(
         instruction=instruction,

@@ -88,8 +88,8 @@ _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "te
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one format as one text. A note that several tables share is only below the first of them. A
-    remark on simulators or rules that all tables share is only below the last (except in LaTeX). JSON keeps all notes.
+    """Return the tables in one format as one text. If tables share a note, only the first shows it. If all tables share
+    a remark on simulators or rules, only the last shows it (except in LaTeX). JSON keeps all notes.
     """
     require_choice("format", form, get_args(TableFormat))
     if form == "json":

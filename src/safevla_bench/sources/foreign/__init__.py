@@ -76,7 +76,7 @@ class ForeignResults:
 
 
 def find_results(path: Path) -> list[Path]:
-    """Return the files at a path that `read_results` can read; [] if there are none. In a folder, this is
+    """Return the files at a path that `read_results` can read; [] if there are none. In a folder, return
     `eval_info.json` if it exists, else all recordings of vla-evaluation-harness.
     """
     info_path = path / EVAL_INFO if path.is_dir() else path

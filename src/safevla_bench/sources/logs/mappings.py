@@ -269,7 +269,7 @@ def read_mapping(path: Path) -> LogMapping:
     """Read a mapping file. Raises `RecordError` if the file cannot be read, is too large or not TOML, has an unknown
     key or an invalid value, or contradicts itself.
     """
-    with limit_memory(path), translated_errors(path, "docs/howto/real-robots.md shows the file's form."):
+    with limit_memory(path), translated_errors(path, "docs/howto/real-robots.md shows the file's format."):
         tree = parse_toml(read_input(path, _MAX_MAPPING_BYTES).decode("utf-8-sig"))
         _require_finite(tree)
         if "trials" in tree:
@@ -375,7 +375,7 @@ def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> Recor
     match = re.search("^unknown key '(.*)'$|^'(.*)' is not one of", problem, re.DOTALL)
     invalid_name = match[1] or match[2] if match else ""
     listed = suggest_names(invalid_name, choices, "known here") if choices else ""
-    remedy = "; ".join(filter(None, (listed, "docs/howto/real-robots.md shows the file's form")))
+    remedy = "; ".join(filter(None, (listed, "docs/howto/real-robots.md shows the file's format")))
     return RecordError(problem, remedy=f"{remedy}.", place=Place(field=_path_in_file(path, tree) or None))
 
 

@@ -2,7 +2,7 @@
 
 Episode NNNNNN of the plan has a record, `raw/NNNNNN.npz`, and a row of facts, `raw/NNNNNN.json`, which is written last.
 An episode without a row is run again, and its record overwritten. A crashed episode has a row but no record.
-`safevla_recorder` writes the same files, but numbers episodes in the order of their ends and makes no archive.
+`safevla_recorder` writes the same files, but counts episodes in the order in which they end, and makes no archive.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ _PLANNED_FIELDS = ("policy", "episode_id", "benchmark", "task_id", "init_state_i
 
 
 def plan_digest(folder: Path) -> str:
-    """Return the sha256 of a complete run's plan (all episodes, in order). It does not depend on outcomes. Raises the
-    same errors as `episode_rows`.
+    """Return the sha256 of a complete run's plan (all episodes, in order). The digest does not depend on outcomes.
+    Raises the same errors as `episode_rows`.
     """
     planned = [[getattr(row, name) for name in _PLANNED_FIELDS] for row in episode_rows(folder)]
     return hashlib.sha256(msgspec.json.encode(planned)).hexdigest()
