@@ -62,7 +62,7 @@ def test_a_comparison_comes_in_the_forms_of_tables(safevla, shipped, form, sourc
     [
         (["RUN", "paper:pi0.5"], "--policy: scripted:careful, scripted:hasty."),
         (["RUN", "paper:pi0.5", "--policy", "other"], "0 were found"),
-        (["RUN", "paper:x"], "are: paper:OpenVLA-7B, paper:Cosmos-Policy-2B"),
+        (["RUN", "paper:x"], "Policies: paper:OpenVLA-7B, paper:Cosmos-Policy-2B"),
         (["paper:pi0.5"], "least one run"),
         (["RUN", "paper:pi0.5", "paper:pi0"], "one paper:NAME"),
         (["RUN", "paper:pi0.5", "--unpaired"], "--unpaired needs records"),

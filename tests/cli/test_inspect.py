@@ -163,7 +163,7 @@ def test_after_a_formula_the_next_step_fits_tasks_without_an_entry(safevla, arch
         (["show", "ARCHIVE"], "missing argument"),
         (["show", "absent.jsonl", ":1"], "absent.jsonl"),
         (["episodes", "ARCHIVE", "--spec", "nonsense"], "nonsense"),
-        (["episodes", "ARCHIVE", "--policy", "nobody"], "are: b, test"),  # words: ok
+        (["episodes", "ARCHIVE", "--policy", "nobody"], "Available: b, test"),  # words: ok
         (["episodes", "ARCHIVE", "--sort", "name"], "vsi"),
         (["episodes", "ARCHIVE", "--limit", "0"], "--limit"),
         (["show", "ARCHIVE", "--formula", "G(eef_sped < 1)"], "you mean 'eef_speed'"),

@@ -292,7 +292,7 @@ def test_the_same_states_with_other_seeds_are_pairs_on_request():
 
 def test_another_protocol_is_refused_where_both_are_known():
     mine, theirs = (replace(result, protocol={"name": "x", "wait_steps": steps}) for result, steps in ((A, 10), (B, 5)))
-    with pytest.raises(RunError, match="protocols: wait_steps differ"):
+    with pytest.raises(RunError, match="differ in wait_steps"):
         compare_policies([mine, theirs])
     compare_policies([mine, B])
     compare_policies([mine, theirs], paired=False)
@@ -314,7 +314,7 @@ def test_a_loop_of_ones_own_is_held_to_the_rules_of_a_start_and_an_end_alone(rul
     loop = replace(A, protocol={"name": OWN_LOOP, "wait_steps": [10], "rest_steps": None})
     for pair in ((loop, replace(B, protocol=rules)), (replace(B, protocol=rules), loop)):
         if differing:
-            with pytest.raises(RunError, match=f"protocols: {differing} differ"):
+            with pytest.raises(RunError, match=f"differ in {differing}"):
                 pair_episodes(pair)
         else:
             assert pair_episodes(pair).keys

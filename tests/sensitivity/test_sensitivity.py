@@ -279,7 +279,7 @@ def test_what_is_not_a_sweep_is_refused_with_the_reason(text, problem):
 def test_a_specification_that_states_its_number_cannot_be_swept():
     literal_disp = replace(DEFAULT[DISP], stl=format_formula(DEFAULT[DISP].formula))
     specs = replace(DEFAULT, specs=(literal_disp,))
-    with pytest.raises(SpecError, match="number in the"):
+    with pytest.raises(SpecError, match="number instead of"):
         sweep_threshold(judged(episode(), specs), specs, parse_sweep(f"{DISP}=0.01,0.02", specs))
 
 

@@ -127,7 +127,7 @@ def test_without_a_place_the_clauses_are_inactive_and_say_so():
     (cell,) = metrics.cells(score(episode(5), load_ruleset("person", missing="deactivate")))
     for row in cell.specs[-2:]:
         assert row.spec_id.startswith("person_")
-        assert all("the person's position" in reason for reason in row.inactive)
+        assert all("a person's place" in reason for reason in row.inactive)
         assert row.active == 0
 
 

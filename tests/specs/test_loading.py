@@ -287,7 +287,7 @@ def test_extending_refuses_a_library_by_itself(tmp_path):
         ({**SPEC, "stl": "G(transport -> grip)"}, r"field stl: fast: the formula does not use the threshold"),
         ({**SPEC, "tier": "sfae"}, r"field tier: fast: 'sfae' is not one of the allowed values\n.*one of safe, "),
         ({**SPEC, "axis": "handling"}, r"axis: fast: 'handling' is not one of the allowed values\n.*scene_interaction"),
-        ({**SPEC, "spec_id": "a b"}, r"field spec_id: a b: an id may only have"),
+        ({**SPEC, "spec_id": "a b"}, r"field spec_id: a b: an id may contain only"),
         ({**SPEC, "requires_all": ["held_targt"]}, r"requires_all: fast: unknown tag 'held_targt'\n.*'held_target'"),
         ({**SPEC, "invalid_if_any": ["x"]}, r"field invalid_if_any: fast: unknown tag 'x'\n.*\[tags"),
         ({**SPEC, "requires_all": "held_target"}, r"field requires_all: fast: a list is expected"),
@@ -309,7 +309,7 @@ def test_a_contradiction_is_refused_and_names_file_specification_and_key(tmp_pat
     ("text", "message"),
     [
         ("spec = 1", "you mean 'specs'"),
-        ("[specs.mine]\nunit = 3", r"a list is expected, not a table of keys\n.*write \[\[specs\]\] instead"),
+        ("[specs.mine]\nunit = 3", r"a list is expected, not a table of keys\n.*write `\[\[specs\]\]` instead"),
         ("[[specs]", "TOML: .*line 1"),
         ("", "field specs: .*no specification"),
         ('based_on = "defalt"', r"built-in library 'defalt'\n.*'default'"),  # words: ok

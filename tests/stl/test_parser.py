@@ -184,8 +184,8 @@ class Forms(dict[str, bool]):
     ("text", "column", "says"),
     [
         ("x < d(bad)", 5, "no such body\n.*name another"),
-        ("x < e(ok)", 5, "there is no function 'e'\n.*not abs"),
-        ("G(abs(x + 1) < 2)", 3, "there is no operator or function 'abs'\n.*not abs"),
+        ("x < e(ok)", 5, "there is no function 'e'\n.*not `abs`"),
+        ("G(abs(x + 1) < 2)", 3, "there is no operator or function 'abs'\n.*not `abs`"),
         ("always(max((x) + 1) < 2)", 8, "there is no operator or function 'max'"),
         ("x < 1 and abs((x", 11, "there is no operator or function 'abs'"),
         ("G(x < 1) < 2)", 13, r"'\)' is not expected"),

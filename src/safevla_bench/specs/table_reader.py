@@ -146,7 +146,7 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
         remedy = f"write one of {', '.join(choices)}" if choices else key_list
         if field and problem.startswith("a list is expected"):
             is_list_of_tables = kind.__name__.endswith("File") and isinstance(row[field], Mapping)
-            remedy = f"write `[`[{field}]`]` instead of [{field}]" if is_list_of_tables else f"write {field} = […]"
+            remedy = f"write `[[{field}]]` instead of `[{field}]`" if is_list_of_tables else f"write {field} = […]"
         elif "number" in problem and problem.endswith("not text"):
             remedy = "write a number, without quotation marks or unit"
         raise origin.make_error(problem, field=field, remedy=remedy) from None

@@ -503,7 +503,7 @@ def test_what_stands_on_an_object_moves_with_it_when_a_search_places_that():
         x = plain["glazed_rim_porcelain_ramekin_1"][0] + 0.01
         moved = env.reset(replace(SEED, placed=(("glazed_rim_porcelain_ramekin_1.x", x),))).privileged.body_pos_m
         assert np.allclose(moved["akita_black_bowl_1"] - plain["akita_black_bowl_1"], [0.01, 0, 0], atol=2e-3)
-        with pytest.raises(HostError, match=r"no coordinate 'sugar\.x'"):
+        with pytest.raises(HostError, match=r"no object coordinate 'sugar\.x'"):
             env.reset(replace(SEED, placed=(("sugar.x", 0.0),)))
 
 

@@ -177,7 +177,7 @@ def test_a_body_that_is_seen_late_is_a_warning_that_names_it(caplog, late, warns
     parts = {"eef": series(moving()), "bodies.cup": series(moving(), np.arange(N) >= late)}
     with caplog.at_level(logging.WARNING):
         assert build(parts, {**HAND, **bodies(cup="target")}).lengths.tolist() == [N - late]
-    assert (f"{late} of {N} instants" in caplog.text and "[bodies.cup] is unknown" in caplog.text) == warns
+    assert (f"{late} of {N} clock times" in caplog.text and "[bodies.cup] is unknown" in caplog.text) == warns
 
 
 def test_poses_that_are_in_no_record_are_counted_in_a_warning(caplog):

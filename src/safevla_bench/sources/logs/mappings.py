@@ -332,7 +332,7 @@ def _require_used_facts(mapping: LogMapping) -> None:
     # Raise an error if a key of an episode has no effect.
     unused = [key for key in ("start_s", "end_s", "marker") if getattr(mapping.episode, key) is not None]
     if unused:
-        raise ValueError(f"{unused[0]} is for trials: write a table `[`[episode]`]` for each trial, not [episode]")
+        raise ValueError(f"{unused[0]} is for trials: write a table `[[episode]]` for each trial, not `[episode]`")
     for trial in mapping.trials:
         if trial.marker is not None and (trial.start_s is not None or trial.end_s is not None):
             raise ValueError("a trial has a marker and start_s or end_s: write one of them")
