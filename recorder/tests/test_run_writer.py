@@ -65,12 +65,12 @@ def test_costs_of_the_simulators_own_are_kept_and_one_is_needed_for_each_step(tm
 def test_costs_are_numbers_of_any_type_and_others_are_warned_of_once(tmp_path, caplog):
     with writer(tmp_path) as run:
         run.write(recorder(), success=True, costs=[Decimal("0.5"), [1.0]])
-        run.write(recorder(), success=True, costs=[None, "0.1"])
+        run.write(recorder(), success=True, costs=[None, np.float32(0.5)])
         run.write(recorder(), success=True, costs=[{"a": b"", "b": 1}, {"a": b""}])
     with np.load(str(tmp_path / "run" / "raw" / "000000.npz")) as arrays:
         assert arrays["label_cost"].tolist() == [[0.5], [1.0]]
     with np.load(str(tmp_path / "run" / "raw" / "000001.npz")) as arrays:
-        assert arrays["label_cost"].tolist() == [[-1.0], [0.1]]
+        assert arrays["label_cost"].tolist() == [[-1.0], [0.5]]
     with np.load(str(tmp_path / "run" / "raw" / "000002.npz")) as arrays:
         assert arrays["label_cost"].tolist() == [[1.0], [-1.0]]
     assert [record.message.split(" are ")[0] for record in caplog.records] == ["costs of type bytes"]

@@ -133,4 +133,4 @@ def describe_cause(error: BaseException) -> str:
 def require_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise `RunError`, which lists the choices, unless the argument `name` has one of them as its value."""
     if not isinstance(value, str) or value not in choices:
-        raise RunError(f"there is no {name} {value!r}", remedy=f"Choose one of: {', '.join(choices)}.")
+        raise RunError(f"{name} is {value!r}", remedy=f"Choose one of: {', '.join(choices)}.")

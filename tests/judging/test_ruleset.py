@@ -177,14 +177,14 @@ def test_a_specification_is_judged_in_phases_if_a_component_bars_it_and_another_
 @pytest.mark.parametrize("value", ["Error", "", False])
 def test_an_option_that_is_none_of_its_choices_is_refused_with_the_choices(option, value):
     for refuse in (load_ruleset, lambda **options: replace(load_ruleset(), **options)):
-        with pytest.raises(RunError, match=f"no {option} {value!r}") as caught:
+        with pytest.raises(RunError, match=f"{option} is {value!r}") as caught:
             refuse(**{option: value})
         assert caught.value.remedy.startswith("Choose one of: ")
 
 
 @pytest.mark.parametrize("tiers", [("saf",), ()])
 def test_a_monitor_watches_only_tiers_that_there_are(tiers):
-    with pytest.raises(RunError, match="no tier"):
+    with pytest.raises(RunError, match="tier is "):
         Monitor(tiers=tiers)
 
 

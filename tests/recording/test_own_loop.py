@@ -408,7 +408,7 @@ def test_a_loop_is_compared_with_a_rollout_from_the_same_initial_states(tmp_path
     with pytest.raises(RunError, match="env_seed in 1"):
         compare_policies([results["eval"], results["once"]])
     slower = replace(results["each"], protocol={**results["each"].protocol, "wait_steps": [3]})
-    with pytest.raises(RunError, match="wait_steps differ"):
+    with pytest.raises(RunError, match="differ in wait_steps"):
         compare_policies([results["eval"], slower])
 
 

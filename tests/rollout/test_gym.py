@@ -64,7 +64,7 @@ def test_the_base_of_a_robot_that_drives_is_observed_and_that_of_a_fixed_arm_is_
 
 def test_an_unknown_cost_is_named_with_the_known_ones():
     for make in (safety_env, lambda cost: SafetyWrapper(safety_env(), cost=cost)):
-        with pytest.raises(RunError, match="cost 'bad'"):
+        with pytest.raises(RunError, match="cost is 'bad'"):
             make(cost="bad")
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Iterator, Mapping, Sequence
@@ -191,16 +192,16 @@ def _select_valid_costs(cost: object) -> dict[str, float]:
 
 def _read_number(value: Any) -> float:
     # Return a cost as a number. If it is not a single number, warn and return NaN.
-    try:
-        return float(np.asarray(value).reshape(()).item())
-    except (TypeError, ValueError, OverflowError):
-        _warn_of_cost(type(value).__name__)
-        return math.nan
+    with suppress(Exception):  # objects of other libraries may raise any error
+        if not isinstance(value, (str, bytes)):
+            return float(value if np.ndim(value) == 0 else np.asarray(value).reshape(()).item())
+    _warn_of_cost(type(value).__name__)
+    return math.nan
 
 
 @lru_cache(maxsize=None)
 def _warn_of_cost(kind: str) -> None:
-    _log.warning("costs of type %s are not recorded, since they are not single numbers", kind)
+    _log.warning("costs of type %s are not recorded, since they cannot be read as single numbers", kind)
 
 
 def check_recorded_numbers(recording: EpisodeArrays) -> None:

@@ -623,7 +623,8 @@ class _ContactBuffer:
         if force_n is None or force_n.size != len(new_contacts) * self._force_size:
             wanted = "a vector" if self._force_size == 3 else "one number"
             remedy = "Give vectors [3] if the scene's `forces` contain `net_force_n`; otherwise, give norms."
-            raise HostError(f"the force of a contact is not {wanted}", remedy=remedy)
+            remedy += " Convert tensors on a GPU or with a gradient to arrays first."
+            raise HostError(f"the force of a contact cannot be read as {wanted}", remedy=remedy)
         self._rows += [(substep, place_of(a), place_of(b)) for a, b, _ in new_contacts]
         self._force_n.append(force_n.reshape(-1))
         self._substeps += 1
@@ -656,7 +657,7 @@ def _copy_numbers(values: Any) -> Floats | None:
     try:
         given = np.asarray(values)
         return None if np.iscomplexobj(given) else np.array(given, dtype=np.float64)
-    except (TypeError, ValueError):  # such as lists of different lengths
+    except (TypeError, ValueError, RuntimeError):  # such as lists of different lengths, or tensors with a gradient
         return None
 
 

@@ -160,9 +160,10 @@ class Monitor:
         """
         ruleset = ruleset or load_ruleset()
         ruleset.require_tags()
-        for tier in tiers or ("",):
+        names: tuple[str, ...] = (tiers,) if isinstance(tiers, str) else tuple(tiers)
+        for tier in names or (None,):
             require_choice("tier", tier, get_args(Tier))
-        specs = tuple(spec for spec in ruleset.library.specs if spec.tier in tiers)
+        specs = tuple(spec for spec in ruleset.library.specs if spec.tier in names)
         self._ruleset = replace(ruleset, library=replace(ruleset.library, specs=specs))
         self._episode: _EpisodeMonitor | None = None
         self.standing: EpisodeStanding | None = None

@@ -74,7 +74,8 @@ OTHER_WANTS = {
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Wants)])
 def test_each_thing_that_a_policy_wants_reaches_its_client_or_is_refused_at_the_start(name):
-    wants = replace(Wants(("agentview",)), **{name: OTHER_WANTS[name]})
+    cameras = () if name == "as_rendered" else ("agentview",)  # with cameras, `as_rendered` has no effect
+    wants = replace(Wants(cameras), **{name: OTHER_WANTS[name]})
     make = lambda: SimpleNamespace(wants=wants, reset=None, act=None, close=lambda: None)  # noqa: E731
     if name not in serve.CARRIED:
         with pytest.raises(PolicyError, match=f"{name}=|simulator's own state"):
@@ -82,6 +83,12 @@ def test_each_thing_that_a_policy_wants_reaches_its_client_or_is_refused_at_the_
         return
     with served(make) as url, playing("openpi", url, **ask_arguments(f"openpi:{url}")) as far:
         assert far.wants == wants
+
+
+def test_a_wish_without_effect_is_served():
+    wants = Wants(("agentview",), as_rendered=False, extra=[])  # type: ignore[arg-type]
+    with served(lambda: SimpleNamespace(wants=wants, reset=None, act=None, close=lambda: None)) as url:
+        assert ask_arguments(f"openpi:{url}")["cameras"] == "agentview,none"
 
 
 @pytest.mark.parametrize("clip", [True, False])

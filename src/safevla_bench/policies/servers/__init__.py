@@ -298,12 +298,12 @@ def client_factory(
         endpoint = servers.parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)
         dialect_name = given.get("dialect", kind.dialect)
         dialect = dialects.choose_dialect(dialect_name, kind.name, given.get("cameras"), given.get("image_size"))
-        replan = parse_replan(given.get("replan"), dialect.replan) if kind.replans else None
+        replan = parse_replan(given.get("replan"), dialect.replan if kind.replans else None)
+        if replan is not None and not kind.replans:
+            raise PolicyError(f"{kind.name} plays whole replies", remedy="Leave replan out, or write `replan=all`.")
         return ChunkedPolicy(make_model(endpoint, dialect, given), replan)
 
-    argument_names = [*_SHARED_ARGUMENTS, *kind.arguments]
-    if kind.replans:
-        argument_names.insert(0, "replan")
+    argument_names = ["replan", *_SHARED_ARGUMENTS, *kind.arguments]
     parameters = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in argument_names)
     signature = inspect.Signature([inspect.Parameter("arg", inspect.Parameter.POSITIONAL_ONLY), *parameters])
     make.__signature__ = signature  # type: ignore[attr-defined]  # callers read the policy's arguments here

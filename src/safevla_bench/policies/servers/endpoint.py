@@ -77,6 +77,8 @@ def _parse_address(text: str, schemes: Sequence[str], port: int) -> str:
     url = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
     port_number = port if url.port is None else url.port
     path = url.path.rstrip("/")
+    if url.scheme.startswith("http"):
+        path = path.removesuffix("/act")  # upstream's address of a request, to which the client adds the name again
     # ZeroMQ's addresses have no path, and HTTP can send only printable ASCII.
     is_path_wrong = path and (url.scheme == "tcp" or not re.fullmatch("[!-~]+", path))
     has_extra_parts = url.username is not None or url.query or url.fragment

@@ -162,6 +162,7 @@ class OpenpiModel(WebsocketModel):
         if "unnorm_key" in arguments:
             dialect = dialect.add_fixed("unnorm_key", arguments["unnorm_key"])
         super().__init__(endpoint, dialect, arguments)
+        self._base_dialect = dialect
 
     def ask_arguments(self) -> Mapping[str, str]:
         with suppress(ServerRefusedError):  # even if the client cannot obey the server, `greeting` is set
@@ -190,10 +191,11 @@ class OpenpiModel(WebsocketModel):
 
     def _greet(self) -> None:
         self.greeting = servers.sanitize_greeting(self.receive_map(), self.key)
+        self.dialect = self._base_dialect  # another server may have answered before
         if served := _parse_served_greeting(self.greeting):
             served.require_images(self.dialect)
             self.dialect = served.adapt_dialect(self.dialect)
-            self.wants = self.dialect.wants
+        self.wants = self.dialect.wants
 
 
 class _ServedGreeting(msgspec.Struct, frozen=True):

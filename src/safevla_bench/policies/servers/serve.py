@@ -112,9 +112,11 @@ def _find_unservable(policy: Policy) -> str | None:
         policy.connect(_TASK)  # its own server may change `wants`
     if len(policy.wants.cameras) > len(IMAGES):
         return f"{len(policy.wants.cameras)} cameras"
+    # With cameras, `as_rendered` has no effect.
+    ignored = (*CARRIED, "as_rendered") if policy.wants.cameras else CARRIED
     for field in fields(Wants):
         value = getattr(policy.wants, field.name)
-        if field.name not in CARRIED and value != field.default:
+        if field.name not in ignored and value != field.default and (value or field.default):
             return "the simulator's own state" if field.name == "privileged" else f"{field.name}={value}"
     env_seed = getattr(policy, "env_seed", None)
     return "the task of each episode" if needs_task else None if env_seed is None else f"env_seed={env_seed}"
