@@ -196,6 +196,15 @@ def test_a_pose_is_unknown_next_to_one_that_was_lost_and_its_rotation_takes_the_
     assert not body.values[body.known, 4:].any()
 
 
+@pytest.mark.parametrize(("role", "is_known"), [("bystander", True), ("target", False)])
+def test_the_last_sighting_of_a_bystander_counts_and_that_of_a_target_does_not(role, is_known):
+    cup = [(0.0, 0.0), (0.1, 0.0), (0.2, 0.0), (0.45, 5.0)]
+    tree = {**EEF, "bodies": {"cup": {**CUP["cup"], "role": role}}}
+    body = aligned(tree, {"/e": HAND, "/cup": cup}).series["bodies.cup"]
+    assert body.known.tolist() == [True, True, True, False, False, is_known]
+    assert not is_known or body.values[5, 0] == 5.0
+
+
 @pytest.mark.parametrize(("first_s", "is_known"), [(-0.38, True), (-0.39, False), (0.01, False)])
 def test_a_gap_of_more_than_two_periods_is_not_interpolated(first_s, is_known):
     cup = [(first_s, 0.0), (first_s + 0.2, 1.0), (first_s + 0.4, 2.0)] if first_s > 0 else [

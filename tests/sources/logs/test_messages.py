@@ -95,6 +95,9 @@ def test_a_mark_is_a_boolean_or_1(value, mark):
         ([0, 1, 0], False),
         ([1.0, 0.0], False),
         (["start", "stop"], False),
+        ([1, 0, 2, 0, 3, 0], False),
+        (["start", "success", "start", "failure"], False),
+        ([5, 5, 7, 7], True),
     ],
 )
 def test_marks_that_may_switch_trials_on_and_off_are_refused(values, is_clear):
