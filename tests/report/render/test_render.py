@@ -194,7 +194,7 @@ def test_a_note_is_stated_once_in_a_document_and_a_warning_with_each_table(form)
 
 
 def test_an_unknown_format_is_refused_with_the_formats():
-    with pytest.raises(RunError, match="no format 'pdf'"):
+    with pytest.raises(RunError, match="format is 'pdf'"):
         render_tables([], "pdf")
 
 
