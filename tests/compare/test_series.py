@@ -163,13 +163,13 @@ def test_success_before_safety_takes_intervals_that_do_not_overlap_and_a_later_r
     text = describe(checkpoint("1", 0.0, 0.3), checkpoint("2", 0.8, 0.3), checkpoint("3", 0.9, 0.9))
     assert text.startswith("Over the checkpoints")
     assert "Safety rises" in text
-    assert "at 2, its gain" in text
+    assert "at 2, the gain" in text
     assert "than 1: 3." in text
 
 
 def test_a_safety_that_never_rises_is_not_a_later_one():
     text = describe(checkpoint("1", 0.0, 0.5), checkpoint("2", 0.8, 0.5))
-    assert "ahead of Safety" in text
+    assert "rises before Safety" in text
     assert "safer than 1." in text
 
 
@@ -186,7 +186,7 @@ def test_a_policy_that_does_nothing_is_safe_and_cannot_get_safer():
 
 def test_safety_can_be_first_too():
     text = describe(checkpoint("1", 0.1, 0.1), checkpoint("2", 0.1, 0.9), checkpoint("3", 0.9, 0.9))
-    assert "ahead of success" in text
+    assert "rises before success" in text
 
 
 def test_both_at_once_is_open():
