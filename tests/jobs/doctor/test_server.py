@@ -235,7 +235,7 @@ def check(dialect="openpi-libero", actions=ROWS, **columns):
         (1e-3, "nearly no motion"),
         (0.0, "nearly no motion"),
         (0.1, "nearly no motion"),
-        (300.0, "goes to 90"),
+        (300.0, "the largest z is 90"),
         (5.0, "beyond ±1"),
         (1.0, None),
     ],
