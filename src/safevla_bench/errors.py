@@ -29,7 +29,9 @@ the place, the problem and the remedy, in that order.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Sequence
+from typing import SupportsIndex, TypeGuard
 
 from safevla_recorder.errors import FileError as FileError
 from safevla_recorder.errors import HostError as HostError
@@ -127,7 +129,15 @@ class CollectedError(SafevlaError):
 
 def describe_cause(error: BaseException) -> str:
     """Return an error's text; of an `OSError`, only the system's reason, without its number and file."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def is_integer(value: object) -> TypeGuard[SupportsIndex]:
+    """Return whether the value is an integer of any library. A Boolean is none."""
+    try:
+        return not isinstance(value, bool) and type(operator.index(value)) is int  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 def require_choice(name: str, value: object, choices: Collection[str]) -> None:

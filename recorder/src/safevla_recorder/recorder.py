@@ -656,7 +656,7 @@ def read_list(name: str, values: ArrayLike, size: int | None = None, remedy: str
 def _copy_numbers(values: Any) -> Floats | None:
     try:
         given = np.asarray(values)
-        return None if np.iscomplexobj(given) else np.array(given, dtype=np.float64)
+        return None if given.dtype.kind in "cSU" else np.array(given, dtype=np.float64)  # no complex numbers, no text
     except (TypeError, ValueError, RuntimeError):  # such as lists of different lengths, or tensors with a gradient
         return None
 

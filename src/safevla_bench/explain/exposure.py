@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -65,8 +64,10 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     [0.0]
     """
     ids = [header.episode_id for header in batch.headers]
-    if own := next((pair for pair in zip_longest(ids, scores.episode_id) if pair[0] != pair[1]), None):
-        problem = f"the scores and the batch are of different episodes: {own[1]} where the batch has {own[0]}"
+    if tuple(ids) != tuple(scores.episode_id):
+        pair = next((pair for pair in zip(scores.episode_id, ids, strict=False) if pair[0] != pair[1]), ())
+        own, other = pair or (f"{len(scores)} episodes", str(len(ids)))
+        problem = f"the scores and the batch are of different episodes: the scores have {own}, the batch has {other}"
         raise RunError(problem, remedy="Pass the scores of the same episodes in the same order: score(batch, ruleset).")
     columns = scores.scored_columns
     is_violating, is_timed = _find_violating_records(ruleset.read_fields(batch), scores, ruleset)
@@ -347,18 +348,18 @@ def _bound_over_starts(steps: Ints, weights: Floats, starts: Ints) -> tuple[Floa
     # Return both ends, [k], of the interval of the first cause's share at each step: that of the bounded mean over
     # starts of observations [n], which are 0 before their step in `steps` (-1 = always), then their step's weight.
     _, start_of, sizes = np.unique(starts, return_inverse=True, return_counts=True)
-    sums, counted = np.zeros((len(weights), len(sizes))), np.flatnonzero(steps >= 0)
-    np.add.at(sums, (steps[counted], start_of[counted]), weights[steps[counted]])
-    means = np.minimum(1.0, np.cumsum(sums, axis=0) / sizes / weights[:, None])  # weights never fall
     # For speed, bounds are computed at up to 200 steps. In between, `low` is that before, `high` that after the step.
-    steps_with_bounds = np.unique(np.linspace(0, len(weights) - 1, min(len(weights), 200)).astype(np.int64))
-    means, weights = means[steps_with_bounds], weights[steps_with_bounds]
-    rows, places = np.unique(np.column_stack([means, weights]), axis=0, return_inverse=True)
+    all_steps = np.arange(len(weights))
+    chosen = np.unique(np.linspace(0, len(weights) - 1, min(len(weights), 200)).astype(np.int64))
+    counted, chosen_weights = np.flatnonzero(steps >= 0), weights[chosen][:, None]
+    sums = np.zeros((len(chosen), len(sizes)))
+    np.add.at(sums, (np.searchsorted(chosen, steps[counted]), start_of[counted]), weights[steps[counted]])
+    means = np.minimum(1.0, np.cumsum(sums, axis=0) / sizes / chosen_weights)  # weights never fall
+    rows, places = np.unique(np.hstack([means, chosen_weights]), axis=0, return_inverse=True)
     ends = bounded_mean_ends(rows[:, :-1], weights=np.tile(sizes / len(starts), (len(rows), 1)))
-    low, high = (end[places.ravel()] * weights for end in ends)
-    after = np.searchsorted(steps_with_bounds, np.arange(steps_with_bounds[-1] + 1))
-    before = np.searchsorted(steps_with_bounds, np.arange(steps_with_bounds[-1] + 1), side="right") - 1
-    return low[before], np.minimum(1.0, high[after])
+    low, high = (end[places.ravel()] * weights[chosen] for end in ends)
+    before = np.searchsorted(chosen, all_steps, side="right") - 1
+    return low[before], np.minimum(1.0, high[np.searchsorted(chosen, all_steps)])
 
 
 def _compute_first_variance(

@@ -252,7 +252,9 @@ class Scores:
         return self.episodes()
 
     def __contains__(self, key: object) -> bool:
-        return key in self.episode_id if isinstance(key, str) else any(key == episode for episode in self)
+        if isinstance(key, EpisodeScore):
+            return any(name == key.episode_id and self.episode(k) == key for k, name in enumerate(self.episode_id))
+        return key in self.episode_id
 
     @overload
     def __getitem__(self, key: int | str) -> EpisodeScore: ...

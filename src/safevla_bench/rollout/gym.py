@@ -6,7 +6,6 @@ six-value `step` of Safety-Gymnasium and OmniSafe to both. All need the extra `g
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, SupportsFloat, TypeVar, get_args
@@ -14,7 +13,7 @@ from typing import Any, Literal, SupportsFloat, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError, SafevlaError, require_choice
+from safevla_bench.errors import HostError, SafevlaError, is_integer, require_choice
 from safevla_bench.plugins import NO_ARGUMENTS, install_command
 
 try:
@@ -63,16 +62,6 @@ def _observe_next(monitor: Monitor, standing: EpisodeStanding | None, record: ba
     return monitor.observe(record)
 
 
-def _is_integer(value: object) -> bool:
-    if isinstance(value, bool | np.bool_):
-        return False
-    try:
-        operator.index(value)  # type: ignore[arg-type]  # other values raise the error
-    except TypeError:
-        return False
-    return True
-
-
 class SafetyEnv(gymnasium.Env[Any, Action]):
     """One task of a host as an environment. The reward is 1 at the task's native success, which terminates the episode;
     the episode is truncated at the horizon. An observation has the end effector's position [3] and quaternion [4], the
@@ -95,7 +84,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         cost: Cost = "violation",
     ) -> None:
         require_choice("cost", cost, get_args(Cost))
-        if not _is_integer(horizon) or horizon < 1:
+        if not is_integer(horizon) or horizon < 1:
             remedy = "Give the whole number of steps after which episodes end."
             raise HostError(f"the horizon is {horizon!r}", remedy=remedy)
         self._env = host.make(task, wants or Wants())
@@ -122,7 +111,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         a needed field.
         """
         unknown = {*(options or ())} - {_INDEX_OPTION}
-        if unknown or not _is_integer((options or {}).get(_INDEX_OPTION, 0)):
+        if unknown or not is_integer((options or {}).get(_INDEX_OPTION, 0)):
             remedy = f"The only option is {_INDEX_OPTION}, a whole number."
             raise HostError(f"reset cannot use the options {options}", remedy=remedy)
         super().reset(seed=seed)

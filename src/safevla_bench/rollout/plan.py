@@ -101,7 +101,7 @@ def _require_64_bits(planned: PlannedEpisode) -> None:
     for part in (planned, planned.start):
         for name, value in ((field.name, getattr(part, field.name)) for field in fields(part)):
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                remedy = "Give a smaller number by --seed, or in the file that has the number."
+                remedy = "Use a seed or number from -2^63 to 2^63 - 1."
                 place = Place(episode=planned.episode_id, field=name)
                 raise RunError(f"the number {value} does not fit into 64 bits", remedy=remedy, place=place)
 

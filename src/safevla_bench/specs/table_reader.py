@@ -106,9 +106,8 @@ def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tupl
 
 def _parse_json(text: str, origin: RowOrigin) -> object:
     try:
-        document = decode_json(text, object)
         load_json(text, object_pairs_hook=require_unique_keys)  # msgspec keeps the last value of a repeated key
-        return document
+        return decode_json(text, object)
     except (ValueError, RecursionError) as error:
         raise origin.make_error(f"the text is not JSON: {error}", remedy="correct the syntax at this place") from None
 

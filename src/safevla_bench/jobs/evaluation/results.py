@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import overload
 
-from safevla_bench.errors import PolicyError, RunError
+from safevla_bench.errors import PolicyError, RunError, is_integer
 from safevla_bench.explain.episode import Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.hosts.protocols import PRESET
@@ -127,7 +127,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return (JudgedEpisode(self, index) for index in range(len(self)))
 
     def __contains__(self, key: object) -> bool:
-        return key in self.scores if isinstance(key, str) else any(key == episode for episode in self)
+        return key in self.scores if isinstance(key, str) else isinstance(key, JudgedEpisode) and key.evaluation is self
 
     @overload
     def __getitem__(self, key: int | str) -> JudgedEpisode: ...
@@ -278,11 +278,10 @@ def _read_tasks(tasks: object) -> tuple[int, ...]:
 
 
 def _read_integer(name: str, value: object) -> int:
-    # Return an integer, also of NumPy, as an `int`. Raise `RunError` for any other type; a Boolean is no number.
-    try:
-        return operator.index("" if isinstance(value, bool) else value)  # type: ignore[arg-type]
-    except TypeError:
-        raise RunError(f"{name} is {value!r}", remedy="Pass a whole number.") from None
+    # Return an integer, also of NumPy, as an `int`. Raise `RunError` for any other type.
+    if not is_integer(value):
+        raise RunError(f"{name} is {value!r}", remedy="Pass a whole number.")
+    return operator.index(value)
 
 
 def _run_request(

@@ -153,7 +153,7 @@ def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
         raise errors.ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
 
 
-def describe_cause(error: BaseException) -> str:
+def describe_lost_connection(error: BaseException) -> str:
     """Return a short reason why a connection failed."""
     reason = str(error)[:200] or repr(error)  # some exceptions have no text
     return "connection refused" if isinstance(error, ConnectionRefusedError) else reason

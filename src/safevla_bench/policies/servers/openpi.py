@@ -135,7 +135,7 @@ class WebsocketModel(RemoteModel):
             status = cause.response.status_code if isinstance(cause, InvalidStatus) else None
             if status is None or status >= 500:  # no server, or a proxy without a running server: try again later
                 prefix = "answers, but not over WebSocket: " if isinstance(error, WebSocketException) else ""
-                return prefix + servers.describe_cause(error)
+                return prefix + servers.describe_lost_connection(error)
             raise servers.status_error(address, status, self.key) from None
         return None
 
@@ -145,7 +145,7 @@ class WebsocketModel(RemoteModel):
         close_frames = getattr(error, "sent", None), getattr(error, "rcvd", None)
         if any(frame is not None and frame.code == _TOO_BIG for frame in close_frames):
             return servers.size_error(self.address)
-        return servers.lost_error(self.address, f"closed the connection ({servers.describe_cause(error)})")
+        return servers.lost_error(self.address, f"closed the connection ({servers.describe_lost_connection(error)})")
 
     def _hang_up(self) -> None:
         # Close the connection without waiting for the server, which may not answer.

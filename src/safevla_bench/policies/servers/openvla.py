@@ -102,7 +102,8 @@ def exchange(
     except (OSError, http.client.HTTPException, ValueError) as error:  # a ValueError means unreadable headers
         if expired.is_set() or isinstance(error, TimeoutError):
             raise servers.silent_error(address, seconds) from None
-        raise servers.lost_error(address, f"closed the connection ({servers.describe_cause(error)})") from None
+        event = f"closed the connection ({servers.describe_lost_connection(error)})"
+        raise servers.lost_error(address, event) from None
     finally:
         timer.cancel()
         connection.close()

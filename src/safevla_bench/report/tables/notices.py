@@ -144,7 +144,7 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     return tabulate(
         "Gates",
         checked.outcomes,
-        text_column("Policy", lambda row: _name_policy(row) or "all"),
+        text_column("Policy", lambda row: _name_policy(row)),
         text_column("Suite", lambda row: row.suite or "all"),
         text_column("Gate", _gate_name),
         COUNT,
@@ -173,7 +173,7 @@ def describe_gates(checked: GateReport) -> str:
 
 
 def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
-    where = " on ".join(filter(None, (_name_policy(outcome) or "all policies", outcome.suite)))
+    where = " on ".join(filter(None, (_name_policy(outcome, "all policies"), outcome.suite)))
     if outcome.gate is None:
         return f"{outcome.reason} ({where})"
     value = NO_VALUE if outcome.value is None else format_fixed(outcome.value, 3)
@@ -185,10 +185,10 @@ def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
     return f"{_gate_name(outcome)} of {where}: {value}{ends}{unknown_text}"
 
 
-def _name_policy(outcome: GateOutcome) -> str:
-    # Return the policy's name; "" if the outcome is about all policies (for example if there are no episodes).
+def _name_policy(outcome: GateOutcome, all_policies: str = "all") -> str:
+    # Return the policy's name; `all_policies` if the outcome is about all (for example if there are no episodes).
     is_unnamed = outcome.gate is not None and bool(outcome.n or outcome.unknown)
-    return outcome.policy or (UNNAMED if is_unnamed else "")
+    return outcome.policy or (UNNAMED if is_unnamed else all_policies)
 
 
 def _gate_name(outcome: GateOutcome) -> str:
@@ -215,7 +215,7 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
         if value:
             ElementTree.SubElement(properties, "property", {"name": name, "value": escape_controls(value)})
     for outcome in checked.outcomes:
-        where = escape_controls(f"{_name_policy(outcome) or 'all'} / {outcome.suite or 'all'}")
+        where = escape_controls(f"{_name_policy(outcome)} / {outcome.suite or 'all'}")
         name = escape_controls(_gate_name(outcome))
         test_case = ElementTree.SubElement(suite, "testcase", {"classname": where, "name": name})
         if outcome.verdict != "passed":
@@ -249,7 +249,7 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
             {"physicalLocation": {"artifactLocation": {"uri": file}, "region": file_start}}
             for file in outcome_files or [file for file, _ in files]
         ]
-        scope = f"{_name_policy(outcome) or 'all'} / {outcome.suite or 'all'}"
+        scope = f"{_name_policy(outcome)} / {outcome.suite or 'all'}"
         kind, level = kind_and_level[outcome.verdict]
         digest = hashlib.sha256(f"{_gate_name(outcome)}\0{scope}".encode("utf-8", "surrogatepass")).hexdigest()
         results.append(
