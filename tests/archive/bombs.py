@@ -116,7 +116,8 @@ def _frames(width: int, rows: int, **columns: object) -> pa.Table:
     values = pa.ListArray.from_arrays(
         np.arange(0, width * rows + 1, width, np.int32), np.zeros(width * rows, np.float32)
     )
-    keys = {name: pa.array(np.zeros(rows, np.int64)) for name in ("episode_index", "frame_index", "task_index")}
+    keys = {name: pa.array(np.zeros(rows, np.int64)) for name in ("episode_index", "task_index")}
+    keys["frame_index"] = pa.array(np.arange(rows))
     return pa.table({"pose": values, "action": values, **keys, "timestamp": np.zeros(rows, np.float32), **columns})
 
 
@@ -160,7 +161,7 @@ def _held_numbers(folder: Path) -> Path:
     """A message of 200,000 numbers, held at each of 20,000 instants."""
     rows = [("/eef", 0.01 * k, pose_message(0.0)) for k in range(20_000)]
     _mcap(folder, [("/joints", 0.0, {"effort": [0.0] * 200_000}), *rows])
-    save_mapping(folder, MAPPED.format("/eef") + '[torque]\nfrom = "/joints"\n')
+    save_mapping(folder, '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n[torque]\nfrom = "/joints"\n')
     return folder / "take.mcap"
 
 

@@ -69,7 +69,7 @@ def test_the_command_writes_the_report_twice_the_same_and_what_it_suggests_works
     assert contents[0]["report.html"].decode() == render_report(judged)
     printed = capsys.readouterr().out
     assert str(out / "report.html") in printed
-    assert "nothing was simulated" in printed
+    assert "this command simulated nothing" in printed
     cli.run_command_line(["demo"])
     assert run_suggested(capsys) == ["open", "episodes", "show"]
 

@@ -1,7 +1,8 @@
 """Functions that read and write archives of episodes, and append to them. A file's suffix determines its format:
 
-`.jsonl`, `.jsonl.gz`, `.jsonl.zst`   one line per episode; episodes can be appended `.json`, `.npz`
-one episode per file `.parquet`                            one row per episode; the file can be written only as a whole
+`.jsonl`, `.jsonl.gz`, `.jsonl.zst`   one line per episode; episodes can be appended
+`.json`, `.npz`                       one episode per file
+`.parquet`                            one row per episode; the file can be written only as a whole
 
 Every format preserves an episode bit for bit, and the readers of all formats apply the same rules.
 """
@@ -53,14 +54,15 @@ def detect_suffix(path: Path) -> str:
 
 
 def _holds_demonstrations(path: Path) -> bool:
-    # HDF5 stores the names of groups as plain text. The rest of each block is searched with the next block.
+    # HDF5 stores the names of groups as plain text. The rest of each block is searched with the next block. The names
+    # may be those of other things, so this is only a guess for the remedy; `replay:` then says exactly what is missing.
+    names = {b"data", b"demo_"}
     with files.open_input(path) as stream:
         rest = b""
-        while block := stream.read(1 << 20):
-            if b"demo_" in rest + block:
-                return True
+        while names and (block := stream.read(1 << 20)):
+            names -= {name for name in names if name in rest + block}
             rest = block[-4:]
-    return False
+    return not names
 
 
 def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:

@@ -137,7 +137,7 @@ class Library:
         close = get_close_matches(spec_id, [*self._by_id, *self.legacy], n=3, cutoff=0.4)
         remedy = f"similar ids: {', '.join(close)}" if close else f"ids of the library: {', '.join(self._by_id)}"
         if of_axis := [spec.spec_id for spec in self.specs if spec.axis == spec_id.replace("-", "_")]:
-            remedy = f"{spec_id} is an axis, a group of specifications:  {', '.join(of_axis)}"
+            remedy = f"{spec_id} is an axis, a group of specifications: {', '.join(of_axis)}"
         raise SpecError(f"library {self.name!r} has no specification {spec_id!r}", remedy=remedy)
 
     def legacy_ids(self, spec_id: str) -> tuple[str, ...]:

@@ -48,7 +48,8 @@ class Log:
         episode_names = set[str]()
         for episode in self.read_logged(wanted):
             if isinstance(episode, RecordError):
-                episode_names.add(str(episode.place.episode))
+                if episode.place.episode is not None:
+                    episode_names.add(episode.place.episode)
                 yield episode
                 continue
             episode_names.add(episode.name)

@@ -40,6 +40,7 @@ class MessageSpan(NamedTuple):
     begin_ns: int
     end_ns: int
     facts: mappings.Episode
+    first_ns: int  # log time of the recording's first message
 
 
 def is_static(topic: str) -> bool:
@@ -64,8 +65,11 @@ def align(
     edge_stamps, held_stamps = transforms.list_stamps(), transforms.list_stamps(static=True)
     held_stamps |= {part: channel.stamps for part, channel in channels.items() if channel.is_static and channel.changes}
     for name, held in held_stamps.items():
-        problem = f"has different static poses, the last at log time {held.log_ns.max() / 1e9:.3f} s"
-        remedy = "To use only the last, write its time as `start_s` of an [[episode]]"
+        if not ((trial.begin_ns < held.log_ns) & (held.log_ns < trial.end_ns)).any():
+            continue
+        last_s = f"{(held.log_ns.max() - trial.first_ns) / 1e9:.9f}".rstrip("0").rstrip(".")
+        problem = f"has different static poses, the last {last_s} s after the first message"
+        remedy = f"To use only the last, write start_s = {last_s} in an [[episode]]"
         warn(f"[{name}] {problem}; each is used from its time on, the first also before. {remedy}")
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
     if clock in stamps:  # False if the clock is a transform
@@ -75,7 +79,7 @@ def align(
             warn(f"the clock is [{clock}]; {problem}")
             channels[clock].choose(~is_placeless)
             stamps[clock] = channels[clock].stamps
-    times = place_messages({**stamps, **edge_stamps, **held_stamps}, clock, warn, mapping.max_latency_s)
+    times = place_messages({**stamps, **edge_stamps, **held_stamps}, clock, warn, mapping.max_latency_s, stamps.keys())
     instants = np.unique(times[clock].time_ns)
     if repeated_count := len(times[clock].time_ns) - len(instants):
         warn(f"{repeated_count} clock messages are left out, since they repeat an earlier time")
@@ -224,15 +228,19 @@ def _choose_clock(
 def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings.AnyColumns) -> records.Series:
     # Return the pose at each instant, interpolated between the messages before and after it. The pose is known only if
     # a message arrived after the previous instant. Nothing is interpolated across a gap in which the body may be lost:
-    # before a gap, the last pose counts, except that of a target, which would seem to slip in the moving hand.
+    # before a gap, the last pose counts, except that of the hand or of a target, which would seem to slip in the hand.
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     is_pose = records.are_known(rows, columns)
     is_new = np.diff(last_pose, prepend=-1) > 0
     last_indices = np.flatnonzero(np.diff(time_ns, append=_LATEST_NS))  # of messages with one time, the last counts
     keys = np.where(is_pose[:, None], np.hstack([rows, np.eye(1, 4).repeat(len(rows), axis=0)])[:, :7], _LOST_POSE)
     step_ns = _find_period(instants)
-    is_apart = np.diff(time_ns, prepend=-_LATEST_NS // 2) > step_ns / 10  # several messages in a burst count as one
-    longest_ns = _HELD_PERIODS * max(_find_period(time_ns[is_apart]), step_ns)
+    # Messages in a burst count as one; of a stream that is faster than the clock, one message per step counts.
+    is_apart = np.diff(time_ns, prepend=-_LATEST_NS // 2) > step_ns / 10
+    burst_begins_ns = time_ns[np.flatnonzero(is_apart)[np.cumsum(is_apart) - 1]]
+    is_apart |= np.diff((time_ns - burst_begins_ns) // step_ns, prepend=0) > 0
+    period_ns = _find_period(time_ns[is_apart])
+    longest_ns = _HELD_PERIODS * max(period_ns if np.isfinite(period_ns) else 0.0, step_ns)
     position, rotation = interpolate_poses(time_ns[last_indices], keys[last_indices], instants, longest_ns)
     nearest = np.maximum(last_pose, 0)
     norms = np.linalg.norm(keys[nearest, 3:], axis=1, keepdims=True)  # kept, since a wrong norm is warned of
@@ -240,7 +248,7 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
     uses_message = time_ns[nearest] == instants
     if getattr(columns, "role", "target") != "target":
         is_gap = ~records.are_known(values, columns)
-        is_gap[0] &= _are_held(last_pose[:1], time_ns, instants[:1])[0]  # the first instant has no previous instant
+        is_gap[0] &= instants[0] - time_ns[nearest[0]] <= longest_ns  # the first instant has no previous instant
         uses_message |= is_gap
     values = np.where(uses_message[:, None], rows[nearest], values)
     is_known = np.asarray(is_new & records.are_known(values, columns))

@@ -10,7 +10,7 @@ are too imprecise, the clock's messages with a stamp of zero are left out instea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,21 +48,26 @@ class Times(NamedTuple):
 
 
 def place_messages(
-    parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None], max_latency_s: float | None = None
+    parts: Mapping[str, Stamps],
+    clock: str,
+    warn: Callable[[str], None],
+    max_latency_s: float | None = None,
+    clocks: Collection[str] | None = None,
 ) -> dict[str, Times]:
     """Return part -> times of its messages. `clock` is the part that defines the time base. `warn` receives warnings.
-    Raises `RecordError` if the clock's times go back; the error states where and by how much.
+    Raises `RecordError` if the clock's times go back; the error states where and by how much, and which of the parts
+    `clocks` (None = all) do not.
     """
-    reference = parts[clock]
+    reference, candidates = parts[clock], [part for name, part in parts.items() if clocks is None or name in clocks]
     is_stamped = _find_stamped(reference)
     if is_stamped.sum() < 2:
         if step := describe_step_back(reference.log_ns):
-            _refuse_step_back(parts, reference.topic, "log times", step)
+            _refuse_step_back(candidates, reference.topic, "log times", step)
         warn(f"the messages of {reference.topic} have fewer than two header stamps, so log times are used")
         first_ns = int(reference.log_ns[0])
         return {name: Times(part.log_ns - first_ns, "log time") for name, part in parts.items()}
     if step := describe_step_back(reference.stamp_ns[is_stamped]):
-        _refuse_step_back(parts, reference.topic, "header stamps", step)
+        _refuse_step_back(candidates, reference.topic, "header stamps", step)
     uses_log_times = not describe_step_back(reference.log_ns)
     position_kind = "log time" if uses_log_times else "order in the file"
     if not uses_log_times:
@@ -179,8 +184,8 @@ def describe_step_back(times_ns: Ints) -> str:
     return f"by {-steps[index] / 1e9:.6g} s (message {index + 2}, {after_s:.6g} s after the first message)"
 
 
-def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, kind: str, step_text: str) -> None:
-    usable_clocks = [part.topic for part in parts.values() if not describe_step_back(_find_own_times(part))]
+def _refuse_step_back(candidates: Sequence[Stamps], topic: str, kind: str, step_text: str) -> None:
+    usable_clocks = [part.topic for part in candidates if not describe_step_back(_find_own_times(part))]
     cause = "The clock of every mapped topic was set back during recording."
     remedy = f"{cause} Cut the file at this message, or record again."
     if usable_clocks:

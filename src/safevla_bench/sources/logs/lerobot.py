@@ -73,8 +73,9 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
     if (folder / INFO).exists():
         with mappings.translated_errors(folder / INFO, _DOWNLOAD):
             totals = msgspec.convert(load_json(read_input(folder / INFO, _MAX_INFO_BYTES)), _Totals, strict=False)
-    missing_count = max(0, (totals.total_frames or 0) - sum(map(_count_rows, files)))
-    is_whole = totals.total_frames is not None and not missing_count
+    present_count = sum(map(_count_rows, files))
+    missing_count = max(0, (totals.total_frames or 0) - present_count)
+    is_whole = totals.total_frames == present_count
     checks_ends = bool(missing_count) and _has_column(files[0], "index")
     all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *(["index"] if checks_ends else []), *columns]))
     parts: list[pa.Table] = []  # the frames read so far of the episode with the index `last_index`
@@ -102,11 +103,12 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
         yield _join_parts(folder, parts, is_whole, totals.total_frames if checks_ends else None)
     lost_count = None if totals.total_episodes is None else max(0, totals.total_episodes - episode_count)
     if lost_count or missing_count:
-        counts = f"{missing_count} of {totals.total_frames} frames"
-        if lost_count:
-            counts = f"{lost_count} of {totals.total_episodes} episodes and {counts}"
+        counts = [f"{lost_count} of {totals.total_episodes} episodes"] if lost_count else []
+        counts += [f"{missing_count} of {totals.total_frames} frames"] if missing_count else []
         place = Place(file=str(folder / INFO))
-        yield DamageError(f"{counts} are missing in data/", episodes=lost_count, remedy=_DOWNLOAD, place=place)
+        yield DamageError(
+            f"{' and '.join(counts)} are missing in data/", episodes=lost_count, remedy=_DOWNLOAD, place=place
+        )
 
 
 def _join_parts(

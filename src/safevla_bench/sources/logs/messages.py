@@ -6,6 +6,7 @@ import math
 import operator
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -109,8 +110,8 @@ class MarkTaker(Taker):
         marks = set(self.others)
         is_pair = marks == {0, 1} or (len(marks) == 2 and all(isinstance(mark, str) for mark in marks))
         if is_pair or (len(marks) > 1 and len(self.others) > 3 and 1 in {len(set(self.others[k::2])) for k in (0, 1)}):
-            names = [escape_controls(str(mark)[:_LONGEST_NAME]) for mark in sorted(marks, key=str)]
-            problem = f"{self.topic} holds {' and '.join(names[:3])}: each may begin a trial, or one of them may end it"
+            names = [escape_controls(str(mark)[:_LONGEST_NAME]) for mark, _ in Counter(self.others).most_common(3)]
+            problem = f"{self.topic} holds marks such as {', '.join(names)}: each may begin a trial, or one may end it"
             remedy = "Instead of `marker`, write a table [[episode]] with start_s and end_s for each trial."
             refuse_field(problem, remedy, self.part)
 

@@ -47,10 +47,13 @@ def find_recordings(path: Path) -> tuple[Recording, ...]:
     found = (*_join_split_files(_list_parts(path)), *map(_read_rosbag2, bags))
     if found and (others := [folder.name for folder in folders if folder not in bags and _list_parts(folder)]):
         problem = f"the recordings in {', '.join(others[:_MOST_NAMED])} are not read, since there is no {METADATA}"
-        warn_once(str(path), f"{problem}; name this folder to read them")
+        warn_once(str(path), f"{problem}; name each of these folders to read them")
     counts = Counter(recording.name for recording in found)
     if repeated := [recording for recording in found if counts[recording.name] > 1]:
-        listed = escape_controls(", ".join(str(recording.parts[0]) for recording in repeated[:_MOST_NAMED]))
+        # A rosbag2 has the name of its folder.
+        first_parts = [recording.parts[0] for recording in repeated]
+        paths = [part.parent if part.parent in bags else part for part in first_parts]
+        listed = escape_controls(", ".join(map(str, paths[:_MOST_NAMED])))
         problem = f"several recordings are named {repeated[0].name!r}, but this name is the episode_id"
         remedy = f"Rename all but one, or move copies to another folder: {listed}."
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path), field="episode_id"))

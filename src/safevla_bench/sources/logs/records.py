@@ -73,10 +73,12 @@ class LoggedEpisode:
 
 
 def are_known(values: Floats, columns: mappings.AnyColumns) -> Bools:
-    """Return whether each row [n, k] has only finite numbers and no quaternion of zeros, [n]."""
+    """Return whether each row [n, k] has only finite numbers and no quaternion without a norm, [n]."""
     known = np.isfinite(values).all(axis=1)
     if isinstance(columns, mappings.PoseColumns) and values.shape[1] == 7:
-        known &= values[:, 3:].any(axis=1)
+        with np.errstate(over="ignore"):
+            norms = np.linalg.norm(values[:, 3:], axis=1)
+        known &= (norms > 0) & np.isfinite(norms)
     return np.asarray(known)
 
 

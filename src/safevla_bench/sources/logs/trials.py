@@ -84,7 +84,7 @@ def _list_trials(
     # Yields the time spans of the mapping's trials; without trials, the whole recording. Names of trials count from 0.
     file = str(recording.parts[0])
     if not mapping.trials:
-        yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode)
+        yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode, first_ns)
     spans: list[tuple[int, int, int]] = []  # begin [ns], end [ns], index of the trial's facts
     for number, facts in enumerate(mapping.trials):
         if facts.marker is None:
@@ -114,7 +114,7 @@ def _list_trials(
             remedy = "Write a start_s and an end_s for each [[episode]], so that each ends before the next begins."
             refuse_field(problem, remedy, "episode")
     for index, (begin_ns, end_ns, number) in enumerate(spans):
-        yield MessageSpan(file, f"{recording.name}_{index}", begin_ns, end_ns, mapping.trials[number])
+        yield MessageSpan(file, f"{recording.name}_{index}", begin_ns, end_ns, mapping.trials[number], first_ns)
 
 
 def _find_log_time(bound_s: float, first_ns: int) -> int:
