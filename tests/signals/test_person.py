@@ -164,6 +164,8 @@ def test_the_shapes_of_links_are_nearer_than_their_frames(tmp_path):
     name = "(robot, world, 2, 0, 0, 1.8)"
     assert derive(batch, f"person_distance{name}") == pytest.approx(2.0 - 0.3 - TRUNK_M - moved[:, 0], abs=1e-6)
     assert derive(batch, f"person_approach{name}") == pytest.approx([0.2] * 3, abs=1e-6)
+    aside = derive(batch, "person_distance(robot, world, 0, 2, 0, 1.8)")
+    assert aside == pytest.approx([2.0 - 0.1 - TRUNK_M] * 3, abs=1e-6)
     lost = episode(3, geometry=geometry, further={"link_motion": moved}, quat_bodies=(2,),
                    body_quat_wxyz=np.tile([1.0, 0, 0, 0], (3, 1, 1)), valid_bodies=[2],
                    pose_valid=np.array([[True], [False], [True]]))  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ from numpy.random import default_rng
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from safevla_bench.statistics import significance
 from safevla_bench.statistics.intervals import combine_intervals, wilson_interval
 from safevla_bench.statistics.significance import (
+    _GRID_POINTS,
+    _find_supremum,
+    _refine_maximum,
     barnard_p,
     barnard_test,
     find_tipping_point,
@@ -49,6 +54,24 @@ TABLES = [
 def test_barnard_finds_the_supremum_of_a_dense_grid(table):
     """scipy's own Barnard test misses it: 0.00693 for 9/10 against 3/10, the true value is 0.00796."""
     assert barnard_p(*table) == pytest.approx(dense_barnard(*table), abs=2e-6)
+
+
+@pytest.mark.parametrize("peak", [0.0, 0.03, 0.5, 0.97, 1.0])
+def test_a_maximum_is_refined_up_to_both_ends_of_the_grid(peak):
+    assert _refine_maximum(lambda proportion: -((proportion - peak) ** 2), 0.0, 1.0) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_peak_that_is_lower_on_the_grid_than_one_two_points_away_is_refined_too():
+    grid = np.sin(np.pi / 2 * np.arange(1, _GRID_POINTS) / _GRID_POINTS) ** 2
+    places = [*grid[30:35], (grid[33] + grid[34]) / 2]
+    heights = [0.45, 0.5, 0.495, 0.4975, 0.495, 0.525]
+    order = np.argsort(places)
+
+    def probability(region, n, m, proportion):
+        return float(np.interp(proportion, np.take(places, order), np.take(heights, order), 0.1, 0.1))
+
+    with mock.patch.object(significance, "_region_probability", probability):
+        assert _find_supremum((np.zeros(1), np.zeros(1)), 1, 1) == pytest.approx(0.525, abs=1e-5)
 
 
 @given(st.integers(1, 15), st.integers(1, 15), st.data())

@@ -179,10 +179,21 @@ def test_thirteen_differences_are_flipped_in_every_way():
     """By enumeration, ties of pairs half; a grid of sums is only near it."""
     differences, weights = default_rng(8).uniform(-0.6, 1, 13), default_rng(9).uniform(1, 9, 13)
     assert flip_task_means(differences, weights).p_value == pytest.approx(enumerated_p(weights * differences), rel=1e-9)
-    sums = np.array(list(product([-1, 1], repeat=13))) @ differences
+    assert flip_pair_means(differences).p_value == pytest.approx(enumerated_mid_p(differences), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", [5, 23, 28])
+def test_fourteen_pairs_are_flipped_on_a_grid_finer_than_that_of_tasks(seed):
+    """The table of weighted tasks, with 2,048 steps, would move these p-values by 0.001."""
+    differences = default_rng(seed).uniform(-1, 1, 14)
+    assert flip_pair_means(differences).p_value == pytest.approx(enumerated_mid_p(differences), abs=2e-4)
+
+
+def enumerated_mid_p(differences: np.ndarray) -> float:
+    """The p-value from all flips; those exactly as extreme as the observed count half."""
+    sums = np.array(list(product([-1, 1], repeat=len(differences)))) @ differences
     observed = abs(differences.sum())
-    expected = (np.abs(sums) > observed + 1e-9).mean() + (np.abs(np.abs(sums) - observed) <= 1e-9).mean() / 2
-    assert flip_pair_means(differences).p_value == pytest.approx(expected, rel=1e-9)
+    return float((np.abs(sums) > observed + 1e-9).mean() + (np.abs(np.abs(sums) - observed) <= 1e-9).mean() / 2)
 
 
 # These tasks
@@ -255,6 +266,14 @@ def test_the_score_test_and_its_interval_follow_their_definition(seed):
     for end, z in ((result.interval.low, 1.96), (result.interval.high, -1.96)):
         if abs(end) < 0.97:
             assert score_by_search(x, n, y, m, end) == pytest.approx(z, abs=2e-3)
+
+
+@pytest.mark.parametrize("empty", [(0, 0, 2, 5), (3, 5, 0, 0), (0, 0, 0, 0)])
+def test_a_task_without_episodes_of_a_policy_does_not_count(empty):
+    x, n, y, m = np.array([[8, 9, 6], [10, 10, 12], [3, 5, 5], [10, 11, 12]])
+    result, longer = score_difference(x, n, y, m), score_difference(*np.c_[[x, n, y, m], empty])
+    assert longer.p_value == result.p_value
+    assert (longer.interval.low, longer.interval.high) == (result.interval.low, result.interval.high)
 
 
 @pytest.mark.parametrize("counts", [(9, 10, 3, 10), (6, 7, 2, 7), (40, 50, 30, 50)])

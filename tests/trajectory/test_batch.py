@@ -43,6 +43,12 @@ def test_selecting_commutes_with_concatenating(batches, data):
     )
 
 
+def test_every_second_episode_is_selected_without_those_between():
+    batches = [episode(count, episode_id=f"e{count}") for count in (2, 3, 4, 5)]
+    chosen = select_episodes(concatenate_batches(batches), [0, 2])
+    assert same_bits(chosen, concatenate_batches([batches[0], batches[2]]))
+
+
 @pytest.mark.parametrize("name", ["joint_tork_nm", "body_pos_m", "elapsed_s", "contacts"])
 def test_a_name_that_is_no_channel_of_rows_is_refused_with_those_there_are(name):
     with pytest.raises(SafevlaError, match=f"{name}.*\n.*joint_torque_nm"):

@@ -229,3 +229,9 @@ def test_a_hand_that_is_never_known_is_refused_and_a_body_that_is_never_seen_is_
     assert not batch.pose_valid.episode_poses(0)[1].any()
     shown = problem(write(tmp_path / "hand", POSES, **{"observation.state": np.hstack([straight_line(), unseen])}))
     assert "eef.right is not known at any time" in shown
+
+
+@pytest.mark.parametrize("part", ["eef", "bodies.mug"])
+def test_of_two_poses_a_hand_may_have_both_as_arms_but_a_body_only_one(tmp_path, part):
+    text = EPISODE + f'[{part}]\nfrom = "observation.state"\n' + 'role = "target"\n' * (part != "eef")
+    assert ("for several arms" in problem(write(tmp_path, text))) == (part == "eef")

@@ -29,6 +29,7 @@ def doubling(levels: int) -> dict[str, str]:
     [
         {"A": "B[60000] b\n", "B": "C c\n", "C": EMPTY},
         {"A": "B[] b\n", "B": "C c\n", "C": EMPTY},
+        {"A": "B[2] b\n", "B": EMPTY},
         {"A": "B[60000] b\n", "B": "uint8 structure_needs_at_least_one_member\n"},
         {"A": "B[250] b\n", "B": "C[250] c\n", "C": "uint8 x\n"},
         {"A": "".join(f"string[2000] x{k}\n" for k in range(50))},
