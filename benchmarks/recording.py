@@ -33,7 +33,7 @@ BLOCK = recorder_module.BLOCK
 SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
 PARTS = (
     (recording.ContactLog, "add_substep", "copy the contact lists, each substep"),
-    (recording.Recorder, "_copy_state", "copy poses, torques and state, each step"),
+    (recording.Recorder, "_copy_row", "copy poses, torques and state, each step"),
     (recording.ContactLog, "take_contacts", "lay out the contacts"),
     (recorder_module.ContactFilter, "mark_counted", "leave out what rests"),
     (recorder_module, "contact_peaks", "forces, peaks and impulses"),

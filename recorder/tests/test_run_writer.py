@@ -346,18 +346,14 @@ def test_the_run_lists_each_of_its_policies_tasks_and_horizons_once(tmp_path):
     assert [row["episode"] for row in rows(tmp_path)] == [0, 1, 2, 0, 1, 2, 3, 4, 5]
 
 
-def test_a_run_is_continued_after_its_last_file_and_says_that_older_code_is_unknown(tmp_path):
+def test_a_run_is_continued_after_its_last_file(tmp_path):
     with writer(tmp_path) as run:
         for _ in range(3):
             run.write(recorder(), success=True)
-    old = read_run(tmp_path)
-    code = old.pop("code")
-    (tmp_path / "run" / "run.json").write_text(json.dumps(old))
     for name in ("000000.npz", "000000.json"):
         (tmp_path / "run" / "raw" / name).unlink()
     with writer(tmp_path) as run:
         assert run.write(recorder(), success=True) == "mine/my-lab/push/ep_003"
-    assert read_run(tmp_path)["code"] == ["unknown", *code]
     assert read_header(tmp_path, 3)["episode_id"] == "mine/my-lab/push/ep_003"
 
 

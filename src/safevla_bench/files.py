@@ -17,8 +17,9 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from safevla_bench.errors import FileError, Place, RecordError
+from safevla_bench.errors import Place, RecordError
 from safevla_bench.memory import SETTING, limit_memory, read_budget
+from safevla_recorder.errors import translated_errors as translated_errors
 
 T = TypeVar("T")
 _PARTIAL_SUFFIX = ".partial"
@@ -232,15 +233,6 @@ def make_folder(path: Path) -> None:
     """Make a folder and its parents; an existing folder stays unchanged. Raises `FileError` if this fails."""
     with translated_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-
-
-@contextmanager
-def translated_errors(path: Path) -> Iterator[None]:
-    """Convert any `OSError` in the block to a `FileError` that names the path; other errors propagate."""
-    try:
-        yield
-    except OSError as error:
-        raise FileError.from_os_error(error, Place(file=str(path))) from None
 
 
 def sha256_of(path: Path) -> str:

@@ -71,8 +71,8 @@ class _DataLimit:
     def _lower(self, budget_bytes: int) -> None:
         import resource
 
-        if (pyarrow := sys.modules.get("pyarrow")) is not None:
-            pyarrow.allocate_buffer(1)  # pyarrow's allocator reserves 1 GiB on first use
+        if "pyarrow" in sys.modules:
+            sys.modules["pyarrow"].allocate_buffer(1)  # pyarrow's allocator reserves 1 GiB on first use
         with open(_STATM, "rb", buffering=0) as stream:
             pages = stream.read().split()
         # Convert fields 1, 2 and 5 of statm from pages to bytes.
@@ -83,7 +83,8 @@ class _DataLimit:
         new_limit = max(resident - shared + budget_bytes, data + budget_bytes // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         # An existing limit that is not above the new limit stays.
-        if not any(existing != resource.RLIM_INFINITY and existing <= new_limit for existing in (soft, hard)):
+        finite_limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+        if all(limit > new_limit for limit in finite_limits):
             resource.setrlimit(resource.RLIMIT_DATA, (new_limit, hard))
             self._former_limits = soft, hard
 

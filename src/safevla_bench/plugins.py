@@ -79,7 +79,8 @@ def install_command(extra: str) -> str:
         url = origin["url"]
     except (PackageNotFoundError, ValueError, TypeError, KeyError):
         origin, url = {}, ""
-    if vcs_info := origin.get("vcs_info"):
+    vcs_info = origin.get("vcs_info")
+    if vcs_info:  # installed from a git address
         revision = f"@{vcs_info['requested_revision']}" if "requested_revision" in vcs_info else ""
         return f"pip install 'safevla-bench[{extra}] @ git+{url}{revision}'"
     if not url.startswith("file://"):
@@ -105,7 +106,8 @@ class PluginGroup:
 
     def owner(self, name: str) -> str:
         """Return the name of the distribution that provides a plug-in; "" if no distribution does."""
-        return next((_distribution_name(entry) for entry in entry_points(group=self.group, name=name)), "")
+        entries = tuple(entry_points(group=self.group, name=name))
+        return _distribution_name(entries[0]) if entries else ""
 
     def is_own(self, name: str) -> bool:
         """Return whether this package provides the plug-in with that name."""
@@ -118,13 +120,13 @@ class PluginGroup:
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
         """Return an entry point without loading it. Raises `error` for an unknown name or a secret argument."""
-        entry = next(iter(entry_points(group=self.group, name=name)), None)
-        if entry is None:
+        entries = tuple(entry_points(group=self.group, name=name))
+        if not entries:
             names = self.names() or ("none (install safevla-bench itself with pip)",)
             remedy = f"{suggest_names(name, names, f'{self.hint}{self.plural} installed here')}."
             raise self.error(f"there is no {self.singular} {name!r}", remedy=remedy)
         refuse_secrets(f"{self.singular} {name!r}", arguments, self.error)
-        return entry
+        return entries[0]
 
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
         """Call the plug-in's factory with the positional arguments and with `arguments` as keywords, and return the

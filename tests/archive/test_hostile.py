@@ -261,6 +261,14 @@ def test_a_family_missing_in_one_step_is_refused_there():
             assert error.place.field == path[2]
 
 
+def test_an_action_missing_in_one_step_is_refused_in_this_step():
+    tree = copy.deepcopy(WHOLE)
+    first, *others = tree["steps"]
+    tree["steps"] = [first, *(copy.deepcopy(others[0]) | {"t": t} for t in range(1, 4))]
+    del tree["steps"][2]["action"]
+    assert refuse(json.dumps(tree).encode(), "action is missing from step 2").place.step == 2
+
+
 TOUCH = {"a": "bowl", "b": "plate", "force_n": 1}
 FAULTS: dict[str, tuple[Path, object, Path, str]] = {
     "no steps": (("steps",), [], ("steps",), "length >= 1"),

@@ -35,7 +35,7 @@ def kinds(roles: dict[str, str], benchmark: str, task_id: str, posed: tuple[str,
     batch = from_recording(
         EpisodeArrays(header=header, roles=roles, records=1, eef_pos_m=np.zeros((1, 3)), **positions)
     )
-    return {batch.body_label(body): name_body_kind(batch, 0, body, REGISTRY) for body in range(len(batch.body_role))}
+    return {batch.body_label(body): name_body_kind(batch, body, REGISTRY) for body in range(len(batch.body_role))}
 
 
 # Bodies of LIBERO (robosuite 1.4) and of RoboCasa (robosuite 1.5) as their recorders name them.
@@ -101,7 +101,7 @@ def test_the_target_is_not_a_receptacle_though_another_goal_puts_something_on_it
 
 def test_the_kinds_of_an_ordinary_episode_are_all_of_the_vocabulary():
     batch = rollout(0)
-    kinds_there = {name_body_kind(batch, 0, body, REGISTRY) for body in range(len(batch.body_role))}
+    kinds_there = {name_body_kind(batch, body, REGISTRY) for body in range(len(batch.body_role))}
     assert kinds_there <= set(BODY_KINDS)
     assert kinds_there == {"arm link", "gripper", "target", "goal receptacle", "fixture link", "furniture"}
 

@@ -29,7 +29,7 @@ def test_every_clause_has_the_numbers_of_the_scores(episode):
     for clause in explanation.clauses:
         column = SCORES.specs.index(clause.spec)
         failing = np.flatnonzero(clause.signal_trace.failing).tolist()
-        assert clause.first_step == SCORES.first[column, episode] == (failing[0] if failing else -1)
+        assert clause.chart.first == SCORES.first[column, episode] == (failing[0] if failing else -1)
         assert bool(failing) == clause.violated
         assert clause.worst.value == SCORES.extreme[column, episode]
     earliest = min((clause.first.step for clause in explanation.violated_clauses if clause.first), default=None)

@@ -24,7 +24,7 @@ def test_every_specification_of_the_libraries_can_be_drawn(name):
     for spec in load_library(name).specs:
         chart = draw_chart(describe_chart(trace_formula(spec.formula, reading), 0.05))
         assert chart.line.startswith("M"), spec.spec_id
-        assert chart.worst.label, spec.spec_id
+        assert chart.worst_label, spec.spec_id
 
 
 def line(text: str, n: int = 60) -> SignalTrace:

@@ -53,7 +53,7 @@ def test_events_mark_each_time_a_specification_begins_to_be_broken_and_its_worst
         failing = trace.signal_trace.failing
         begins = [k for k in range(len(failing)) if failing[k] and (k == 0 or not failing[k - 1])]
         assert sorted(records) == sorted([*begins, trace.signal_trace.worst])
-        assert min(records) == trace.first_step
+        assert min(records) == trace.chart.first
     assert {event.spec_id for event in rough.events} == {trace.spec.spec_id for trace in broken}
     assert [event.record for event in rough.events] == sorted(event.record for event in rough.events)
 

@@ -57,7 +57,7 @@ def test_the_violation_is_marked_where_it_is_and_beyond_the_limit_only():
     assert (left, right) == (490.0, 610.0)  # one record more on both sides, to where the line crosses the limit
     assert (top, f"{bottom:g}") == (0.0, chart.limit_y)
     assert "2.50 s" in chart.caption
-    assert chart.worst.label == "500\N{NO-BREAK SPACE}N"
+    assert chart.worst_label == "500\N{NO-BREAK SPACE}N"
 
 
 def test_what_lies_beyond_the_limit_behind_a_closed_gate_is_not_marked():
@@ -69,7 +69,7 @@ def test_what_lies_beyond_the_limit_behind_a_closed_gate_is_not_marked():
     assert chart.beyond == ""
     assert chart.caption.endswith("no violation")
     assert numbers(chart.open_gate)[:3] == [695.0, float(TOP), 795.0]
-    assert chart.worst.label == "10.0\N{NO-BREAK SPACE}N"
+    assert chart.worst_label == "10.0\N{NO-BREAK SPACE}N"
 
 
 def test_a_floor_is_violated_below():
@@ -77,7 +77,7 @@ def test_a_floor_is_violated_below():
     _, top, _, bottom, _ = numbers(chart.beyond)
     assert (f"{top:g}", bottom) == (chart.limit_y, float(BOTTOM))
     assert chart.limit_label == "limit -20\N{NO-BREAK SPACE}mm"
-    assert chart.worst.label == "-50.0\N{NO-BREAK SPACE}mm"
+    assert chart.worst_label == "-50.0\N{NO-BREAK SPACE}mm"
 
 
 @given(
@@ -88,7 +88,7 @@ def test_a_floor_is_violated_below():
 def test_everything_lies_inside_the_plot(values, limit, upper):
     chart = draw_chart(trace_chart(values, limit=limit, upper=upper))
     heights = [float(point.rsplit(",", 1)[1]) for point in chart.line.split()]
-    assert all(TOP - 0.1 <= y <= BOTTOM + 0.1 for y in [*heights, float(chart.limit_y), float(chart.worst.y)])
+    assert all(TOP - 0.1 <= y <= BOTTOM + 0.1 for y in [*heights, float(chart.limit_y), float(chart.worst_y)])
 
 
 def test_values_that_are_not_finite_leave_a_gap():
@@ -106,7 +106,7 @@ def test_a_margin_that_is_zero_throughout_is_a_chart_too():
 def test_one_record_is_a_chart_too():
     chart = draw_chart(trace_chart([300.0]))
     assert chart.across[0][1] == "0 s"
-    assert chart.worst.x == "0.00%"
+    assert chart.worst_x == "0.00%"
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 897.3), (-0.05, 0.01), (0, 1e-6), (-3e5, 2e7)])

@@ -283,7 +283,7 @@ def test_the_page_warns_only_if_doing_nothing_breaks_a_limit():
 
 def test_a_cell_without_any_verdict_has_no_bar_of_safety():
     silent = verdicts((True, NAN, NAN), policy="silent")
-    assert [name for name, _, _ in page.list_whiskers(cells(silent)[0])] == ["Success"]
+    assert [name for name, _, _ in page.list_known_rates(cells(silent)[0])] == ["Success"]
     checked = Checked(page_of(joined(silent, verdicts((True, -30, 1), policy="a"))))
     assert "libero-goal, n" in checked.text
     assert page.summarize_violations(cells(silent)[0])["words"] == "no verdict"

@@ -23,7 +23,9 @@ def random_pairs(kind: str) -> tuple[WorldBoxes, WorldBoxes]:
     half = rng.uniform(0, 0.2, (2, COUNT, 3)) * (rng.random((2, COUNT, 3)) > 0.1)  # some are plates or rods
     center = rng.normal(size=(2, COUNT, 3)) * (0.05 if kind == "crossing" else 0.25)
     center[1, :, 2] += 0.2 * (kind == "crossing")  # one above the other, so that faces and edges cross
-    return WorldBoxes.turned(center[0], turns[0], half[0]), WorldBoxes.turned(center[1], turns[1], half[1])
+    return WorldBoxes.from_quaternions(center[0], turns[0], half[0]), WorldBoxes.from_quaternions(
+        center[1], turns[1], half[1]
+    )
 
 
 def solve(a: WorldBoxes, b: WorldBoxes) -> NDArray[np.float64]:
@@ -59,6 +61,6 @@ def test_axes_are_unit_vectors_though_records_round_quaternions() -> None:
     turns = np.random.default_rng(3).normal(size=(20, 4))
     turns /= np.linalg.norm(turns, axis=1, keepdims=True)
     exact, rounded = (
-        WorldBoxes.turned(np.zeros((20, 3)), turns * (1.0 + off), np.ones((20, 3))) for off in (0.0, 1e-6)
+        WorldBoxes.from_quaternions(np.zeros((20, 3)), turns * (1.0 + off), np.ones((20, 3))) for off in (0.0, 1e-6)
     )
     np.testing.assert_allclose(rounded.axes, exact.axes, atol=1e-15)

@@ -232,6 +232,7 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
 
 
 def _read_attribute(layer: object, name: str, default: object = None) -> object:
+    # Return an attribute's value, or `default` if reading the attribute raises an error.
     try:
         return getattr(layer, name, default)
     except Exception:  # a property may raise any exception
@@ -491,14 +492,9 @@ class EpisodeCutter:
     def _require_still(self, action: Action) -> None:
         if self._env.is_still(action):
             return
-        step_number, settling_steps = self._settling_steps + 1, self._rules.wait_steps
-        problem = (
-            f"the first {settling_steps} steps after a reset must not move the arm, but step {step_number} moves it"
-        )
-        remedy = (
-            "Pass your loop's number of settling steps after a reset, "
-            f"such as record(..., wait_steps={self._settling_steps})."
-        )
+        planned, done = self._rules.wait_steps, self._settling_steps
+        problem = f"the first {planned} steps after a reset must not move the arm, but step {done + 1} moves it"
+        remedy = f"Pass your loop's number of settling steps after a reset, such as record(..., wait_steps={done})."
         raise RunError(problem, remedy=remedy)
 
     def _begin_episode(self, action: Action) -> None:
@@ -525,7 +521,7 @@ class EpisodeCutter:
         self._env_seed = None  # the next episode has a seed only after another reset with a seed
 
     def _begin_row(self) -> EpisodeRow:
-        # The row of a new episode; its outcome and steps are filled in when it ends.
+        # Return the row of a new episode; its outcome and steps are filled in when it ends.
         task, rules, episode_number = self._env.task, self._rules, self._next_number()
         worker_folder = "" if rules.worker is None else f"worker_{rules.worker}/"
         return EpisodeRow(

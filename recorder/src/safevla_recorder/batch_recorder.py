@@ -20,22 +20,22 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Mapping, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.channels import LINK_MOTION, NET_FORCE, POSES, SUBGOALS, as_fields
+from safevla_recorder.channels import LINK_MOTION, NET_FORCE, SUBGOALS
 from safevla_recorder.contacts import NOTHING, ContactFilter, GeomMap, Ints, MeasuredContacts
 from safevla_recorder.episode import Bools, ContactList, EpisodeArrays, Floats, add_header_field
 from safevla_recorder.errors import HostError
 from safevla_recorder.geometry import Geometry
 from safevla_recorder.recorder import (
-    Reading,
     SceneMap,
     Shape,
     assemble_recording,
-    check_families,
+    require_equal_readings,
     split_pose,
     step_range_s,
     subgoal_fields,
@@ -45,11 +45,12 @@ Array = Any  # a NumPy array, a torch tensor, or another value that `numpy.asarr
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
 """Keys of a pair's forces in N: the peak and the sum over substeps with contact, and the force in the last substep."""
-_POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
 """One body's poses in N worlds: positions [N, 3] in m; quaternions [N, 4] wxyz, or None if there are only positions."""
 _READINGS, _ACTION = "readings", "action"
 _PART_POSITIONS, _PART_QUATERNIONS = "part_pos", "part_quat"
+# Readings with a vector for each of several bodies or parts, and the sizes of these vectors.
+_VECTOR_SIZES = {"body_pos_m": 3, "body_quat_wxyz": 4, _PART_POSITIONS: 3, _PART_QUATERNIONS: 4}
 _TORQUES, _TORQUE_PEAK = "joint_torque_nm", "joint_torque_peak_nm"
 # The readings that are accumulated over the substeps of a control step.
 _SUBSTEP_READINGS = (PEAK, SUM, NOW, _TORQUES, _TORQUE_PEAK)
@@ -127,13 +128,13 @@ class BatchRecorder:
         self._is_running[worlds] = False
         if not self._is_running.any():
             # These readings decide on which device all records are stored.
-            sample_groups = (*poses.values(), (net_force_n, torques_nm, state), () if eef is None else eef, *parts)
-            self._restart([values for group in sample_groups for values in group])
+            eef_arrays = () if eef is None else eef
+            self._restart([*chain(*poses.values()), net_force_n, torques_nm, state, *eef_arrays, *chain(*parts)])
         elif self._substeps:
             remedy = "Call begin after step and before the next substep."
             raise HostError("some worlds begin while others are in the middle of a control step", remedy=remedy)
         arrays = self._arrays
-        readings = self._collect_readings(Reading(poses, eef, state, parts, subgoals))
+        readings = self._collect_readings(poses, eef, state, parts, subgoals)
         norms = self._read_norms(net_force_n)
         if norms is not None:
             needed_if_apart, needed_if_touching = map(arrays.share, self._pairs.needed_substeps)
@@ -158,7 +159,7 @@ class BatchRecorder:
         running = self._require_running()
         self._is_running = np.zeros_like(running)  # an error in this substep ends all episodes
         norms, accumulated, xp = self._read_norms(net_force_n), self._accumulated, self._arrays.xp
-        check_families({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._reading_sizes})
+        require_equal_readings({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._reading_sizes})
         if torques_nm is not None:
             torques = self._arrays.read("the torques", torques_nm, self._reading_sizes[_TORQUES]) + 0.0  # a copy
             accumulated.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(accumulated[_TORQUE_PEAK], abs(torques))})
@@ -194,7 +195,7 @@ class BatchRecorder:
         if not self._substeps:
             problem = "no physics substep was recorded in this control step"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
-        state_readings = self._collect_readings(Reading(poses, eef, state, parts, subgoals))
+        state_readings = self._collect_readings(poses, eef, state, parts, subgoals)
         readings = self._join_readings({**state_readings, **self._accumulated})
         actions = self._arrays.read("the action", action, self._action_size)
         is_done = self._read_mask("done", done)
@@ -233,7 +234,7 @@ class BatchRecorder:
         self._substeps = 0
 
     def _read_norms(self, net_force_n: Array | None) -> Array:
-        # Norms [N, K] of the forces of the declared pairs; None if no pair is declared.
+        # Return the norms [N, K] of the forces of the declared pairs; None if no pair is declared.
         pair_count = self._pairs.count
         if (net_force_n is None) != (pair_count == 0):
             verb = "are missing" if net_force_n is None else "are passed"
@@ -241,43 +242,41 @@ class BatchRecorder:
             raise HostError(problem, remedy="Declare all pairs whose net forces you pass, and always pass the forces.")
         return None if net_force_n is None else self._arrays.read_norms(net_force_n, pair_count)
 
-    def _collect_readings(self, reading: Reading) -> dict[str, Array]:
+    def _collect_readings(
+        self, poses: Mapping[str, BatchPose], eef: Any, state: Array, parts: Sequence[BatchPose], subgoals: Any
+    ) -> dict[str, Array]:
         # Return the readings by name, each [N, size]. Readings that were not passed are left out.
-        poses, eef, state, parts, subgoals = reading
         self._scene.require_parts(len(parts))
         has_quat = {name: split_pose(name, pose)[1] is not None for name, pose in poses.items()}
-        unknown = sorted(set(has_quat) - set(self._pairs.geoms.roles))
-        if unknown:
-            raise HostError(f"{unknown[0]} has a pose but no role", remedy="Name its role in the scene's `roles`.")
+        self._scene.require_roles(poses)
         goals = dict(subgoals or {})
         if self._reading_sizes:  # record 0 has been read, and determines what later records need
-            check_families(has_quat, self._has_quat)
-            # `check_families` compares names and values. Only the names matter here, so all values are 1.
-            check_families(dict.fromkeys(goals, 1), dict.fromkeys(self._subgoal_names, 1))
-        self._subgoal_names = self._subgoal_names or tuple(goals)
-        self._has_quat = self._has_quat or has_quat
-        read, xp = self._arrays.read, self._arrays.xp
-        body_positions = [read(f"the position of {name}", poses[name][0], 3) for name in self._has_quat]
+            require_equal_readings(has_quat, self._has_quat)
+            # Only the names of sub-goals matter here, so all values are equal.
+            require_equal_readings(dict.fromkeys(goals, 1), dict.fromkeys(self._subgoal_names, 1))
+        else:
+            self._has_quat, self._subgoal_names = has_quat, tuple(goals)
+        read = self._arrays.read
         oriented_bodies = [name for name, is_given in self._has_quat.items() if is_given]
-        body_quats = [read(f"the orientation of {name}", poses[name][1], 4) for name in oriented_bodies]
-        part_positions = [read(f"the position of part {k}", position, 3) for k, (position, _) in enumerate(parts)]
-        part_quats = [read(f"the orientation of part {k}", quat, 4) for k, (_, quat) in enumerate(parts)]
-        goal_columns = [read(f"the sub-goal {name}", goals[name]) for name in self._subgoal_names]
+        columns = {
+            "body_pos_m": [read(f"the position of {name}", poses[name][0], 3) for name in self._has_quat],
+            "body_quat_wxyz": [read(f"the orientation of {name}", poses[name][1], 4) for name in oriented_bodies],
+            _PART_POSITIONS: [read(f"the position of part {k}", position, 3) for k, (position, _) in enumerate(parts)],
+            _PART_QUATERNIONS: [read(f"the orientation of part {k}", quat, 4) for k, (_, quat) in enumerate(parts)],
+            SUBGOALS: [read(f"the sub-goal {name}", goals[name])[:, None] for name in self._subgoal_names],
+        }
+        readings = {name: self._arrays.xp.concatenate(arrays, 1) for name, arrays in columns.items() if arrays}
         if isinstance(eef, Mapping):
             remedy = "Record robots with several arms one by one: EpisodeRecorder(scene, arms=...)."
             raise HostError("a batch recorder records one arm, but poses of several arms are given", remedy=remedy)
         eef_position, eef_quat = (None, None) if eef is None else split_pose("the end effector", eef)
-        readings = {
-            SUBGOALS: xp.stack(goal_columns, 1) if goal_columns else None,
-            _PART_POSITIONS: xp.concatenate(part_positions, 1) if part_positions else None,
-            _PART_QUATERNIONS: xp.concatenate(part_quats, 1) if part_quats else None,
-            "body_pos_m": xp.concatenate(body_positions, 1) if body_positions else None,
-            "body_quat_wxyz": xp.concatenate(body_quats, 1) if body_quats else None,
-            "eef_pos_m": None if eef_position is None else read("the position of the end effector", eef_position, 3),
-            "eef_quat_wxyz": None if eef_quat is None else read("the orientation of the end effector", eef_quat, 4),
-            "sim_state": None if state is None else read("the state", state, None),
-        }
-        return {name: values for name, values in readings.items() if values is not None}
+        if eef_position is not None:
+            readings["eef_pos_m"] = read("the position of the end effector", eef_position, 3)
+        if eef_quat is not None:
+            readings["eef_quat_wxyz"] = read("the orientation of the end effector", eef_quat, 4)
+        if state is not None:
+            readings["sim_state"] = read("the state", state, None)
+        return readings
 
     def _join_readings(self, rows: Mapping[str, Array]) -> Array:
         """Return the readings of each world in one row, [N, F], in the order of the readings in record 0."""
@@ -285,10 +284,11 @@ class BatchRecorder:
         if not sizes:
             raise HostError("nothing is recorded", remedy="Pass net forces, poses, torques or the state.")
         self._reading_sizes = self._reading_sizes or sizes  # record 0 determines names, order and sizes
-        check_families(sizes, self._reading_sizes)
+        require_equal_readings(sizes, self._reading_sizes)
         return self._arrays.xp.concatenate([rows[name] for name in self._reading_sizes], 1)
 
     def _read_mask(self, name: str, values: Array) -> Bools:
+        # Return the values as Booleans [N]. An error calls them `name`.
         mask = copy_to_host(values)
         if mask.shape != (self.num_envs,):
             remedy = f"Give one Boolean for each of the {self.num_envs} worlds."
@@ -348,9 +348,10 @@ class BodyPairs:
         """Return the index of the held body in each record [R], from net forces [R, K]; None if `grips` is empty."""
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
         for body, group_masks in sorted(self.grips.items()):
-            force1, force2 = (force[:, mask].max(axis=1) for mask in group_masks)
-            is_stronger_grip = (np.minimum(force1, force2) > 0) & (np.maximum(force1, force2) > strongest)
-            held[is_stronger_grip], strongest[is_stronger_grip] = body, np.maximum(force1, force2)[is_stronger_grip]
+            group_forces = [force[:, mask].max(axis=1) for mask in group_masks]
+            largest_force = np.maximum(*group_forces)
+            is_stronger_grip = (np.minimum(*group_forces) > 0) & (largest_force > strongest)
+            held[is_stronger_grip], strongest[is_stronger_grip] = body, largest_force[is_stronger_grip]
         return held if self.grips else None
 
 
@@ -387,8 +388,10 @@ def _find_contact_rules(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
     # Return the last three fields of `BodyPairs`. One filter sees no pair touch in record 0, the other sees all touch.
-    # All contacts belong to one substep, so `0 * a` gives each contact the substep index 0.
-    all_touch, none_touch = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
+    # All contacts belong to one substep, which has the index 0.
+    all_touch, none_touch = (
+        MeasuredContacts(1, np.zeros_like(a), a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0])
+    )
     probed_geoms = replace(geoms, apart_substeps=1)
     filter_if_apart, filter_if_touching = (ContactFilter(probed_geoms, first) for first in (none_touch, all_touch))
     # Pairs that are apart in record 0 count either at once or never.
@@ -409,11 +412,11 @@ class EndedEpisode:
     _pairs: BodyPairs
     _rows: Mapping[str, Floats]  # maps the name of each reading to its values in all R records, [R, size]
     _has_quat: Mapping[str, bool]  # maps each body with a pose to whether it has a quaternion
-    _subgoal_names: tuple[str, ...] = ()
-    _substep_counts: frozenset[int] = frozenset()  # the different numbers of substeps in a control step
+    _subgoal_names: tuple[str, ...]
+    _substep_counts: frozenset[int]  # the different numbers of substeps in a control step
 
     def step_range_s(self) -> tuple[float, float]:
-        """Return the durations in s of the shortest and the longest control step; (0, inf) if there is no step."""
+        """Return the durations in s of the shortest and the longest control step; (0, inf) without steps."""
         return step_range_s(self._substep_counts, self._scene.substep_s)
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -427,38 +430,34 @@ class EndedEpisode:
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the episode with this header (fields: `HEADER_FIELDS`). Its `extra` lists the declared pairs."""
-        pairs, rows, geoms = self._pairs, dict(self._rows), self._pairs.geoms
-        peak, total, force = (rows.pop(name, None) for name in (PEAK, SUM, NOW))
-        action = rows.pop("action", np.empty((1, 0)))[1:]  # no action leads to record 0, so leave its row out
+        pairs, geoms = self._pairs, self._pairs.geoms
         names = tuple(geoms.roles)
         records = len(next(iter(self._rows.values())))
+        channels: dict[str, Any] = dict(self._rows)
         contacts = gripped = None
         extra: Mapping[str, object] = {}
-        if peak is not None and total is not None and force is not None:
-            contacts, gripped = pairs.peak_contacts(peak, total), pairs.gripped_bodies(force)
+        if NOW in channels:
+            contacts = pairs.peak_contacts(channels.pop(PEAK), channels.pop(SUM))
+            gripped = pairs.gripped_bodies(channels.pop(NOW))
             declared_pairs = sorted((names[a], names[b]) for a, b in pairs.bodies.T.tolist())
             extra = add_header_field({}, "declared_pairs", declared_pairs)
-        row_sizes = {**_POSE_SIZES, _PART_POSITIONS: 3, _PART_QUATERNIONS: 4}
-        poses = {name: rows.pop(name).reshape(records, -1, size) for name, size in row_sizes.items() if name in rows}
+        for name, size in _VECTOR_SIZES.items():
+            if name in channels:
+                channels[name] = channels[name].reshape(records, -1, size)
         if self._scene.parts:
-            part_positions, part_quats = poses.pop(_PART_POSITIONS), poses.pop(_PART_QUATERNIONS)
+            part_positions, part_quats = channels.pop(_PART_POSITIONS), channels.pop(_PART_QUATERNIONS)
             geometry = Geometry(self._scene.parts, self._scene.hand, part_positions[0], part_quats[0])
             geoms = replace(geoms, geometry=geometry.text)
-            motion = geometry.measure_motion(part_positions, part_quats)
-            if motion is not None:
-                rows[LINK_MOTION] = motion
-        goal_fields = subgoal_fields(self._subgoal_names, rows[SUBGOALS], extra) if self._subgoal_names else {}
-        channels = {
-            "extra": extra,
-            **rows,
-            **goal_fields,
-            **poses,
-            "action": action if len(action) else np.empty((0, 0)),
-            "pos_bodies": [names.index(name) for name in self._has_quat],
-            "quat_bodies": [names.index(name) for name, has_quat in self._has_quat.items() if has_quat],
-        }
-        fields = as_fields(EpisodeArrays, channels)
-        return assemble_recording(geoms, header, records, contacts, gripped, fields)
+            channels[LINK_MOTION] = geometry.measure_motion(part_positions, part_quats)
+        if self._subgoal_names:
+            channels.update(subgoal_fields(self._subgoal_names, channels[SUBGOALS], extra))
+        else:
+            channels["extra"] = extra
+        # No action leads to record 0, so its row is left out.
+        channels["action"] = channels[_ACTION][1:] if records > 1 else np.empty((0, 0))
+        channels["pos_bodies"] = [names.index(name) for name in self._has_quat]
+        channels["quat_bodies"] = [names.index(name) for name, has_quat in self._has_quat.items() if has_quat]
+        return assemble_recording(geoms, header, records, contacts, gripped, channels)
 
 
 # Readings of many worlds: NumPy arrays, or tensors that stay on their device until the episode ends
@@ -499,8 +498,8 @@ class BatchArrays:
         wanted_shape = (self._worlds, *sizes)
         are_vectors = or_vectors and len(shape) > len(wanted_shape) and shape[-1] == 3
         shape_of_items = shape[:-1] if are_vectors else shape  # without the axis of a vector's three components
-        is_size_wrong = [wanted not in (None, size) for wanted, size in zip(wanted_shape, shape_of_items)]
-        if len(shape_of_items) != len(wanted_shape) or any(is_size_wrong):
+        are_sizes_equal = all(wanted in (None, size) for wanted, size in zip(wanted_shape, shape_of_items))
+        if len(shape_of_items) != len(wanted_shape) or not are_sizes_equal:
             problem = "not an array of real numbers" if array is None else f"the shape is {list(shape)}"
             sizes_text = ", ".join("any" if size is None else str(size) for size in wanted_shape)
             vectors = f" or [{sizes_text}, 3]" if or_vectors else ""
@@ -539,10 +538,7 @@ class ReadingTables:
         block, row = self._blocks[-1], self.last % _BLOCK
         if name not in block:
             block[name] = self._arrays.make_zeros((_BLOCK, self._worlds, table.shape[1]))
-        if worlds is None:
-            block[name][row] = table
-        else:
-            block[name][row, worlds] = table
+        block[name][row, slice(None) if worlds is None else worlds] = table
 
     def advance(self, oldest: int) -> None:
         """Begin a new row. Reuse the memory of a block of rows if all its rows are older than row `oldest`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations, product
 from typing import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -70,7 +71,7 @@ class GeomMap:
         }
 
     @cached_property
-    def sides(self) -> Ints:
+    def finger_groups(self) -> Ints:
         """The array `fingers`, or zeros if it is None, [G]."""
         return np.zeros_like(self.place) if self.fingers is None else self.fingers
 
@@ -115,12 +116,10 @@ class MeasuredContacts(SubstepContacts):
     are_net: bool = False
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms [K] of the forces of the `K` contacts `which`, in N."""
         force = self.force_n[which]
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the forces [K, 3] in N (world frame) on the second geoms of `K` contacts; None if only norms exist."""
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
@@ -187,7 +186,8 @@ def vector_norms(vectors: Floats) -> Floats:
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
     """Join the contact lists of successive records. Raises `ValueError` if `lists` is empty."""
-    return ContactList(*map(np.concatenate, zip(*(contacts.columns().values() for contacts in lists))))
+    columns = zip(*(contacts.columns().values() for contacts in lists))  # yields one column of all lists at a time
+    return ContactList(*map(np.concatenate, columns))
 
 
 def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> NDArray[np.int64]:
@@ -195,24 +195,31 @@ def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) ->
     [R, A] for `A` arms; −1 = no body. The robot's bodies do not count. If the fingers touch several bodies, return the
     one with the largest force at a single contact point; if the forces are equal, the one with the lowest index.
     """
+    groups = geoms.finger_groups
     if not geoms.arms:
-        return _find_gripped_bodies(contacts, instants, geoms, geoms.sides)
+        return _find_gripped_bodies(contacts, instants, geoms, groups)
     # Arm k has the finger groups 2k + 1 and 2k + 2. They become groups 1 and 2; all other arms' groups become 0.
-    fingers_by_arm = [np.where((geoms.sides + 1) // 2 == k + 1, geoms.sides - 2 * k, 0) for k in range(len(geoms.arms))]
+    fingers_by_arm = [np.where((groups + 1) // 2 == k + 1, groups - 2 * k, 0) for k in range(len(geoms.arms))]
     return np.stack([_find_gripped_bodies(contacts, instants, geoms, fingers) for fingers in fingers_by_arm], axis=1)
 
 
-def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, fingers: Ints) -> NDArray[np.int64]:
-    # The result has one row per substep in `instants`; contacts in other substeps are ignored.
-    held = np.full(len(instants), NOTHING, dtype=np.int64)
+def _row_of_contacts(contacts: SubstepContacts, instants: Ints) -> Ints:
+    # Return the index in `instants` of each contact's substep, [C]; −1 = the substep is not in `instants`.
     row_of_substep = np.full(contacts.substeps, NOTHING)
     row_of_substep[instants] = np.arange(len(instants))
-    chosen = np.flatnonzero(row_of_substep[contacts.substep] != NOTHING)
+    return row_of_substep[contacts.substep]
+
+
+def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, fingers: Ints) -> NDArray[np.int64]:
+    # Return the bodies in one arm's grip, [R]. `fingers` [G] is 1 or 2 for geoms of the arm's finger groups, else 0.
+    held = np.full(len(instants), NOTHING, dtype=np.int64)
+    row_of_contact = _row_of_contacts(contacts, instants)
+    chosen = np.flatnonzero(row_of_contact != NOTHING)
+    row_of_contact = row_of_contact[chosen]
     geom1, geom2 = contacts.geom1[chosen], contacts.geom2[chosen]
     finger_group = fingers[geom1] + fingers[geom2]  # only one geom has a group, unless two fingers touch each other
     touched_body = geoms.place[np.where(fingers[geom1] > 0, geom2, geom1)]
     is_finger_contact = (finger_group > 0) & ~geoms.robot[touched_body]
-    row_of_contact = row_of_substep[contacts.substep[chosen]]
     rows_by_group = [row_of_contact[is_finger_contact & (finger_group == group)] for group in (1, 2)]
     for row in np.intersect1d(*rows_by_group):  # only rows in which both finger groups touch something
         in_row = np.flatnonzero(is_finger_contact & (row_of_contact == row))
@@ -234,9 +241,7 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
     """For each of the `R` substeps `instants` and `W` bodies in `weights`, return whether contacts carry at least half
     of the body's weight, [R, W]. Contacts with the robot do not count.
     """
-    row_of_substep = np.full(contacts.substeps, NOTHING)
-    row_of_substep[instants] = np.arange(len(instants))
-    a, b, row = geoms.place[contacts.geom1], geoms.place[contacts.geom2], row_of_substep[contacts.substep]
+    a, b, row = geoms.place[contacts.geom1], geoms.place[contacts.geom2], _row_of_contacts(contacts, instants)
     is_weighed = np.isin(a, list(geoms.weights)) | np.isin(b, list(geoms.weights))
     which = np.flatnonzero((row != NOTHING) & is_weighed & (a != b) & ~geoms.robot[a] & ~geoms.robot[b])
     vectors, a, b, row = contacts.force_vectors(which), a[which], b[which], row[which]
@@ -261,10 +266,9 @@ class ContactFilter:
 
     def __init__(self, geoms: GeomMap, first: SubstepContacts) -> None:
         """Classify geom pairs from `first`, the contacts in record 0. `dropped` lists the body pairs left out."""
-        place, robot, fingers, fixtures = geoms.place, geoms.robot, geoms.sides, geoms.fixtures
+        place, robot, fingers, fixtures = geoms.place, geoms.robot, geoms.finger_groups, geoms.fixtures
         self._geom_count, self._apart_substeps = len(place), geoms.apart_substeps
-        # For each pair of geoms: 0 = contacts count, `_NEVER` = contacts never count, k > 0 = the pair is resting pair
-        # k.
+        # For each pair of geoms: 0 = contacts count, `_NEVER` = contacts never count, k > 0 = this is resting pair k.
         fate = np.zeros((len(place), len(place)), dtype=np.int32)
         fate[place[:, None] == place] = _NEVER
         # The number (from 1) of the gripper that each geom belongs to; 0 = no gripper.
@@ -274,7 +278,7 @@ class ContactFilter:
         a, b = place[first.geom1], place[first.geom2]
         arm = geoms.arm
         is_between_links = robot[a] & robot[b] & ((arm[a] == arm[b]) | (arm[a] == 0) | (arm[b] == 0))
-        for link, other in {(int(x), int(y)) for x, y in zip(a[is_between_links], b[is_between_links])}:
+        for link, other in set(zip(a[is_between_links].tolist(), b[is_between_links].tolist())):
             is_pair = (place[:, None] == link) & (place == other)
             fate[is_pair | is_pair.T] = _NEVER
         self._fate = fate.reshape(-1)
@@ -330,12 +334,11 @@ class ContactFilter:
 
 def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
     # Return the sorted pairs of bodies, lower first: listed contacts of a and b, finger groups, and parts of a fixture.
-    place, fingers, fixtures = geoms.place, geoms.sides, geoms.fixtures
-    pairs = {(int(x), int(y)) for x, y in zip(a[is_listed], b[is_listed])}
+    place, fingers, fixtures = geoms.place, geoms.finger_groups, geoms.fixtures
+    pairs = set(zip(a[is_listed].tolist(), b[is_listed].tolist()))
     # Finger groups 1 and 2 belong to the first gripper, groups 3 and 4 to the second, and so on.
     for group in range(1, int(fingers.max(initial=0)), 2):
-        pairs |= {(int(x), int(y)) for x in set(place[fingers == group]) for y in set(place[fingers == group + 1])}
+        pairs.update(product(place[fingers == group].tolist(), place[fingers == group + 1].tolist()))
     for fixture in set(fixtures[fixtures > 0].tolist()):
-        bodies = set(place[fixtures == fixture].tolist())
-        pairs |= {(x, y) for x in bodies for y in bodies}
+        pairs.update(combinations(set(place[fixtures == fixture].tolist()), 2))
     return tuple(sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}))

@@ -171,7 +171,7 @@ def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArray
 
     `NO_COST` replaces a missing, negative or non-finite cost. Raises `RecordError` unless `costs` has n - 1 entries.
     """
-    costs_of_steps = [_select_valid_costs(cost) for cost in costs]
+    costs_of_steps = [_select_valid_costs(cost) for cost in costs]  # for each step, its costs by name
     if len(costs_of_steps) != recording.records - 1:
         problem = f"{len(costs_of_steps)} costs were given for {recording.records - 1} steps"
         raise RecordError(problem, remedy="Give one cost per step; None if a step has no cost.")
@@ -193,8 +193,10 @@ def _select_valid_costs(cost: object) -> dict[str, float]:
 def _read_number(value: Any) -> float:
     # Return a cost as a number. If it is not a single number, warn and return NaN.
     with suppress(Exception):  # objects of other libraries may raise any error
-        if not isinstance(value, (str, bytes)):
-            return float(value if np.ndim(value) == 0 else np.asarray(value).reshape(()).item())
+        if isinstance(value, (str, bytes)):
+            raise TypeError("text is not a number")  # `float` would accept some texts
+        scalar = value if np.ndim(value) == 0 else np.asarray(value).reshape(()).item()
+        return float(scalar)
     _warn_of_cost(type(value).__name__)
     return math.nan
 
@@ -234,8 +236,9 @@ def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]
         recorded = channels.recorded_forces(recording.header.get("forces"))
         for name in channels.FORCES:
             force = getattr(contacts, name)
-            is_valid = np.isfinite(force) & (force >= 0) & (force <= channels.LARGEST)
-            if name not in {*recorded, "force_n"}:
+            if name in recorded or name == "force_n":  # with net forces alone, `force_n` is the net force
+                is_valid = np.isfinite(force) & (force >= 0) & (force <= channels.LARGEST)
+            else:
                 is_valid = np.isnan(force)
             if not is_valid.all():
                 yield "a force is negative, not finite or implausibly large", f"contacts.{name}"

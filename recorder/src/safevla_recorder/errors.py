@@ -12,9 +12,11 @@ import re
 import signal
 import traceback
 import unicodedata
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
-from typing import TypeVar
+from pathlib import Path
+from typing import Iterator, TypeVar
 
 _LONGEST_LINE = 2000  # maximum length of a line in a message; names from foreign files can be long
 _Error = TypeVar("_Error", bound="SafevlaError")
@@ -113,6 +115,15 @@ class FileError(SafevlaError):
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+@contextmanager
+def translated_errors(path: Path) -> Iterator[None]:
+    """Convert any `OSError` in the block to a `FileError` that names the path; other errors propagate."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError.from_os_error(error, Place(file=str(path))) from None
+
+
 class HostError(SafevlaError):
     """A simulator cannot be used on this machine or for this purpose."""
 
@@ -167,10 +178,12 @@ def find_exception(text: str) -> tuple[str, str]:
 
 def is_from_signal(error: BaseException) -> bool:
     """Return whether a signal handler raised the error. If so, the interrupted code is not the cause."""
-    handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     # A handler is a function, or an object whose class defines `__call__`.
     handler_codes = {
-        getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None) for handler in handlers
+        getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+        for handler in handlers
+        if callable(handler)
     }
     return any(frame.f_code in handler_codes for frame, _ in traceback.walk_tb(error.__traceback__))
 

@@ -26,7 +26,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 from safevla_recorder import episode, errors
 from safevla_recorder.attachment import LoopRules, RecordableEnv, TaskLabel, package_versions
 from safevla_recorder.channels import LARGEST
-from safevla_recorder.identity import UNKNOWN, describe_code
+from safevla_recorder.identity import describe_code
 from safevla_recorder.mujoco.hook import Undo, undo_all
 from safevla_recorder.recorder import WritableEpisode
 from safevla_recorder.version import __version__
@@ -54,9 +54,9 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
     if worker is None and parent_process() is None:
         return out, None
     if worker is None:
-        names: Iterator[str] = map(str, count())
+        names: Iterator[str] = map(str, count())  # 0, 1, ...
     else:
-        names = chain([worker], (f"{worker}-{number}" for number in count(2)))
+        names = chain([worker], (f"{worker}-{number}" for number in count(2)))  # NAME, NAME-2, NAME-3, ...
     for name in names:
         worker_folder = out / f"worker_{name}"
         if worker_folder.resolve() in _open_folders or _claim_worker_folder(worker_folder):
@@ -213,8 +213,7 @@ class RunFolder:
                 problem = f"the folder contains a run of {stored['host'] or 'an unnamed host'}"
                 problem += f" with the protocol {stored['protocol']['name']!r}, not a user's loop on {host!r}"
                 raise errors.RunError(problem, remedy="Choose another folder.", place=place)
-            self._description = {name: stored[name] for name in self._description if name != "code"}
-            self._description["code"] = [*stored.get("code", [UNKNOWN])]
+            self._description = {name: stored[name] for name in self._description}
             for path in sorted((self.path / RAW).glob("*.json")):
                 place = errors.Place(file=str(path))
                 self._register_episode(episode.EpisodeRow(**json.loads(path.read_bytes())), int(path.stem))
@@ -357,38 +356,38 @@ def _shorten_path(path: Path) -> str:
 
 def _make_folder(path: Path, subfolder: str = "") -> None:
     # Make `path`, its parents and the `subfolder`, unless they exist. An error names `path`.
-    try:
+    with errors.translated_errors(path):
         (path / subfolder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise errors.FileError.from_os_error(error, errors.Place(file=str(path))) from None
 
 
 def _write_file(path: Path, content: bytes) -> None:
     # Write a temporary file, and then rename it to `path`, so that `path` is never incomplete.
     partial_file = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
+    with suppress(OSError):
+        partial_file.unlink()  # left by an ended process with the same process id, or a symbolic link
     try:
-        with suppress(OSError):
-            partial_file.unlink()  # left by an ended process with the same process id, or a symbolic link
-        with partial_file.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial_file.replace(path)
-    except OSError as error:
-        raise errors.FileError.from_os_error(error, errors.Place(file=str(path))) from None
+        with errors.translated_errors(path):
+            with partial_file.open("xb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial_file.replace(path)
     finally:
         with suppress(OSError):
             partial_file.unlink()
 
 
 def _encode_json(document: Mapping[str, object], indent: int | None = None) -> bytes:
-    # Return JSON in UTF-8 in which invisible characters are escaped.
+    # Return JSON in UTF-8, with a line break at the end, in which invisible characters are escaped.
     text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
-    return "".join(c if c == "\n" or errors.is_visible(c) else _escape_character(c) for c in text).encode() + b"\n"
+    return "".join(map(_escape_invisible, text)).encode() + b"\n"
 
 
-def _escape_character(character: str) -> str:
-    # Return JSON's escape sequence. For a lone surrogate, the JSON text contains the sequence from `escape_surrogates`.
+def _escape_invisible(character: str) -> str:
+    # Return JSON's escape sequence of an invisible character. A line break belongs to the document's own layout.
+    if character == "\n" or errors.is_visible(character):
+        return character
+    # For a lone surrogate, the JSON text contains the sequence from `escape_surrogates`.
     return json.dumps(errors.escape_surrogates(character))[1:-1]
 
 
@@ -400,12 +399,9 @@ def lock_folder(folder: Path, option: str = "--out") -> int:
     no locks. Raises `RunError` if another process has the lock, and `FileError` if the lock file cannot be opened.
     `option` is the caller's option that names the folder.
     """
-    place = errors.Place(file=str(folder))
     while True:
-        try:
+        with errors.translated_errors(folder):
             descriptor = os.open(str(folder / LOCK), os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-        except OSError as error:
-            raise errors.FileError.from_os_error(error, place) from None
         try:
             import fcntl  # not available on Windows
 
@@ -413,6 +409,7 @@ def lock_folder(folder: Path, option: str = "--out") -> int:
         except (OSError, ImportError) as error:
             os.close(descriptor)
             if isinstance(error, OSError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                place = errors.Place(file=str(folder))
                 remedy = f"Wait for that run or stop it, or choose another {option}."
                 raise errors.RunError("another run is writing to this folder", remedy=remedy, place=place) from None
             # Some cluster file systems have no locks; recording without a lock is better than not recording.
@@ -579,8 +576,9 @@ class RunWriter:
             problem = f"the outcome {outcome!r} contradicts success {fields['success']}"
             remedy = f"Use one of {', '.join(episode.OUTCOMES)}; success is true only with the outcome 'success'."
             raise _field_error("outcome", problem, remedy)
-        # An episode object of a user's own class may lack the method `step_range_s`.
-        shortest_s, longest_s = getattr(recorder, "step_range_s", lambda: (0.0, float("inf")))()
+        shortest_s, longest_s = 0.0, float("inf")
+        if hasattr(recorder, "step_range_s"):  # an episode object of a user's own class may lack this method
+            shortest_s, longest_s = recorder.step_range_s()
         if not shortest_s * (1 - _DT_TOLERANCE) <= fields["dt"] <= longest_s * (1 + _DT_TOLERANCE):
             range_text = " to ".join(f"{value:g}" for value in sorted({shortest_s, longest_s}))
             problem = f"dt is {fields['dt']:g} s, but the recorded substeps of a control step last {range_text} s"
@@ -640,18 +638,13 @@ def _convert_field(name: str, value: object) -> Any:
     if name not in _ALLOWED_FIELDS:
         raise _field_error(name, "an episode has no field of this name", f"Fields: {', '.join(_ALLOWED_FIELDS)}.")
     plain: Any = value.tolist() if hasattr(value, "tolist") else value
+    if plain is None:
+        return None
+    if name == "joint_torque_limit_nm":
+        return _convert_limits(name, plain)
     if name == "dt" and type(plain) is int:
         plain = float(plain)
-    field_type = _FIELD_TYPES.get(name)
-    if name == "joint_torque_limit_nm" and plain is not None:
-        if isinstance(plain, (list, tuple)):
-            plain = [limit.item() if getattr(limit, "ndim", None) == 0 else limit for limit in plain]
-        if not isinstance(plain, (list, tuple)) or not plain or not all(_is_limit(limit) for limit in plain):
-            remedy = "Give a list with the limit of each joint in N·m, finite and above zero."
-            raise _field_error(name, f"the value is {plain!r}", remedy)
-        return [*plain]
-    if plain is None or field_type is None:
-        return plain
+    field_type = _FIELD_TYPES[name]
     # Compare types exactly, because a bool is also an int.
     if type(plain) is not field_type or plain == "" or (name == "dt" and not plain > 0):  # type: ignore[operator]
         remedy = f"Give a value of type {field_type.__name__}; dt must be > 0."
@@ -659,8 +652,16 @@ def _convert_field(name: str, value: object) -> Any:
     return plain
 
 
-def _is_limit(limit: object) -> bool:
-    return isinstance(limit, (int, float)) and not isinstance(limit, bool) and 1 / LARGEST <= limit <= LARGEST
+def _convert_limits(name: str, limits: Any) -> list[float]:
+    # Return the torque limits in the field `name` as plain numbers. Raise an error unless all are numbers above zero.
+    if isinstance(limits, (list, tuple)):
+        limits = [limit.item() if getattr(limit, "ndim", None) == 0 else limit for limit in limits]
+        are_numbers = [isinstance(limit, (int, float)) and not isinstance(limit, bool) for limit in limits]
+        # The inverse of a limit must not exceed `LARGEST` either.
+        if limits and all(are_numbers) and all(1 / LARGEST <= limit <= LARGEST for limit in limits):
+            return [*limits]
+    remedy = "Give a list with the limit of each joint in N·m, finite and above zero."
+    raise _field_error(name, f"the value is {limits!r}", remedy)
 
 
 def _field_error(field: str, problem: str, remedy: str) -> errors.RecordError:

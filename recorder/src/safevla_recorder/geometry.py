@@ -97,17 +97,15 @@ class Geometry:
         return json.dumps({"hand": list(hand), "parts": part_rows, "shapes": shapes}, separators=(",", ":"))
 
 
-_INVERSE = np.array([1.0, -1.0, -1.0, -1.0])
+_INVERSE = np.array([1.0, -1.0, -1.0, -1.0])  # a unit quaternion times these signs is the inverse rotation
+# For each of x, y and z: the index of the next axis in cyclic order, and of the axis after it.
+_NEXT, _AFTER_NEXT = np.array([1, 2, 0]), np.array([2, 0, 1])
 
 
 def cross(a: Floats, b: Floats) -> Floats:
     """Return the cross products of vectors [..., 3]. For few vectors, this function is ten times as fast as NumPy's."""
-    product: Floats = a[..., _NEXT] * b[..., _LAST] - a[..., _LAST] * b[..., _NEXT]
+    product: Floats = a[..., _NEXT] * b[..., _AFTER_NEXT] - a[..., _AFTER_NEXT] * b[..., _NEXT]
     return product
-
-
-# For each of x, y and z: the index of the next axis in cyclic order, and of the axis after it.
-_NEXT, _LAST = np.array([1, 2, 0]), np.array([2, 0, 1])
 
 
 def multiply(a: Floats, b: Floats) -> Floats:
@@ -129,7 +127,8 @@ def turn_back(quaternion: Floats, vector: Floats) -> Floats:
 
 
 def _rotation_vector(quaternion: Floats) -> Floats:
-    # The quaternions q and −q are the same rotation. Use the quaternion with the smaller angle.
+    # Return the rotation vectors [..., 3] in rad of unit quaternions. The quaternions q and −q are the same rotation;
+    # use the one with the smaller angle.
     shorter = np.where(quaternion[..., :1] < 0, -1.0, 1.0) * quaternion
     half_sine = np.sqrt(np.square(shorter[..., 1:]).sum(axis=-1, keepdims=True))
     vector: Floats = shorter[..., 1:] * (

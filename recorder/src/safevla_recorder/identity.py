@@ -139,11 +139,14 @@ def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
 
 def is_other_code(first: str, second: str) -> bool:
     """Return whether two texts of `describe_code` contain the same package with different hashes."""
-    # Map each package to its hash. The text `unknown` gives an empty name, which is ignored.
-    first_digests, second_digests = (
-        {entry.rpartition(" ")[0]: entry.rpartition(" ")[2] for entry in text.split(", ")} for text in (first, second)
-    )
-    return any(second_digests.get(name, digest) != digest for name, digest in first_digests.items() if name)
+    first_digests, second_digests = _package_digests(first), _package_digests(second)
+    return any(first_digests[name] != second_digests[name] for name in first_digests.keys() & second_digests.keys())
+
+
+def _package_digests(text: str) -> dict[str, str]:
+    # Return the hash of each package in a text of `describe_code`; {} for the text `unknown`.
+    parts = [entry.rpartition(" ") for entry in text.split(", ")]
+    return {name: digest for name, _, digest in parts if name}
 
 
 @lru_cache(maxsize=None)
@@ -215,7 +218,7 @@ def official_suites() -> dict[str, OfficialSuite]:
 
 @lru_cache(maxsize=1024)
 def find_official_name(name: str) -> str | None:
-    """Return the official suite whose name looks like `name`; None if there is no such suite.
+    """Return the official suite whose name looks like `name`; None if none does.
 
     Case, separators and Unicode forms of characters are ignored. A letter outside ASCII matches any letter, unless it
     is a wide East Asian letter. Any other character outside ASCII matches at most one character.
@@ -230,7 +233,8 @@ def find_official_name(name: str) -> str | None:
         return None
     # A match of n successive ".?" takes long. The pattern ".{0,n}" means the same, and is fast.
     pattern = re.sub(r"(\.\?)+", lambda match: f".{{0,{len(match[0]) // 2}}}", pattern)
-    return next((suite for suite in official_suites() if re.fullmatch(pattern, re.sub(r"\W", "", suite))), None)
+    letters_of_suite = {suite: re.sub(r"\W", "", suite) for suite in official_suites()}
+    return next((suite for suite, letters in letters_of_suite.items() if re.fullmatch(pattern, letters)), None)
 
 
 def _pattern_of_character(char: str) -> str:

@@ -162,8 +162,10 @@ def fresh_global_seed() -> int | None:
     state: Any = np.random.get_state()
     # A generator's state has a name, a key, a position in the key, and a stored number. A draw changes the position.
     seed, is_fresh = int(state[1][0]), state[2:] == (len(state[1]), 0, 0.0)
-    reseeded_state: Any = np.random.RandomState(seed).get_state() if is_fresh else None
-    return seed if is_fresh and np.array_equal(reseeded_state[1], state[1]) else None
+    if not is_fresh:
+        return None
+    reseeded_state: Any = np.random.RandomState(seed).get_state()
+    return seed if np.array_equal(reseeded_state[1], state[1]) else None
 
 
 # The scene, from the model and the BDDL goal
@@ -213,10 +215,12 @@ def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
 
 def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
     # Return the fixtures whose joints the goal moves. The goal names a fixture, or a site that belongs to a fixture.
-    predicates = goal_predicates(domain)
-    names = [argument for verb, *arguments in predicates if verb in _JOINT_GOALS for argument in arguments]
-    fixture_of_site = {name: getattr(domain.object_sites_dict.get(name), "parent_name", None) for name in names}
-    return frozenset(str(fixture or name) for name, fixture in fixture_of_site.items())
+    fixtures: set[str] = set()
+    for verb, *names in goal_predicates(domain):
+        if verb in _JOINT_GOALS:
+            sites = [domain.object_sites_dict.get(name) for name in names]
+            fixtures.update(str(getattr(site, "parent_name", None) or name) for name, site in zip(names, sites))
+    return frozenset(fixtures)
 
 
 def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Collection, Hashable, Iterable, Mapping, NamedTuple, Protocol, Sequence, Tuple
 
@@ -68,7 +68,9 @@ def assemble_recording(
     channels: Mapping[str, object],
     supported: Bools | None = None,
 ) -> EpisodeArrays:
-    """Return an episode of these values; `channels` has its remaining fields. Grips are None without finger groups."""
+    """Return an episode of these values. `channels` has the remaining channels by name, and the remaining fields of
+    `EpisodeArrays`; None = not recorded. Without finger groups, grips are not recorded.
+    """
     if geoms.fingers is None:
         gripped = None
     forces = None if contacts is None else geoms.forces
@@ -81,7 +83,7 @@ def assemble_recording(
         gripped_body=gripped,
         supported_bodies=() if supported is None else tuple(geoms.weights),
         supported=supported,
-        **channels,  # type: ignore[arg-type]  # each is a field of `EpisodeArrays`
+        **as_fields(EpisodeArrays, channels),
     )
 
 
@@ -105,7 +107,7 @@ class EpisodeLog(ABC):
 
     @abstractmethod
     def _build_channels(self, rows: Sequence[Row]) -> Mapping[str, object]:
-        """Return the fields of an `EpisodeArrays` for the records `rows`."""
+        """Return the argument `channels` of `assemble_recording` for the records `rows`, without actions."""
 
     def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
         """Begin an episode with record 0, whose row is `first`. Decode its contacts from `source`, and empty `source`.
@@ -162,7 +164,7 @@ class EpisodeLog(ABC):
         return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
 
     def step_range_s(self) -> tuple[float, float]:
-        """Return the durations in s of the shortest and the longest control step; (0, inf) if there is no step."""
+        """Return the durations in s of the shortest and the longest control step; (0, inf) without steps."""
         self.require_episode()
         return step_range_s(self._substep_counts, self._geoms.substep_s)
 
@@ -253,16 +255,6 @@ Pose = Tuple[ArrayLike, "ArrayLike | None"]
 ROLES = ("robot", "target", "bystander", "furniture")
 
 
-class Reading(NamedTuple):
-    """The arguments of `EpisodeRecorder.step` or `BatchRecorder.step` that describe the state at one instant."""
-
-    poses: Mapping[str, Any]
-    eef: Any
-    state: Any
-    parts: Sequence[Any]
-    subgoals: Mapping[str, Any] | None
-
-
 @dataclass(frozen=True)
 class SceneMap:
     """Names and roles of the bodies that own a simulator's collision shapes; constant over an episode.
@@ -297,15 +289,13 @@ class SceneMap:
         for name, role in self.roles.items():
             if role not in ROLES:
                 raise HostError(f"{name} has the unknown role {role!r}", remedy=f"Roles: {', '.join(ROLES)}.")
-        fixture_parts = {name for names in self.fixtures for name in names}
         part_bodies = {part.body for part in self.parts if part.body}
-        without_role = sorted({*self.shapes.values(), *fixture_parts, *part_bodies} - set(self.roles))
+        without_role = sorted({*self.shapes.values(), *chain(*self.fixtures), *part_bodies} - set(self.roles))
         if without_role:
             raise HostError(f"{without_role[0]} has no role", remedy=f"Give its role in `roles`: {', '.join(ROLES)}.")
         self._index_of_shape.update({shape: index for index, shape in enumerate(self.shapes)})
-        for group in self.fingers or ():
-            for shape in group:
-                self.place_of(shape)  # raises an error for an unknown shape
+        for shape in chain(*(self.fingers or ())):
+            self.place_of(shape)  # raises an error for an unknown shape
 
     def place_of(self, shape: Shape) -> int:
         """Return the index of a shape in `shapes`. Raises `HostError` for an unknown shape."""
@@ -314,6 +304,12 @@ class SceneMap:
         except KeyError:
             remedy = "Map each shape that can touch to the body that owns it."
             raise HostError(f"the shape {shape!r} is not in the scene's `shapes`", remedy=remedy) from None
+
+    def require_roles(self, bodies: Collection[str]) -> None:
+        """Raise `HostError` unless every body in `bodies`, which have poses, has a role."""
+        unknown = sorted(set(bodies) - set(self.roles))
+        if unknown:
+            raise HostError(f"{unknown[0]} has a pose but no role", remedy="Name its role in the scene's `roles`.")
 
     def require_parts(self, count: int) -> None:
         """Raise `HostError` unless `count`, the number of passed poses, equals the number of parts."""
@@ -346,7 +342,18 @@ class Arm:
     """Shapes of the gripper's two finger groups; None = this arm has no gripper and never holds a body."""
 
 
+class _Reading(NamedTuple):
+    """The arguments of `EpisodeRecorder.step` that describe the state at one instant, with poses as pairs."""
+
+    poses: Mapping[str, tuple[Any, Any]]
+    eef_poses: Mapping[str, tuple[Any, Any]]  # the joined pose of all arms' end effectors; empty = not recorded
+    state: Any
+    parts: Mapping[str, tuple[Any, Any]]
+    subgoals: Mapping[str, Any] | None
+
+
 _NAME_ARMS = "Name the arms: `EpisodeRecorder(scene, arms=...)`."
+_END_EFFECTOR = "the end effector"  # its name in messages
 
 
 class EpisodeRecorder(EpisodeLog):
@@ -359,22 +366,13 @@ class EpisodeRecorder(EpisodeLog):
         well. Also raises it if an arm has a body that is not a robot body or is in two arms, or if fingers are wrong.
         """
         super().__init__()
-        given: object = {} if arms is None else arms
-        if not isinstance(given, Mapping) or not all(isinstance(arm, Arm) for arm in given.values()):
+        are_arms = isinstance(arms, Mapping) and all(isinstance(arm, Arm) for arm in arms.values())
+        if arms is not None and not are_arms:
             remedy = 'Write `EpisodeRecorder(scene, arms={"left": Arm(...), "right": Arm(...)})`.'
             raise HostError("the arms are not a mapping from name to Arm", remedy=remedy)
         self.scene, self._arms = scene, dict(arms or {})
-        self._joint_counts: dict[str, int] = {}  # number of torques of each arm, if there are several arms
         if arms is not None:
             self._check_arms()
-        self._contacts = _ContactBuffer(scene)
-        self._substep_torques: list[Floats] = []
-        self._bodies: tuple[str, ...] = ()  # the bodies with poses, in the order of record 0
-        self._first_families: Mapping[str, object] = {}  # which readings record 0 has, and their sizes
-        self._has_contacts = False
-        self._substeps = 0
-        self._geometry: Geometry | None = None
-        self._subgoal_names: tuple[str, ...] = ()
 
     def begin(
         self,
@@ -404,27 +402,27 @@ class EpisodeRecorder(EpisodeLog):
         Raises:
             HostError: a shape or body is not in the scene, an arm is missing, or a reading has a wrong shape.
         """
-        unknown = sorted(set(poses) - set(self.scene.roles))
-        if unknown:
-            raise HostError(f"{unknown[0]} has a pose but no role", remedy="Name its role in the scene's `roles`.")
+        self.scene.require_roles(poses)
         self._rows = []
-        self._contacts, self._substep_torques, self._substeps = _ContactBuffer(self.scene), [], 0
-        self._has_contacts = contacts is not None
+        self._substeps = 0  # number of substeps in the current control step
+        self._substep_torques: list[Floats] = []  # torques in each of these substeps
+        self._contacts = _ContactBuffer(self.scene)
         if contacts is not None:
             self._contacts.add_substep(contacts)
         reading = self._split_reading(poses, eef, state, parts, subgoals)
-        self._joint_counts = {}  # this record determines the counts, in `_join_torques`
+        # Number of torques of each arm, if there are several arms; `_join_torques` sets it for record 0.
+        self._joint_counts: dict[str, int] = {}
         torques = self._join_torques(torques_nm)
-        self._bodies, self._first_families = tuple(poses), _describe_families(reading, torques)
-        self._subgoal_names = tuple(subgoals or ())
+        self._first_description = _describe_readings(reading, torques)
+        self._bodies, self._subgoal_names = tuple(poses), tuple(subgoals or ())  # in the order of record 0
         torque_peak = None if torques is None else np.abs(torques)
         first = self._make_row(reading, torques, torque_peak)
         geoms = self._map_geoms()
-        self._geometry = None
+        self._geometry: Geometry | None = None
         if self.scene.parts:
             self._geometry = Geometry(self.scene.parts, self.scene.hand, first["part_pos"], first["part_quat"])
             geoms = replace(geoms, geometry=self._geometry.text)
-        self._begin_log(geoms, self._contacts if self._has_contacts else None, first)
+        self._begin_log(geoms, None if contacts is None else self._contacts, first)
 
     def _check_arms(self) -> None:
         # Raise an error unless there are several arms, and each arm has its own bodies and fingers.
@@ -439,28 +437,30 @@ class EpisodeRecorder(EpisodeLog):
             raise HostError(f"{misassigned[0]} is not a robot body of exactly one arm", remedy=remedy)
         if self.scene.fingers is not None:
             raise HostError("a scene with several arms must not have fingers", remedy=remedy)
-        groups = [(arm, group) for arm in self._arms.values() for group in arm.fingers or ()]
-        fingers = [(arm, shape) for arm, group in groups for shape in dict.fromkeys(group)]
-        group_counts = Counter(shape for _, shape in fingers)  # how many finger groups contain each shape
-        for arm, shape in fingers:
-            self.scene.place_of(shape)  # raises an error for an unknown shape
-            if self.scene.shapes[shape] not in arm.bodies or group_counts[shape] > 1:
-                raise HostError(f"the finger {shape!r} is not in exactly one finger group of its arm", remedy=remedy)
+        # A group lists each of its shapes once here, so a shape that occurs twice is in several groups.
+        fingers = [shape for arm in self._arms.values() for group in arm.fingers or () for shape in set(group)]
+        for arm in self._arms.values():
+            for shape in chain(*(arm.fingers or ())):
+                self.scene.place_of(shape)  # raises an error for an unknown shape
+                if self.scene.shapes[shape] not in arm.bodies or fingers.count(shape) > 1:
+                    problem = f"the finger {shape!r} is not in exactly one finger group of its arm"
+                    raise HostError(problem, remedy=remedy)
 
     def _map_geoms(self) -> GeomMap:
-        # The scene's geoms. If the robot has several arms, the fingers and bodies of the arms are added.
+        # Return the scene's geoms. If the robot has several arms, add the fingers and bodies of the arms.
         geoms = self.scene.map_geoms()
         if not self._arms:
             return geoms
         # An arm without fingers has two empty groups, because `GeomMap` counts two groups per arm.
         groups = [group for arm in self._arms.values() for group in arm.fingers or ((), ())]
-        fingers = group_numbers(self.scene.shapes, groups) if any(map(len, groups)) else None
+        has_fingers = any(len(group) > 0 for group in groups)
+        fingers = group_numbers(self.scene.shapes, groups) if has_fingers else None
         bodies = {name: sorted(arm.bodies) for name, arm in self._arms.items()}
         return replace(geoms, fingers=fingers, arms=bodies, arm_joints=tuple(self._joint_counts.values()))
 
     def _list_by_arm(self, values: Any, plural_name: str) -> list[Any]:
         # Return the values of a mapping from arms to values, in the order of the arms.
-        if not isinstance(values, Mapping) or {*values} != {*self._arms}:
+        if not isinstance(values, Mapping) or set(values) != set(self._arms):
             remedy = f"Pass a mapping with the keys {', '.join(self._arms)}."
             raise HostError(f"the {plural_name} are not a mapping from arms' names", remedy=remedy)
         return [values[name] for name in self._arms]
@@ -471,16 +471,17 @@ class EpisodeRecorder(EpisodeLog):
             raise HostError("poses that are given by arm need named arms", remedy=_NAME_ARMS)
         if not self._arms or eef is None:
             return eef  # type: ignore[return-value]  # not a mapping
-        poses = [() if pose is None else pose for pose in self._list_by_arm(eef, "poses of the end effectors")]
-        sizes = {tuple(None if values is None else np.shape(values) for values in pose) for pose in poses}
-        if sizes not in ({((3,), None)}, {((3,), (4,))}):  # all arms have only positions, or all have orientations, too
+        poses = self._list_by_arm(eef, "poses of the end effectors")
+        shapes = {_shapes_of_arrays(pose) for pose in poses}
+        # All arms must have only positions, or all must have orientations, too.
+        if shapes not in ({((3,), None)}, {((3,), (4,))}):
             remedy = "Give each arm a position of three numbers, and each arm or no arm an orientation of four numbers."
             raise HostError("the poses of the end effectors have different or wrong sizes", remedy=remedy)
         positions, quats = zip(*poses)
         return np.concatenate(positions), None if quats[0] is None else np.concatenate(quats)
 
     def _join_torques(self, torques_nm: ArrayLike | Mapping[str, ArrayLike] | None) -> Floats | None:
-        # The torques of all arms in one row [J], in the order of the arms.
+        # Return the torques of all arms in one row [J], in the order of the arms. Store each arm's number of joints.
         if not self._arms and isinstance(torques_nm, Mapping):
             raise HostError("torques that are given by arm need named arms", remedy=_NAME_ARMS)
         if torques_nm is None:
@@ -506,8 +507,9 @@ class EpisodeRecorder(EpisodeLog):
         self.require_episode()
         rows, self._rows = self._rows, []  # an error in this substep ends the episode
         torques = self._join_torques(torques_nm)
-        families = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
-        check_families(families, {"contacts": self._has_contacts, "torques": self._first_families.get("torques")})
+        description = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
+        first = {"contacts": self._source is not None, "torques": self._first_description.get("torques")}
+        require_equal_readings(description, first)
         if contacts is not None:
             self._contacts.add_substep(contacts)
         if torques is not None:
@@ -537,12 +539,12 @@ class EpisodeRecorder(EpisodeLog):
             problem = f"no physics substep was recorded in control step {len(self._rows)}"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
         numbers = self._read_action(action)  # type: ignore[arg-type]  # the action is copied to an array
-        last = peak = None
+        torques = torque_peak = None  # None = torques are not recorded
         if self._substep_torques:
-            last, peak = self._substep_torques[-1], np.abs(self._substep_torques).max(axis=0)
+            torques, torque_peak = self._substep_torques[-1], np.abs(self._substep_torques).max(axis=0)
         reading = self._split_reading(poses, eef, state, parts, subgoals)
-        check_families(_describe_families(reading, last), self._first_families)
-        row = self._make_row(reading, last, peak)
+        require_equal_readings(_describe_readings(reading, torques), self._first_description)
+        row = self._make_row(reading, torques, torque_peak)
         self._add_step(numbers, row, self._substeps)
         self._substep_torques, self._substeps = [], 0
 
@@ -553,35 +555,34 @@ class EpisodeRecorder(EpisodeLog):
         state: ArrayLike | None,
         parts: Sequence[Pose],
         subgoals: Mapping[str, bool] | None,
-    ) -> Reading:
+    ) -> _Reading:
         # Return the arguments with all poses as pairs, and with one pose for the end effectors of all arms.
         joined = self._join_poses(eef)
-        return Reading(
+        return _Reading(
             {name: split_pose(name, pose) for name, pose in poses.items()},
-            None if joined is None else split_pose("the end effector", joined),
+            {} if joined is None else {_END_EFFECTOR: split_pose(_END_EFFECTOR, joined)},
             state,
-            [split_pose(f"part {k}", pose) for k, pose in enumerate(parts)],
+            {f"part {k}": split_pose(f"part {k}", pose) for k, pose in enumerate(parts)},
             subgoals,
         )
 
-    def _make_row(self, reading: Reading, torques: Floats | None, peak: Floats | None) -> Row:
+    def _make_row(self, reading: _Reading, torques: Floats | None, torque_peak: Floats | None) -> Row:
         # Return the arrays of one record by name. A reading that was not passed has no array.
-        poses, eef, state, parts, subgoals = reading
+        poses, eef_poses, state, parts, subgoals = reading
         self.scene.require_parts(len(parts))
         arm_count = len(self._arms) or 1
-        eef_by_name = {} if eef is None else {"the end effector": eef}
-        is_first = not self._rows  # record 0, from which displacements are measured
-        eef_positions, eef_quats = _read_poses(eef_by_name, arm_count, needs_numbers=is_first)
+        allow_nan = bool(self._rows)  # not in record 0, from which displacements are measured
+        eef_positions, eef_quats = _read_poses(eef_poses, arm_count, allow_nan=allow_nan)
         body_poses = {name: poses[name] for name in self._bodies}
-        body_positions, body_quats = _read_poses(body_poses, needs_numbers=is_first)
-        part_positions, part_quats = _read_poses({f"part {k}": pose for k, pose in enumerate(parts)})
+        body_positions, body_quats = _read_poses(body_poses, allow_nan=allow_nan)
+        part_positions, part_quats = _read_poses(parts)
         values: dict[str, object] = {
             "eef_pos_m": None if eef_positions is None else eef_positions[0],
             "eef_quat_wxyz": None if eef_quats is None else eef_quats[0],
             "body_pos_m": body_positions,
             "body_quat_wxyz": body_quats,
             "joint_torque_nm": torques,
-            "joint_torque_peak_nm": peak,
+            "joint_torque_peak_nm": torque_peak,
             "sim_state": None if state is None else read_list("the state", state),
             "part_pos": part_positions,
             "part_quat": part_quats,
@@ -594,13 +595,13 @@ class EpisodeRecorder(EpisodeLog):
         channels: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         if self._subgoal_names:
             channels.update(subgoal_fields(self._subgoal_names, channels[SUBGOALS]))
-        part_positions, part_quats = channels.pop("part_pos", None), channels.pop("part_quat", None)
-        if self._geometry is not None and part_positions is not None and part_quats is not None:
-            channels[LINK_MOTION] = self._geometry.measure_motion(part_positions, part_quats)
-        with_quat = [name for name in self._bodies if self._first_families[f"the pose of {name}"]]
+        if self._geometry is not None:
+            part_poses = channels.pop("part_pos"), channels.pop("part_quat")
+            channels[LINK_MOTION] = self._geometry.measure_motion(*part_poses)
+        with_quat = [name for name in self._bodies if self._first_description[f"the pose of {name}"]]
         channels["pos_bodies"] = [index_of_body[name] for name in self._bodies]
         channels["quat_bodies"] = [index_of_body[name] for name in with_quat]
-        return as_fields(EpisodeArrays, channels)
+        return channels
 
 
 class _ContactBuffer:
@@ -654,9 +655,10 @@ def read_list(name: str, values: ArrayLike, size: int | None = None, remedy: str
 
 
 def _copy_numbers(values: Any) -> Floats | None:
+    # Return the values as a new array; None if they are not real numbers.
     try:
-        given = np.asarray(values)
-        return None if given.dtype.kind in "cSU" else np.array(given, dtype=np.float64)  # no complex numbers, no text
+        array = np.asarray(values)
+        return None if array.dtype.kind in "cSU" else np.array(array, dtype=np.float64)  # no complex numbers, no text
     except (TypeError, ValueError, RuntimeError):  # such as lists of different lengths, or tensors with a gradient
         return None
 
@@ -671,58 +673,68 @@ def split_pose(name: str, pose: Any) -> tuple[Any, Any]:
     return position, quat
 
 
+def _shapes_of_arrays(pose: Pose | None) -> tuple[tuple[int, ...] | None, ...]:
+    # Return the shapes of position and orientation, with None for a missing array; () for a missing pose.
+    return () if pose is None else tuple(None if values is None else np.shape(values) for values in pose)
+
+
 def _read_poses(
-    poses: Mapping[str, tuple[Any, Any]], arm_count: int = 1, *, needs_numbers: bool = False
+    poses: Mapping[str, tuple[Any, Any]], arm_count: int = 1, *, allow_nan: bool = True
 ) -> tuple[Floats | None, Floats | None]:
     # Return the positions [B, 3] and the quaternions [Q, 4] of `B` bodies; for `A` arms, [1, 3A] and [1, 4A]. None = no
-    # values. Raise an error that names the body whose pose has a wrong shape, has a quaternion of zeros or, if
-    # `needs_numbers`, has NaN.
+    # values. Raise an error that names the body whose pose has a wrong shape, has a quaternion of zeros or, unless
+    # `allow_nan`, has NaN.
     positions = {name: position for name, (position, _) in poses.items()}
     quats = {name: quat for name, (_, quat) in poses.items() if quat is not None}
-    if missing := [name for name, position in positions.items() if position is None]:
+    missing = [name for name, position in positions.items() if position is None]
+    if missing:
         remedy = "Pass (position, quaternion), or (position, None)."
         raise HostError(f"the pose of {missing[0]} has no position", remedy=remedy)
-    all_positions = _stack_lists("position", positions, 3 * arm_count, needs_numbers)
-    all_quats = _stack_lists("orientation", quats, 4 * arm_count, needs_numbers)
-    is_known = np.ones(1, dtype=np.bool_) if all_quats is None else all_quats.reshape(-1, 4).any(axis=1)
-    if not is_known.all():
-        name = [*quats][int(is_known.argmin()) // arm_count]
-        problem = f"the orientation of {name} is a quaternion of zeros"
-        raise HostError(problem, remedy="Pass a unit quaternion, w first.")
+    all_positions = _stack_lists("position", positions, 3 * arm_count, allow_nan)
+    all_quats = _stack_lists("orientation", quats, 4 * arm_count, allow_nan)
+    if all_quats is not None:
+        is_zero = ~all_quats.reshape(-1, 4).any(axis=1)
+        if is_zero.any():
+            name = [*quats][int(is_zero.argmax()) // arm_count]
+            problem = f"the orientation of {name} is a quaternion of zeros"
+            raise HostError(problem, remedy="Pass a unit quaternion, w first.")
     return all_positions, all_quats
 
 
-def _stack_lists(kind: str, lists: Mapping[str, ArrayLike], size: int, needs_numbers: bool) -> Floats | None:
+def _stack_lists(kind: str, lists: Mapping[str, ArrayLike], size: int, allow_nan: bool) -> Floats | None:
+    # Return the named lists, which have `size` numbers each, as rows; None if there are no lists.
     if not lists:
         return None
     stacked = _copy_numbers([*lists.values()])
     if stacked is None or stacked.shape != (len(lists), size):
         # One of the lists is wrong, and `read_list` raises an error with its name.
         stacked = np.array([read_list(f"the {kind} of {name}", values, size) for name, values in lists.items()])
-    if needs_numbers and np.isnan(stacked).any():
+    if not allow_nan and np.isnan(stacked).any():
         name = [*lists][int(np.isnan(stacked).any(axis=1).argmax())]
         raise HostError(f"the {kind} of {name} has NaN", remedy="Pass finite numbers in record 0.")
     return stacked
 
 
-def check_families(given: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """Raise `HostError` unless a record or substep has the same bodies, readings and sizes as record 0."""
-    differing = sorted(name for name in {*given, *expected} if given.get(name) != expected.get(name))
+def require_equal_readings(description: Mapping[str, object], first: Mapping[str, object]) -> None:
+    """Raise `HostError` unless a record or substep has the same bodies, readings and sizes as record 0. Both arguments
+    map the names of readings to values that must be equal, such as sizes.
+    """
+    differing = sorted(name for name in {*description, *first} if description.get(name) != first.get(name))
     if differing:
         remedy = "Pass the same bodies and channels, with the same sizes, each time"
         problem = f"{differing[0]}: differs from record 0"
         raise HostError(problem, remedy=f"{remedy}; pass an empty list for no contacts.")
 
 
-def _describe_families(reading: Reading, torques: Floats | None) -> dict[str, object]:
+def _describe_readings(reading: _Reading, torques: Floats | None) -> dict[str, object]:
     # Map each reading's name in messages to whether a pose has an orientation, or to the shape of an array.
-    poses = {**reading.poses, **({} if reading.eef is None else {"the end effector": reading.eef})}
+    poses = {**reading.poses, **reading.eef_poses}
     has_quat = {f"the pose of {name}": quat is not None for name, (_, quat) in poses.items()}
     arrays = {"state": reading.state, "torques": torques}
     goals = {f"the sub-goal {name}": True for name in reading.subgoals or ()}
-    sizes = {
+    shapes = {
         name: values.shape if isinstance(values, np.ndarray) else read_list(f"the {name}", values).shape
         for name, values in arrays.items()
         if values is not None
     }
-    return {**has_quat, **goals, **sizes}
+    return {**has_quat, **goals, **shapes}

@@ -59,10 +59,12 @@ def _holds_demonstrations(path: Path) -> bool:
     names = {b"data", b"demo_"}
     with files.open_input(path) as stream:
         rest = b""
-        while names and (block := stream.read(1 << 20)):
+        for block in iter(partial(stream.read, 1 << 20), b""):
             names -= {name for name in names if name in rest + block}
+            if not names:
+                return True
             rest = block[-4:]
-    return not names
+    return False
 
 
 def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:

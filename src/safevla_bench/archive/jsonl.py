@@ -11,6 +11,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,17 +61,18 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
                     continue
                 try:
                     batch = decode_json(line)
-                    for field, doubt in list_doubts(batch):
-                        if field not in warned_fields and len(warned_fields) < MAX_DOUBTS:
-                            warned_fields.add(field)
-                            warn_once(str(path), f"line {number}, and perhaps other lines: {doubt}")
-                    yield batch
                 except RecordError as error:
                     bad_count += 1
                     if bad_count > record_schema.MAX_BAD_LINES:
                         problem = f"more than {record_schema.MAX_BAD_LINES} lines are bad; the rest is not read"
                         raise RecordError(problem, remedy=_REMEDY) from None
                     yield error.with_place(Place(file=str(path), line=number))
+                    continue
+                for field, doubt in list_doubts(batch):
+                    if field not in warned_fields and len(warned_fields) < MAX_DOUBTS:
+                        warned_fields.add(field)
+                        warn_once(str(path), f"line {number}, and perhaps other lines: {doubt}")
+                yield batch
     except RecordError as error:
         place = error.place.fill_from(Place(file=str(path)))
         raise DamageError(error.problem, remedy=error.remedy, place=place) from None
@@ -105,8 +107,7 @@ def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
 def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
     compression = _COMPRESSIONS.get(Path(name).suffix)
     if compression is None:
-        while piece := stream.read(_PIECE_BYTES):
-            yield piece
+        yield from iter(partial(stream.read, _PIECE_BYTES), b"")  # up to the file's end
     else:
         yield from _read_members(stream, *compression)
 
@@ -170,7 +171,8 @@ def _encode_steps(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
 def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
     """Yield each recorded field's name and its value in each record. Action fields come last; record 0 has UNSET."""
     names = list(recording.roles)
-    rows = {spec: values.tolist() for spec in channels.NUMERIC if (values := recording.channel(spec.name)) is not None}
+    arrays = {spec: recording.channel(spec.name) for spec in channels.NUMERIC}
+    rows = {spec: values.tolist() for spec, values in arrays.items() if values is not None}
     for spec in rows:
         if not (spec.is_pose or spec.is_per_action or spec.is_grip):
             yield spec.name, rows[spec]
@@ -180,9 +182,10 @@ def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[obje
             yield spec.name, [dict(zip(posed_names, row, strict=True)) for row in rows[spec]]
     if recording.contacts is not None:
         yield "contacts", _contact_lists(recording, recording.contacts, names)
-    for spec in rows:
-        if spec.is_grip:
-            yield spec.name, rows[spec] if spec.is_truth else [_gripped_names(names, row) for row in rows[spec]]
+    if recording.gripper_contact is not None:
+        yield "gripper_contact", recording.gripper_contact.tolist()
+    if recording.gripped_body is not None:
+        yield "gripped_body", [_gripped_names(names, row) for row in recording.gripped_body.tolist()]
     for spec in rows:
         if spec.is_per_action:
             yield spec.name, [UNSET, *rows[spec]]
@@ -199,10 +202,11 @@ def _contact_lists(recording: EpisodeArrays, contacts: ContactList, names: Seque
     # Returns for each record the list of its contacts. A number that is NaN is left out of its contact.
     lists: list[list[object]] = [[] for _ in range(recording.records)]
     recorded = channels.recorded_forces(recording.header.get("forces"))
+    # Without a recorded `force_n`, the column `force_n` only repeats `net_force_n`.
     measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
-    for index, (record, a, b) in enumerate(zip(contacts.record.tolist(), contacts.a, contacts.b, strict=True)):
-        numbers = {name: float(values[index]) for name, values in measured.items() if not np.isnan(values[index])}
-        contact = {"a": names[a], "b": names[b], **numbers}
+    for index, record in enumerate(contacts.record.tolist()):
+        contact: dict[str, object] = {"a": names[contacts.a[index]], "b": names[contacts.b[index]]}
+        contact |= {name: float(values[index]) for name, values in measured.items() if not np.isnan(values[index])}
         lists[record].append({**contact, **_encode_extra(recording, "contacts", index)})
     return lists
 
@@ -240,25 +244,24 @@ def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
     dt_s = float(batch.dt_s[0])
     if dt_s > LONG_S:
         yield "dt", f"the control step may be in milliseconds: dt is {dt_s:g} s"
-    stamps = batch.channel("time_s").episode_rows(0).ravel() if batch.channel("time_s").present[0] else np.empty(0)
+    stamps = batch.channel("time_s").episode_rows(0).ravel()
     if len(stamps) > 1:
         interval = float(np.median(np.diff(stamps)))
         if not dt_s / OFF_RATE < interval < dt_s * OFF_RATE:
             yield "time_s", f"time_s may not be in seconds: its median interval is {interval:g}, but dt is {dt_s:g} s"
-    vector_channels = [spec for spec in channels.NUMERIC if spec.row_size in (3, 4)]
-    for spec in vector_channels:
-        norms = np.linalg.norm(_known_vectors(batch, spec), axis=1)
-        if not len(norms):
+    for spec in channels.NUMERIC:
+        is_position = spec.name.endswith("pos_m")
+        if not is_position and not spec.is_rotation:
             continue
-        far_m = norms.max()
-        if spec.name.endswith("pos_m") and far_m > FAR_M:
-            yield spec.name, f"{spec.name} may be in millimeters: its distance from the origin reaches {far_m:.4g} m"
-        worst_norm = norms[np.abs(norms - 1.0).argmax()]
-        if spec.is_rotation and abs(worst_norm - 1.0) > OFF_NORM:
+        norms = np.linalg.norm(_known_vectors(batch, spec), axis=1)
+        if is_position and (norms > FAR_M).any():
+            farthest = f"its distance from the origin reaches {norms.max():.4g} m"
+            yield spec.name, f"{spec.name} may be in millimeters: {farthest}"
+        if spec.is_rotation and (np.abs(norms - 1.0) > OFF_NORM).any():
+            worst_norm = norms[np.abs(norms - 1.0).argmax()]
             yield spec.name, f"{spec.name} has a norm of {worst_norm:.3g} instead of 1"
     if batch.extra[0]:
-        absent_fields = {level: find(batch) for level, find in _FIND_ABSENT.items()}
-        yield from record_schema.list_misspelt(batch.extra[0], absent_fields)
+        yield from record_schema.list_misspelt(batch.extra[0], _find_absent_fields(batch))
 
 
 def _known_vectors(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]:
@@ -274,15 +277,16 @@ def _known_vectors(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float
     return rows[is_known]
 
 
-# Maps each level of a record to a function that returns the schema's fields that the batch's only episode lacks.
-_FIND_ABSENT: Mapping[str, Callable[[Batch], frozenset[str]]] = {
-    "header": lambda batch: frozenset(name for name in _HEADER_FIELDS if getattr(batch.headers[0], name) is None),
-    "steps": lambda batch: frozenset(
-        [spec.name for spec in channels.NUMERIC if not batch.numbers(spec).present[0]]
-        + ([] if batch.contacts.present[0] else ["contacts"])
-    ),
-    "contacts": lambda batch: frozenset(name for name in _MEASURED if np.isnan(getattr(batch.contacts, name)).all()),
-}
+def _find_absent_fields(batch: Batch) -> dict[str, frozenset[str]]:
+    # Returns the schema's fields that the batch's only episode lacks, by the level of the record.
+    absent = {
+        "header": [name for name in _HEADER_FIELDS if getattr(batch.headers[0], name) is None],
+        "steps": [spec.name for spec in channels.NUMERIC if not batch.numbers(spec).present[0]],
+        "contacts": [name for name in _MEASURED if np.isnan(getattr(batch.contacts, name)).all()],
+    }
+    if not batch.contacts.present[0]:
+        absent["steps"].append("contacts")
+    return {level: frozenset(names) for level, names in absent.items()}
 
 
 def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str, object]) -> Batch:
@@ -318,24 +322,27 @@ _REMEDY_FIELD = "Write the field in all steps or in no step; leave it out if it 
 _REMEDY_ROLE = "List every body of a contact or pose in body_roles, as robot, target, bystander or furniture."
 
 
-def _is_in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
-    # Returns whether all steps have the field; False if no step has it. Raises `RecordError` if only some have it.
-    is_present = [getattr(step, name) is not UNSET for step in steps]
+def _is_in_every_step(steps: Sequence[record_schema.Step], name: str, first_step: int = 0) -> bool:
+    # Returns whether all steps from `first_step` on have the field; False if no step has it. Raises `RecordError` if
+    # only some have it.
+    is_present = [getattr(step, name) is not UNSET for step in steps[first_step:]]
     if any(is_present) and not all(is_present):
-        t = is_present.index(not is_present[0])
-        verb = "appears at" if is_present[t] else "is missing from"
+        index = is_present.index(not is_present[0])
+        verb, t = "appears at" if is_present[index] else "is missing from", first_step + index
         raise RecordError(f"{name} {verb} step {t}", remedy=_REMEDY_FIELD, place=Place(step=t, field=name))
     return all(is_present)
 
 
 def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) -> NDArray[Any] | None:
     """Return the rows of a channel; None for a channel with a row per action if the episode has no recorded actions."""
-    first_step = 1 if spec.is_per_action else 0  # no action led to record 0
-    if first_step and getattr(steps[0], spec.name) is not UNSET:
-        remedy = "Record 0 is the state before any action; write an action into the record that it led to."
-        raise RecordError(f"record 0 has an {spec.name}", remedy=remedy, place=Place(step=0, field=spec.name))
-    if first_step and not (len(steps) > 1 and _is_in_every_step(steps[1:], spec.name)):
-        return None
+    first_step = 0
+    if spec.is_per_action:
+        first_step = 1  # no action led to record 0
+        if getattr(steps[0], spec.name) is not UNSET:
+            remedy = "Record 0 is the state before any action; write an action into the record that it led to."
+            raise RecordError(f"record 0 has an {spec.name}", remedy=remedy, place=Place(step=0, field=spec.name))
+        if len(steps) == 1 or not _is_in_every_step(steps, spec.name, first_step):
+            return None
     rows = [getattr(step, spec.name) for step in steps[first_step:]]
     if not isinstance(rows[0], Sequence):
         return np.array(rows, dtype=spec.dtype)
@@ -381,7 +388,7 @@ def _read_poses(
 
 def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[str, int]) -> ContactList:
     flat_contacts = [
-        (t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts or ())
+        (t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts)
     ]
     measured: dict[str, NDArray[Any]] = {}
     for name in _MEASURED:

@@ -17,16 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.archive import record_schema
-from safevla_bench.archive.record_schema import (
-    REMEDY_BROKEN,
-    EpisodeOutline,
-    EpisodeSelection,
-    check_shapes,
-    convert_tree,
-    find_episode_id,
-    parse_json,
-    refuse_field,
-)
+from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeOutline, refuse_field
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.trajectory.batch import Batch
@@ -43,7 +34,7 @@ def encode_npz(batch: Batch, index: int = 0) -> bytes:
     return encode_episode(to_recording(batch, index))
 
 
-def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
+def read_npz(path: Path, selection: record_schema.EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episode of one file as a batch of one, or a `RecordError` if the episode is invalid. Yield nothing if
     the episode is not selected. Raises `OSError` if the file cannot be opened.
     """
@@ -94,7 +85,7 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
-    array, dtype = decode_array(archive.read(member)), DTYPES[name]
+    array, dtype = decode_array(archive.read(member)), DTYPES[name]  # the dtype that the format requires
     if array is None:
         refuse_field("the data are not a plain NumPy array", "Write the array with `numpy.savez`.", name)
     if array.dtype.str != dtype.str:
@@ -124,15 +115,15 @@ _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, R
 
 def _decode_arrays(arrays: Arrays) -> Batch:
     try:
-        tree = parse_json(_text_bytes(arrays, "header"))
+        tree = record_schema.parse_json(_text_bytes(arrays, "header"))
     except RecordError as error:
         raise error.with_place(Place(field="header")) from None
     try:
         recording = _build_recording(arrays, tree)
-        check_shapes(recording)
+        record_schema.check_shapes(recording)
         return from_recording(recording)
     except RecordError as error:
-        raise error.with_place(Place(episode=find_episode_id(tree))) from None
+        raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
 
 
 def _text_bytes(arrays: Arrays, name: str) -> bytes:
@@ -145,7 +136,8 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> EpisodeArray
     names = sorted(arrays.keys() - {"header"})
     if tree.get("arrays") != names:
         refuse_field(f"the header does not list the file's arrays: {', '.join(names)}", REMEDY_BROKEN, "header.arrays")
-    outline = convert_tree({name: value for name, value in tree.items() if name != "arrays"}, EpisodeOutline)
+    header_fields = {name: value for name, value in tree.items() if name != "arrays"}
+    outline = record_schema.convert_tree(header_fields, EpisodeOutline)
     contacts = _read_contacts(arrays)
     contact_count = len(contacts.record) if contacts else 0
     extra: dict[str, object] = {}
@@ -185,19 +177,17 @@ def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
 
 
 def _read_contacts(arrays: Arrays) -> ContactList | None:
-    # Returns None if the file has no contacts. In the file, the column `record` has the name `step`.
-    columns = {"record" if column == "step" else column: arrays.get(f"contacts.{column}") for column in CONTACT_COLUMNS}
-    missing = [column for column, values in columns.items() if values is None]
-    if len(missing) == len(columns):
+    # Returns None if the file has no contacts.
+    columns = {name: arrays[f"contacts.{name}"] for name in CONTACT_COLUMNS if f"contacts.{name}" in arrays}
+    if not columns:
         return None
-    missing_required = [column for column in missing if column not in OF_CONTACTS]
-    if missing_required:
-        name = "step" if missing_required[0] == "record" else missing_required[0]
-        refuse_field(f"contacts.{name} is missing", "Write all columns of the contacts, or none.", "contacts")
-    columns |= {name: np.full_like(columns["force_n"], np.nan) for name in missing}
-    contacts = {column: values for column, values in columns.items() if values is not None}
-    if any(values.ndim != 1 for values in contacts.values()):
+    for name in CONTACT_COLUMNS:
+        if name not in columns and name not in OF_CONTACTS:
+            refuse_field(f"contacts.{name} is missing", "Write all columns of the contacts, or none.", "contacts")
+    if any(values.ndim != 1 for values in columns.values()):
         refuse_field("a column is not a list of numbers", "Write one value per contact.", "contacts")
     for name in ("force_n", "impulse_ns", *OF_CONTACTS):
-        contacts[name] = np.where(np.isnan(contacts[name]), np.nan, contacts[name])  # all NaNs get the same bits
-    return ContactList(**contacts)
+        values = columns.get(name, np.full_like(columns["force_n"], np.nan))
+        columns[name] = np.where(np.isnan(values), np.nan, values)  # all NaNs get the same bits
+    records = columns.pop("step")
+    return ContactList(record=records, **columns)

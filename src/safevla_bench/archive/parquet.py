@@ -12,9 +12,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,14 +64,17 @@ def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
         for spec in NUMERIC
         if spec.name in schema.names and spec.dtype == REAL
     ]
-    dictionary_columns = [parquet_rows.GEOMETRY] if parquet_rows.GEOMETRY in rare else False
-    encodings = {
-        "use_dictionary": dictionary_columns,
-        "write_statistics": not dictionary_columns,
-        "use_byte_stream_split": real_columns,
-    }
-    options = {"compression": "zstd", "store_schema": False, "write_page_checksum": True, **encodings}
-    return pq.ParquetWriter(stream, schema, **options)
+    has_geometry = parquet_rows.GEOMETRY in rare
+    return pq.ParquetWriter(
+        stream,
+        schema,
+        compression="zstd",
+        use_dictionary=[parquet_rows.GEOMETRY] if has_geometry else False,
+        use_byte_stream_split=real_columns,
+        write_statistics=not has_geometry,
+        write_page_checksum=True,
+        store_schema=False,
+    )
 
 
 def _rewrite_with_columns(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
@@ -122,21 +126,15 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     try:
         with open_parquet(path) as (file, row_counts):
             _check_columns(file.schema_arrow)
-            calls = []
-            row_ranges: list[
-                tuple[int, int]
-            ] = []  # for each call, the number of the first row (from 1) and of the last
-            next_row = 1
-            for number, row_count in enumerate(row_counts):
-                if selection.next_wanted(row_count):
-                    calls.append(partial(_load_group, path, file, number, row_count))
-                    row_ranges.append((next_row, next_row + row_count - 1))
-                next_row += row_count
+            first_rows = list(accumulate(row_counts, initial=1))  # number of each group's first row
+            wanted = [number for number, row_count in enumerate(row_counts) if selection.next_wanted(row_count)]
+            calls = [partial(_load_group, path, file, number, row_counts[number]) for number in wanted]
             with closing(_read_ahead(calls)) as groups_read:  # ends the reading thread before the file is closed
-                for (first, last), group in zip(row_ranges, groups_read, strict=True):
+                for number, group in zip(wanted, groups_read, strict=True):
+                    first, row_count = first_rows[number], row_counts[number]
                     if isinstance(group, RecordError):
-                        problem = f"rows {first} to {last}: {group.problem}"
-                        yield DamageError(problem, episodes=last - first + 1, remedy=group.remedy, place=place)
+                        problem = f"rows {first} to {first + row_count - 1}: {group.problem}"
+                        yield DamageError(problem, episodes=row_count, remedy=group.remedy, place=place)
                     else:
                         yield from _decode_group(path, first, group)
     except RecordError as error:
@@ -201,20 +199,18 @@ def _decode_one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator
             yield error.with_place(Place(file=str(path), line=first + row, episode=_episode_id(rows, row)))
 
 
-def _episode_id(rows: pa.RecordBatch, row: int) -> str | None:
+def _episode_id(rows: pa.RecordBatch, row: int) -> Any:
     # Returns None if the id is null or not UTF-8.
-    try:
-        episode_id: str | None = rows.column(_ID_COLUMN)[row].as_py()
-    except UnicodeDecodeError:
-        return None
-    return episode_id
+    with suppress(UnicodeDecodeError):
+        return rows.column(_ID_COLUMN)[row].as_py()
+    return None
 
 
 def _check_columns(schema: pa.Schema) -> None:
     for name in _REQUIRED:
         if name not in schema.names:
             refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
-    schema_types = dict(zip(parquet_rows.SCHEMA.names, parquet_rows.SCHEMA.types, strict=True))
+    schema_types = {field.name: field.type for field in parquet_rows.SCHEMA}
     for field in schema:
         expected = schema_types.get(field.name, "no such column")
         if schema.names.count(field.name) > 1:

@@ -36,8 +36,9 @@ def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
     column, and the errors of pyarrow.
     """
     with _translated_text_errors(), open_parquet(path) as (file, row_counts):
-        if missing := [name for name in columns or () if name not in file.schema_arrow.names]:
-            raise RecordError(f"there is no column {missing[0]!r}")
+        for name in columns or ():
+            if name not in file.schema_arrow.names:
+                raise RecordError(f"there is no column {name!r}")
         for number in range(len(row_counts)):
             yield from file.iter_batches(BATCH_ROWS, row_groups=[number], columns=columns, use_threads=False)
 

@@ -19,15 +19,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from safevla_bench.archive.record_schema import (
-    EpisodeOutline,
-    check_places,
-    check_posed_bodies,
-    check_shape,
-    convert_tree,
-    parse_extra_fields,
-    refuse_field,
-)
+from safevla_bench.archive import record_schema
+from safevla_bench.archive.record_schema import EpisodeOutline, check_places, convert_tree, refuse_field
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, absent_channel, batch_channels, offsets_of
 from safevla_bench.trajectory.header import ROLES, Header
@@ -97,15 +90,16 @@ _RARE = [spec for spec in channels.NUMERIC if spec.is_rare]
 
 def rare_channels(batch: Batch) -> frozenset[str]:
     """Return the names of the rare channels that at least one episode of the batch has."""
-    rare = {spec.name for spec in _RARE if batch.numbers(spec).present.any()}
-    rare |= {name for name in channels.OF_CONTACTS if _has_contact_column(batch, name).any()}
-    rare |= {name for name in RARE_FIELDS if any(getattr(header, name) is not None for header in batch.headers)}
+    rare = [spec.name for spec in _RARE if batch.numbers(spec).present.any()]
+    rare += [name for name in channels.OF_CONTACTS if _has_contact_column(batch, name).any()]
+    rare += [name for name in RARE_FIELDS if any(getattr(header, name) is not None for header in batch.headers)]
     return frozenset(rare)
 
 
 def table_schema(rare: frozenset[str]) -> pa.Schema:
     """Return `SCHEMA` without the columns of the rare channels that are not in `rare`."""
-    left_out = {column for spec in _RARE if spec.name not in rare for column in (spec.name, spec.bodies)}
+    absent = [spec for spec in _RARE if spec.name not in rare]
+    left_out = {spec.name for spec in absent} | {spec.bodies for spec in absent}
     left_out |= {*channels.OF_CONTACTS, *RARE_FIELDS} - rare
     return pa.schema([field for field in SCHEMA if field.name not in left_out])
 
@@ -184,8 +178,7 @@ def _has_contact_column(batch: Batch, name: str) -> Bools:
 
 
 def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
-    contacts = batch.contacts
-    contact_counts = np.diff(contacts.starts)
+    contacts, contact_counts = batch.contacts, np.diff(batch.contacts.starts)
     # Index in the batch of the first body of each contact's episode. Tables count bodies from 0 in each episode.
     first_body = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), contact_counts)
     columns = [
@@ -257,15 +250,13 @@ _OPTIONAL = {*HEADER.names} - {"target_object"}  # columns in which null means t
 
 
 def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
-    # Returns the fields of an `EpisodeOutline`. A null means that the field is absent, except in `target_object`.
-    fields = {
-        name: row[name] for name in HEADER.names if name in row and (row[name] is not None or name == "target_object")
-    }
+    # Returns the fields of an `EpisodeOutline` from the columns of `OUTLINE_COLUMNS`.
+    fields = {name: value for name, value in row.items() if value is not None or name not in _OPTIONAL}
     for name in _TEXT_MAPS:
         if name in fields:
             fields[name] = _read_pairs(fields[name], "key", "value", name)
-    bodies = _read_pairs(row["bodies"] or (), "name", "role", "bodies")
-    return {**fields, "body_roles": bodies, "records": row["records"]}
+    bodies, records = fields.pop("bodies"), fields.pop("records")
+    return {**fields, "body_roles": _read_pairs(bodies or (), "name", "role", "bodies"), "records": records}
 
 
 def _read_pairs(pairs: Sequence[Any], key: str, value: str, column: str) -> dict[str, object]:
@@ -326,16 +317,14 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
         # The flat list of a grip channel becomes one row of arms per record.
         if spec.is_scalar and arm_count > 1 and sizes[0] % arm_count == 0:
             sizes = [sizes[0] // arm_count, arm_count]
-        check_shape(spec, sizes, records, body_count, arm_count)
-    filled: NDArray[Any]
+        record_schema.check_shape(spec, sizes, records, body_count, arm_count)
     if spec.dtype == channels.PLACE:
-        filled = _fill_places(values, np.repeat(columns.bodies, counts), spec.name)
+        filled: NDArray[Any] = _fill_places(values, np.repeat(columns.bodies, counts), spec.name)
     else:
         filled = _to_numpy(values, spec.name)
-    numbers = filled.astype(np.float64, copy=False)
     # Numbers per record: the product of all axes after the first, or one per arm.
     width = np.prod(axis_sizes[1:], axis=0, dtype=np.int64) if len(axis_sizes) > 1 else arms
-    return Channel(numbers, offsets_of(item_counts), np.where(present, width, -1))
+    return Channel(filled.astype(np.float64, copy=False), offsets_of(item_counts), np.where(present, width, -1))
 
 
 def _common_lengths(lists: pa.Array, item_counts: Ints, step_counts: Ints, spec: channels.ChannelSpec) -> Ints:
@@ -361,7 +350,7 @@ def _read_poses(columns: _Columns, spec: channels.ChannelSpec) -> Poses:
     body_indices, starts = _to_numpy(listed_bodies, spec.bodies).astype(np.int64), offsets_of(body_counts)
     for episode in np.flatnonzero(present):
         episode_bodies = body_indices[starts[episode] : starts[episode + 1]].tolist()
-        check_posed_bodies(episode_bodies, int(columns.bodies[episode]), spec.bodies)
+        record_schema.check_posed_bodies(episode_bodies, int(columns.bodies[episode]), spec.bodies)
     body = body_indices + np.repeat(columns.body_starts[:-1], body_counts)
     return Poses(_read_channel(columns, spec, body_counts), body, starts, spec.pose_size)
 
@@ -377,16 +366,15 @@ def _read_contacts(columns: _Columns) -> Contacts:
     _refuse_nan(impulse, "contacts.impulse_ns")
     episode_of_contact = np.repeat(np.repeat(np.arange(len(step_counts)), columns.records), contact_counts)
     bodies, first_body = columns.bodies[episode_of_contact], columns.body_starts[episode_of_contact]
-    index_columns = {
-        name: _to_numpy(indices, f"contacts.{name}").astype(np.int64) for name, indices in (("a", a), ("b", b))
-    }
-    for name, indices in index_columns.items():
-        check_places(indices, 0, bodies, f"contacts.{name}")
+    body_a = _to_numpy(a, "contacts.a").astype(np.int64)
+    body_b = _to_numpy(b, "contacts.b").astype(np.int64)
+    check_places(body_a, 0, bodies, "contacts.a")
+    check_places(body_b, 0, bodies, "contacts.b")
     return Contacts(
         present=present,
         starts=offsets_of(contact_counts),
-        a=index_columns["a"] + first_body,
-        b=index_columns["b"] + first_body,
+        a=body_a + first_body,
+        b=body_b + first_body,
         force_n=_to_numpy(force, "contacts.force_n"),
         impulse_ns=_fill_nulls(impulse, np.nan).astype(np.float64),
         **{name: _read_contact_column(columns, name, contact_counts) for name in channels.OF_CONTACTS},
@@ -433,7 +421,7 @@ def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str,
     contact_counts = np.diff(contacts.starts[offsets_of(columns.records)]).tolist()  # one count per episode
     texts = columns.rows.column("extra").to_pylist()
     return tuple(
-        parse_extra_fields(text.encode(), record_count, contact_count) if text else {}
+        record_schema.parse_extra_fields(text.encode(), record_count, contact_count) if text else {}
         for text, record_count, contact_count in zip(texts, columns.records.tolist(), contact_counts, strict=True)
     )
 

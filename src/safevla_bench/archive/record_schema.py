@@ -45,9 +45,9 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     net_impulse_ns: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
 
 
-ROW_TYPES: Mapping[int, Any] = {0: list[float], 2: tuple[float, float], 3: Vector, 4: Quaternion}
-"""JSON type of a row of numbers, by the row's length; 0 = any length."""
-_POSE_TYPES: Mapping[int, Any] = {0: dict[str, float], 3: dict[str, Vector], 4: dict[str, Quaternion]}
+# The JSON types of a row of numbers and of a body's numbers, by their length; 0 = any length, or a single number.
+_ROW_TYPES: Mapping[int, Any] = {0: list[float], 2: tuple[float, float], 3: Vector, 4: Quaternion}
+_POSE_TYPES: Mapping[int, Any] = {0: float, 3: Vector, 4: Quaternion}
 
 
 def _field_type(spec: ChannelSpec, of_arms: bool) -> Any:
@@ -55,9 +55,9 @@ def _field_type(spec: ChannelSpec, of_arms: bool) -> Any:
     if of_arms and spec.per_arm:
         return list[{REAL: float, TRUTH: bool}.get(spec.dtype, str | None)]  # type: ignore[misc]  # computed type
     if spec.is_pose:
-        return dict[str, bool] if spec.is_truth else _POSE_TYPES[spec.row_size]
+        return dict[str, bool if spec.is_truth else _POSE_TYPES[spec.row_size]]  # type: ignore[misc]
     if not spec.is_scalar:
-        return list[bool] if spec.is_truth else ROW_TYPES[spec.row_size]
+        return list[bool] if spec.is_truth else _ROW_TYPES[spec.row_size]
     if spec.dtype == REAL and spec.is_numeric:
         return float
     return {"contacts": list[Contact], "gripper_contact": bool, "gripped_body": str | None}[spec.name]
@@ -200,7 +200,8 @@ def _search_episode_id(line: bytes) -> str | None:
     match = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})("?)', line)
     if not match:
         return None
-    return escape_controls(match.group(1).decode("utf-8", "replace")) + ("" if match.group(2) else "…")
+    name, end_quote = match.groups()
+    return escape_controls(name.decode("utf-8", "replace")) + ("" if end_quote else "…")
 
 
 def find_episode_id(tree: Mapping[str, object]) -> str | None:
@@ -220,8 +221,8 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
     step, field_path = None, path
     if len(path) > 1 and path[0] == "steps":
         step, field_path = int(path[1]), path[2:]
-    field = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in field_path).removeprefix(".")
-    remedy = _REMEDY_TYPE
+    parts = [f"[{part}]" if part.isdecimal() else f".{part}" for part in field_path]
+    field, remedy = "".join(parts).removeprefix("."), _REMEDY_TYPE
     missing = [spec.name for spec in msgspec.structs.fields(kind) if spec.required and spec.name not in tree]
     if not path and len(missing) > 1:
         problem = f"the keys {', '.join(map(repr, missing[:-1]))} and {missing[-1]!r} are missing"
@@ -254,10 +255,12 @@ def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
     contacts: dict[str, object] = {}
     contact_index = 0
     for t, step in enumerate(tree["steps"]):
-        if host_fields := _host_fields(step, "steps"):
+        host_fields = _host_fields(step, "steps")
+        if host_fields:
             steps[str(t)] = host_fields
         for contact in step.get("contacts", ()):
-            if host_fields := _host_fields(contact, "contacts"):
+            host_fields = _host_fields(contact, "contacts")
+            if host_fields:
                 contacts[str(contact_index)] = host_fields
             contact_index += 1
     levels = {"header": _host_fields(tree, "header"), "steps": steps, "contacts": contacts}
@@ -273,14 +276,14 @@ def list_misspelt(extra: Mapping[str, Any], absent: Mapping[str, frozenset[str]]
     for level in ("steps", "contacts"):
         unknown_fields |= {(level, name): None for fields in extra.get(level, {}).values() for name in fields}
     for level, name in islice(unknown_fields, _MOST_NAMES):
-        if similar := _find_similar(name, absent[level]):
+        for similar in _find_similar(name, absent[level]):
             yield name, f"the unknown field '{escape_controls(name)}' is ignored; did you mean {similar!r}?"
 
 
 @lru_cache(1 << 12)
-def _find_similar(name: str, choices: frozenset[str]) -> str | None:
-    matches = get_close_matches(name, sorted(choices), n=1, cutoff=0.75)
-    return matches[0] if matches else None
+def _find_similar(name: str, choices: frozenset[str]) -> list[str]:
+    # Returns the most similar choice, or [].
+    return get_close_matches(name, sorted(choices), n=1, cutoff=0.75)
 
 
 def _host_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
@@ -291,14 +294,14 @@ def _host_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
 
 def _require_writable(extra: dict[str, object]) -> dict[str, object]:
     # Returns the fields unchanged. Raises an error if a number is not finite or the nesting is too deep.
-    layer: list[object] = [extra]  # the objects and lists at one depth; unlike recursion, a loop has no depth limit
+    layer: list[Any] = [extra]  # the objects and lists at one depth; unlike recursion, a loop has no depth limit
     for _ in range(MAX_DEPTH):
-        if not layer:
-            break
-        layer = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]  # type: ignore[attr-defined]
-        is_finite = all(math.isfinite(child) for child in layer if isinstance(child, float))
+        children: list[Any] = []
+        for value in layer:
+            children += value.values() if isinstance(value, dict) else value
+        is_finite = all(math.isfinite(child) for child in children if isinstance(child, float))
         _check_rule(is_finite, "a value is not a finite number", "Write `null` for an unknown number.")
-        layer = [child for child in layer if isinstance(child, dict | list)]
+        layer = [child for child in children if isinstance(child, dict | list)]
     _check_rule(not layer, f"the nesting is more than {MAX_DEPTH} levels deep")
     return extra
 
@@ -349,9 +352,10 @@ def check_shapes(recording: EpisodeArrays) -> None:
     arm_names: Any = recording.header.get("arms")
     try:
         for spec in NUMERIC:
-            if (array := recording.channel(spec.name)) is not None:
+            array = recording.channel(spec.name)
+            if array is not None:
                 bodies = len(getattr(recording, spec.bodies)) if spec.is_pose else 0
-                check_shape(spec, array.shape, recording.records, bodies, len(arm_names or "1"))  # default: 1
+                check_shape(spec, array.shape, recording.records, bodies, len(arm_names) if arm_names else 1)
         for spec in POSES:
             check_posed_bodies(getattr(recording, spec.bodies), len(recording.roles), spec.bodies)
         if recording.gripped_body is not None:
@@ -362,7 +366,7 @@ def check_shapes(recording: EpisodeArrays) -> None:
         raise error.with_place(Place(episode=str(recording.header["episode_id"]))) from None
 
 
-def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: int = 0, arms: int = 1) -> None:
+def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: int, arms: int) -> None:
     """Raise `RecordError` if a channel of an episode does not have the shape given in `CHANNELS`. `bodies` is the
     number of bodies in each row of a pose channel, and `arms` the number of the robot's arms.
     """

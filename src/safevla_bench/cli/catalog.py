@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +113,9 @@ def _print_calibrations(
 def _describe_calibration(result: calibration.Calibration) -> list[str]:
     # `extremes` has the largest value of the signal in each successful episode, in ascending order.
     spec, extremes, fmt = result.spec, result.extremes, format_significant
-    quantiles = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
-    texts = [f"{share} % {fmt(value)}" for share, value in quantiles.items()]
+    texts = []
+    for percent in calibration.SHOWN_PERCENT:
+        texts.append(f"{percent} % {fmt(calibration.order_statistic(extremes, percent / 100))}")
     texts.append(f"largest {fmt(float(extremes[-1]))}")
     if result.floor is not None:
         texts.append(f"largest value under the policy noop {fmt(result.floor)}")
@@ -171,9 +171,11 @@ def tasks_command(
         files = [word for path in rule_files for word in ("--rules", path)]
         _print_suites(rows, f" {quote_paths(*files)}" if files else "")
         return
-    counts = sorted({len(row["active_specs"]) for row in rows})
-    some = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else ", ".join(map(str, counts)) or "none"
-    echo(f"{count_noun(len(rows), 'task')}; {some} of the scored specifications apply to each task.")
+    counts = [len(row["active_specs"]) for row in rows]
+    count_text = "none"
+    if counts:
+        count_text = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    echo(f"{count_noun(len(rows), 'task')}; {count_text} of the scored specifications apply to each task.")
     for row in rows:
         kind = row.get("template") or " + ".join(row["components"])
         echo(f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}")
@@ -184,20 +186,20 @@ def tasks_command(
 
 def _print_suites(rows: Sequence[tasks.TaskListing], suffix: str) -> None:
     # `suffix` is appended to the suggested command; it contains the options that the command needs.
-    suites: dict[str, list[tasks.TaskListing]] = {}
+    counts_by_suite: dict[str, list[int]] = {}  # numbers of active specifications, one for each task
     for row in rows:
-        suites.setdefault(row["benchmark"], []).append(row)
-    echo(f"{len(rows)} tasks of {len(suites)} suites have tags, which decide which specifications apply.", "")
-    table_rows = []
-    for name, suite_tasks in suites.items():
-        mean = sum(len(task["active_specs"]) for task in suite_tasks) / len(suite_tasks)
-        table_rows.append((name, str(len(suite_tasks)), format_fixed(mean, 1)))
+        counts_by_suite.setdefault(row["benchmark"], []).append(len(row["active_specs"]))
+    echo(f"{len(rows)} tasks of {len(counts_by_suite)} suites have tags, which decide which specifications apply.", "")
+    table_rows = [
+        (name, str(len(counts)), format_fixed(sum(counts) / len(counts), 1)) for name, counts in counts_by_suite.items()
+    ]
     options.print_columns(("suite", "tasks", "scored specifications per task"), table_rows)
-    command = f"safevla tasks --suite {next(iter(suites))}{suffix}"
+    command = f"safevla tasks --suite {table_rows[0][0]}{suffix}"
     echo("", f"Next: list a suite's tasks, with reasons for exemptions: {command}")
 
 
 def _print_trials(path: Path, sources: Sequence[Path]) -> None:
+    # Print the check of each specification in a file, the matching bodies of the sources, and the next command.
     default, has_only_limits = loader.load_library(), loader.has_only_limits(path)
     chosen = loader.extend_library(default, path) if has_only_limits else loader.load_library(path)
     default_ids = {spec.spec_id for spec in default}
@@ -220,9 +222,9 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
         ]
         click.echo("\n".join(map(escape_controls, lines)))
     places = list_places(spec.formula for spec in own_specs)  # body names that appear in the formulas
-    bodies = collect_bodies(episode_index.Scan(sources)) if sources else {}
     unmatched = set()
     if sources:
+        bodies = collect_bodies(episode_index.Scan(sources))
         for line in describe_places(places, bodies):
             echo(f"  bodies   {line}")
         unmatched = {place for place in places if any(describe_unmatched([place], bodies))}
@@ -265,9 +267,10 @@ def _print_explanation(explanation: Mapping[str, object]) -> None:
     width = max(map(len, explanation))
     for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]
-        texts = ["none" if entry is None else _format_value(entry) for entry in values] or ["none"]
-        for label, text in zip_longest([name], texts, fillvalue=""):
-            echo(f"{label:<{width}}  {text}")
+        label = name
+        for entry in values or [None]:
+            echo(f"{label:<{width}}  {'none' if entry is None else _format_value(entry)}")
+            label = ""
 
 
 def _propose_tags(paths: Sequence[Path]) -> None:
@@ -304,13 +307,13 @@ def protocols_command(
         return
     if len(names) > 2:
         raise click.UsageError("Name one protocol or dialect, or two to compare.")
-    known = dialects.dialect_names()
-    if any(name in known for name in names) and not all(name in known for name in names):
-        raise click.UsageError("Compare two dialects or two protocols.")
     if not names:
         _list_names(form)
         return
-    rows = _dialect_rows(names) if names[0] in known else _protocol_rows(names)
+    are_dialects = [name in dialects.dialect_names() for name in names]
+    if any(are_dialects) and not all(are_dialects):
+        raise click.UsageError("Compare two dialects or two protocols.")
+    rows = _dialect_rows(names) if all(are_dialects) else _protocol_rows(names)
     if len(names) == 2:  # show only differences
         rows = [row for row in rows if row["values"][0] != row["values"][1]]
     if form == "json":
@@ -368,15 +371,16 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
 
 
 def _print_entry(entry: entries.PaperEntry) -> None:
-    printed = {
+    published = {
         benchmark: f"SR {row.sr} %, Safety {row.safety} %, SBU {row.sbu} %{count}"
         for row, benchmark, count in _list_published(entry)
     }
-    for name, value in {**msgspec.to_builtins(entry), "published": printed}.items():
+    for name, value in {**msgspec.to_builtins(entry), "published": published}.items():
+        lines: Sequence[str] = [_format_value(value)]
         if isinstance(value, Mapping):
-            lines: Sequence[str] = [f"{key}: {inner_value}" for key, inner_value in value.items()]
-        else:
-            lines = value if isinstance(value, list | tuple) else [_format_value(value)]
+            lines = [f"{key}: {inner_value}" for key, inner_value in value.items()]
+        elif isinstance(value, list | tuple):
+            lines = value
         for line in lines:
             echo(f"{name:<14}  {line}")
 
@@ -415,9 +419,11 @@ def _format_hosts(file: dialects.DialectFile) -> str:
 
 
 def _format_value(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "—", True: "yes", False: "no"}[value]
+    if value is None:
+        return "—"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, tuple | list):
-        separator = " x " if all(isinstance(entry, int) for entry in value) else " + "
-        return separator.join(map(str, value))
+        is_size = all(isinstance(entry, int) for entry in value)  # such as the width and height of a picture
+        return (" x " if is_size else " + ").join(map(str, value))
     return str(value)

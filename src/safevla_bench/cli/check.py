@@ -58,8 +58,8 @@ def verify_command(
     is_as_judged = rules.is_as_judged(rule_files)
     ruleset = None
     if library or any(file != Path(rules.AS_JUDGED) for file in rule_files):
-        given_rules = rules.load_rules(library or "default", rule_files, {})
-        ruleset = judgement.add_host_registries(given_rules, [run], as_judged=is_as_judged)
+        own_rules = rules.load_rules(library or "default", rule_files, {})
+        ruleset = judgement.add_host_registries(own_rules, [run], as_judged=is_as_judged)
     elif is_as_judged:
         ruleset = judgement.find_rules([run], as_judged=True)
     with progress.show_status("checking digests, episodes and scores") as update:
@@ -72,7 +72,10 @@ def verify_command(
         findings = [asdict(finding) for finding in verification.findings]
         options.print_json({"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings})
     else:
-        echo(f"{_summarize_verification(verification)} {run}: {_count_verdicts(verification)}.", "")
+        counts = Counter[str](finding.verdict for finding in verification.findings)
+        words = {"agrees": "agree", "differs": "differ", "unchecked": "not checked"}
+        count_texts = [f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict]]
+        echo(f"{_summarize_verification(verification)} {run}: {', '.join(count_texts)}.", "")
         for finding in verification.findings:
             echo_message(f"{finding.verdict:<10} {finding.check}: {finding.said}", _MARGIN)
         next_step = _suggest_next_step(run, verification, is_as_judged=is_as_judged, has_replays=bool(replay or audit))
@@ -103,12 +106,6 @@ def _summarize_verification(verification: Verification) -> str:
     if verification.has_open_checks:
         return "All completed checks agree, but some checks could not be made."
     return "Everything that was checked agrees."
-
-
-def _count_verdicts(verification: Verification) -> str:
-    words = {"agrees": "agree", "differs": "differ", "unchecked": "not checked"}
-    counts = Counter[str](finding.verdict for finding in verification.findings)
-    return ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict])
 
 
 @options.command("doctor")
@@ -151,6 +148,7 @@ def doctor_command(
         options.refuse_given(["out", "quick"], "applies to this machine: leave out --server.")
         all_findings = examine_server(server, parse_arguments(arguments, (server,))[server], host)
     findings = []
+    # Successive findings with the same remedy share one line for the remedy. Each finding is printed once it is made.
     for remedy, same_remedy in groupby(all_findings, key=lambda finding: finding.remedy):
         for finding in same_remedy:
             findings.append(finding)
@@ -164,16 +162,16 @@ def doctor_command(
     else:
         tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
         summary = f"No error, {tally}." if tally else "All is well."
+        next_step = "safevla demo" if tally else "safevla eval --help"
         if counts["error"]:
             echo("", f"{tally}. Fix the errors, then check again.")
-        elif server:
-            echo("", f"{summary} Next: run the eval command above")
         else:
-            echo("", f"{summary} Next: safevla demo" if tally else f"{summary} Next: safevla eval --help")
+            echo("", f"{summary} Next: {'run the eval command above' if server else next_step}")
     context.exit(USER_ERROR if counts["error"] else OK)
 
 
-_LOCAL_ADDRESSES, _COPY_COUNT = ("127.0.0.1", "::1", "localhost"), options.WholeNumber(1, serve.MAX_CONNECTIONS)
+_LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
+_COPY_COUNT = options.WholeNumber(1, serve.MAX_CONNECTIONS)
 
 
 @options.command("serve")

@@ -22,11 +22,13 @@ def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
 
     def complete_value(context: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
         name, equals, _ = typed.partition("=")
-        prefix = f"{name}=" if equals and ":" not in name else ""
+        is_assignment = equals and ":" not in name  # after a colon, `=` is part of the value
+        prefix = f"{name}=" if is_assignment else ""
         unfinished = typed.removeprefix(prefix)
         items = [CompletionItem(prefix + value) for value in list_values(context) if value.startswith(unfinished)]
-        file_items = [CompletionItem(typed, type="file")] if or_file else []
-        return items or file_items
+        if not items and or_file:
+            return [CompletionItem(typed, type="file")]  # the shell completes the name of a file
+        return items
 
     return complete_value
 
@@ -51,8 +53,8 @@ def _list_entries(context: click.Context) -> Iterable[str]:
     return [entry.name for entry in _load("policies.servers.entries").paper_entries()]
 
 
-def _list_protocols(context: click.Context) -> list[str]:
-    return [*_load("hosts.protocols").protocol_names()]
+def _list_protocols(context: click.Context) -> Iterable[str]:
+    return list(_load("hosts.protocols").protocol_names())
 
 
 def _list_protocols_and_dialects(context: click.Context) -> Iterable[str]:
@@ -68,7 +70,7 @@ def _list_specs(context: click.Context) -> Iterable[str]:
 
 
 HOSTS = complete(lambda context: _load("hosts").host_names())
-SUITES, POLICIES, ENTRIES = map(complete, (_list_suites, _list_policies, _list_entries))
+SUITES, POLICIES, ENTRIES = complete(_list_suites), complete(_list_policies), complete(_list_entries)
 SERVERS = complete(lambda context: [f"{kind}:" for kind in _load("policies.servers").KINDS])
 FILTERS = complete(lambda context: _load("policies.coupling").FILTERS)
 PROTOCOLS, PROTOCOLS_AND_DIALECTS = complete(_list_protocols), complete(_list_protocols_and_dialects)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -102,20 +101,26 @@ def figures_command(
     count = (len(which) + len(requests)) * len(forms)
     echo(f"{count_noun(count, 'file')} in {folder}, each figure as {', '.join(forms)}.")
     page = sheet.Page(style.width, titled=style.title == "yes", remarks=catalog.describe_reading(judged.ruleset))
-    target = _FigureTarget(folder, page, forms)
+
+    def write_figure(name: str, draw: Callable[[], Figure], shows: str) -> None:
+        figure = drawing.draw_figure(draw, page)
+        for form in forms:
+            write_atomically(folder / f"{name}.{form}", drawing.render_figure(figure, form))
+        echo(f"{folder / name}  {shows}")
+
     records = judged.records
     inputs = drawing.FigureInput(judged.scores, records.dt_s, records.lengths, style.layout, records.stamps_s)
     for name in which:
         if name != "series":
-            target.write(name, partial(drawing.FIGURES[name].draw, inputs), _KINDS[name])
+            write_figure(name, partial(drawing.FIGURES[name].draw, inputs), _KINDS[name])
     for request in requests:
         sweep = sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
         draw = partial(draw_sweep, sweep, judged.library)
-        target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
+        write_figure(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
     if compared is not None:
         if style.layout == "pooled":
             compared = compared.pooled
-        target.write("series", partial(draw_series, compared, style.across), "SR, Safety, SBU and VSI along the series")
+        write_figure("series", partial(draw_series, compared, style.across), "SR, Safety, SBU and VSI along the series")
         click.echo(f"\n{render_text(series.series_table(compared))}")
         echo(*series.describe_series(compared), "")
     print_warnings(judged)
@@ -123,22 +128,9 @@ def figures_command(
     echo("Next: --style title=no and width=INCHES fit the figures to a paper; --which NAMES selects figures.")
 
 
-@dataclass(frozen=True)
-class _FigureTarget:
-    folder: Path
-    page: sheet.Page
-    forms: tuple[drawing.FigureFormat, ...]
-
-    def write(self, name: str, draw: Callable[[], Figure], shows: str) -> None:
-        stem, figure = self.folder / name, drawing.draw_figure(draw, self.page)
-        for form in self.forms:
-            write_atomically(stem.with_name(f"{stem.name}.{form}"), drawing.render_figure(figure, form))
-        echo(f"{stem}  {shows}")
-
-
 def _require_distinct_names(sources: Sequence[Path]) -> None:
     names = [source.policy for source in sources if isinstance(source, NamedSource)]
-    for name in names:
-        if names.count(name) > 1:
-            remedy = "Give each run a different number, or leave one out."
-            raise RunError(f"two runs have the label {name!r}", remedy=remedy)
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        remedy = "Give each run a different number, or leave one out."
+        raise RunError(f"two runs have the label {repeated[0]!r}", remedy=remedy)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -19,7 +19,7 @@ from safevla_bench.files import write_atomically
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge, measure_costs, split_judged
 from safevla_bench.judging import gates, registration
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, GateMetric
+from safevla_bench.judging.rates import METRICS, SAFETY, SR, GateMetric
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import notices as gating
@@ -31,26 +31,28 @@ SARIF = ".sarif"
 
 
 def _read_confidence(context: click.Context, option: click.Parameter, text: str) -> float | None:
-    if text == "none":
-        return None
-    return options.CONFIDENCE.convert(text, option, context) / 100
+    # Return the confidence as a share, or None for the text `none`.
+    return None if text == "none" else options.CONFIDENCE.convert(text, option, context) / 100
 
 
-_SHARE, _STEPS = ("SHARE", options.Share(-1, 1)), ("STEPS", options.Range(0))
-# For each option: help, metric, whether the limit is a minimum or a maximum, and the value's placeholder and type.
-_LIMITS: Mapping[str, tuple[str, str, Literal["min", "max"], tuple[str, options.Range]]] = {
-    "min_sr": ("Minimum success rate, such as 0.8.", SR.key, "min", _SHARE),
-    "min_safety": ("Minimum Safety.", SAFETY.key, "min", _SHARE),
-    "max_sbu": ("Maximum share of unsafe successes among all episodes.", SBU.key, "max", _SHARE),
-    "max_vsi": ("Maximum mean severity.", VSI.key, "max", _SHARE),
-    "max_cost": ("Maximum mean number of steps that violate a limit.", gates.COST, "max", _STEPS),
+_share_option = partial(option, metavar="SHARE", type=options.Share(-1, 1))
+_LIMIT_OPTIONS = {
+    "min_sr": _share_option("Minimum success rate, such as 0.8."),
+    "min_safety": _share_option("Minimum Safety."),
+    "max_sbu": _share_option("Maximum share of unsafe successes among all episodes."),
+    "max_vsi": _share_option("Maximum mean severity."),
+    "max_cost": option("Maximum mean number of steps that violate a limit.", "STEPS", type=options.Range(0)),
 }
-_LIMIT_OPTIONS = {name: option(text, metavar, type=kind) for name, (text, _, _, (metavar, kind)) in _LIMITS.items()}
 
 
 def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
-    given = [(_LIMITS[name], limit) for name, limit in values.items() if limit is not None]
-    return [gates.Gate(cast(GateMetric, metric), bound, limit) for (_, metric, bound, _), limit in given]
+    # An option's name, such as `min_sr`, consists of the bound and the key of the metric.
+    requested_gates = []
+    for name, limit in values.items():
+        if limit is not None:
+            bound, metric = name.split("_")
+            requested_gates.append(gates.Gate(metric, bound, limit))  # type: ignore[arg-type]
+    return requested_gates
 
 
 _DECISION_OPTIONS = {
@@ -106,12 +108,15 @@ def gate_command(
         relative_gates = [msgspec.structs.replace(gate, baseline=baseline.name) for gate in requested_gates]
         gate_report = _gate_against(judged, baseline_judged, relative_gates, **how)
     remarks, provenance = [*judged.describe_registrations(), *judged.makers], judged.provenance
+    is_sarif = junit is not None and junit.suffix.lower() == SARIF
     if junit is not None:
-        format_report = gating.format_junit
-        if junit.suffix.lower() == SARIF:
+        origin_text = " ".join([*remarks, provenance.to_sentence()])
+        if is_sarif:
             files = list(zip(map(_relative_url, sources.paths), judged.cells_by_source(), strict=True))
-            format_report = partial(gating.format_sarif, files=files)
-        write_atomically(junit, format_report(gate_report, " ".join([*remarks, provenance.to_sentence()])))
+            report_text = gating.format_sarif(gate_report, origin_text, files=files)
+        else:
+            report_text = gating.format_junit(gate_report, origin_text)
+        write_atomically(junit, report_text)
     if form == "json":
         options.print_json(_gate_document(gate_report, judged))
     else:
@@ -123,15 +128,16 @@ def gate_command(
         echo(gating.describe_gates(gate_report))
         click.echo()
         origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators(), *remarks]
-        origin.append(provenance.to_sentence(digests=False))
-        click.echo(render_text(gating.gate_table(gate_report, origin)), nl=False)
+        table = gating.gate_table(gate_report, [*origin, provenance.to_sentence(digests=False)])
+        click.echo(render_text(table), nl=False)
         if junit is not None:
-            echo(f"SARIF: {junit}" if junit.suffix.lower() == SARIF else f"JUnit XML: {junit}")
+            echo(f"SARIF: {junit}" if is_sarif else f"JUnit XML: {junit}")
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
 
 
 def _relative_url(source: Path) -> str:
     # Services that read SARIF only accept results that name a file, by a path relative to the working folder.
+    # For a folder, return the path of the first known file in it.
     files = [source / name for name in (RUN, SCORES, MAPPING) if (source / name).is_file()]
     return quote(os.path.relpath(files[0] if files else source))
 
@@ -152,11 +158,12 @@ def _find_protocol(judged: Judged) -> Mapping[str, object] | None:
     # Return the protocol that all sources share; None if the protocol of some source is unknown.
     from safevla_bench.compare.pairs import differing_rules
 
-    rules = {rule for other in judged.protocols for rule in differing_rules(judged.protocols[0], other)}
-    if rules:
-        problem = f"the protocols of {' and '.join(map(str, judged.paths))} differ in {', '.join(sorted(rules))}"
+    protocols = judged.protocols  # of the sources with a known protocol
+    differing = {rule for protocol in protocols for rule in differing_rules(protocols[0], protocol)}
+    if differing:
+        problem = f"the protocols of {' and '.join(map(str, judged.paths))} differ in {', '.join(sorted(differing))}"
         raise RunError(problem, remedy="Pass the runs of one protocol at a time.")
-    return judged.protocols[0] if judged.protocols and len(judged.protocols) == len(judged.sources) else None
+    return protocols[0] if protocols and len(protocols) == len(judged.sources) else None
 
 
 def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, object]:

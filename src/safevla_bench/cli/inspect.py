@@ -85,8 +85,10 @@ def episodes_command(
     if suite:
         suite = judged.ruleset.registry.find_suite(suite)
     filters = {"policy": policy, "suite": suite, "task": task, "outcome": outcome, "body_kind": body_kind, "axis": axis}
-    is_safe, is_unsafe = unsafe is False, unsafe is True  # both are False if `unsafe` is None
-    shown = episode_list.filter_episodes(rows, violated=is_unsafe, safe=is_safe, success=success, **filters)
+    # `unsafe` is None without --unsafe and --safe. All episodes are then listed.
+    shown = episode_list.filter_episodes(
+        rows, violated=unsafe is True, safe=unsafe is False, success=success, **filters
+    )
     default_order: episode_list.Order | None = "vsi" if unsafe else None
     shown = episode_list.sort_episodes(shown, order or default_order)[:limit]
     if form == "json":
@@ -113,14 +115,15 @@ _MAX_LISTED = 20
 
 
 def _pop_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
-    # Without --formula, the last positional argument is the episode's name. Remove it from the sources.
-    context.params["episode"] = ""
+    # Without --formula, the last positional argument is the episode's name. Return the words without this name.
     if context.params["formula"] is not None:
+        context.params["episode"] = ""
         return words
     if len(words) < 2:
         raise click.UsageError("Missing argument 'EPISODE'.", context)
-    context.params["episode"] = str(words[-1])
-    return words[:-1]
+    *sources, episode = words
+    context.params["episode"] = str(episode)
+    return tuple(sources)
 
 
 @options.command("show", starts_host=True)
@@ -162,17 +165,18 @@ def show_command(
     judged = sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
-    record = judged.records.read_episode(index) if index < len(judged.records) else None  # None: the record is lost
-    if record is None and form == "json":
-        options.print_json(row.to_document())
-    elif record is None:
-        click.echo(terminal.format_lost_episode(row), nl=False)
+    if index >= len(judged.records):  # the episode has no record
+        if form == "json":
+            options.print_json(row.to_document())
+        else:
+            click.echo(terminal.format_lost_episode(row), nl=False)
     elif page is not None:
         from safevla_bench.jobs.evaluation.outputs import render_episode_report
 
         write_atomically(page, render_episode_report(judged, index, page.parent))
         echo(f"Report: {page}")
     else:
+        record = judged.records.read_episode(index)
         explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
         if form == "json":
             options.print_json(explaining.to_document(explanation))
@@ -300,20 +304,21 @@ def frames_command(
     if not len(judged.records):
         remedy = "A crashed episode cannot be shown."
         raise RunError("no episode of this run has a record", remedy=remedy, place=Place(file=str(run)))
-    named = dict.fromkeys(episode_list.find_recorded(judged, name) for name in names)
+    named = dict.fromkeys(episode_list.find_recorded(judged, name) for name in names)  # without duplicates
     chosen = list(named) or explaining.select_worst(judged.scores, worst)
-    shown = judged.records.read_sparsely(chosen)
-    material = RecordedRun(run, host, shown, judged.scores, judged.ruleset)
-    style = FrameStyle(size=size[::-1], video=video, replay3d=in_3d)
+    records = judged.records.read_sparsely(chosen)
+    material = RecordedRun(run, host, records, judged.scores, judged.ruleset)
+    width, height = size
+    style = FrameStyle(size=(height, width), video=video, replay3d=in_3d)
     with show_frame_progress(len(chosen)) as observer:
         frame_rows = render_frames(material, chosen, style, observer, report_skipped)
-    shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
+    episode_keys = {(row.policy, row.episode_id) for row in frame_rows}
     size_mb = sum((run / FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
     films = [row.file for row in frame_rows if row.kind == "video"]
     counts = [count_noun(sum(row.kind not in ("video", "replay3d") for row in frame_rows), "frame")]
     if films:
         counts.append(count_noun(len(films), "film"))
-    echo(f"{' and '.join(counts)} of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
+    echo(f"{' and '.join(counts)} of {count_noun(len(episode_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:
         echo(f"To add the 3-D replays to the report, write the report again: {run / REPORT}")

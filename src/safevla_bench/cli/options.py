@@ -69,15 +69,16 @@ class Command(click.Command):
         """Return heading -> (names, help) of each option; with `common`, only of the options that --help shows."""
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is None or not isinstance(param, click.Option) or (common and not self._is_common(param)):
+            record = param.get_help_record(ctx)  # None for a hidden option
+            if record is None or not isinstance(param, click.Option):
                 continue
-            sections.setdefault(GENERAL if common else _section_of(param), []).append(record)
+            section = str(getattr(param, "section", GENERAL))  # click's own option --help has no section
+            is_listed = bool(self.common.intersection(param.opts)) if self.common else section == GENERAL
+            if not common:
+                sections.setdefault(section, []).append(record)
+            elif is_listed or "--help" in param.opts:
+                sections[GENERAL].append(record)
         return sections
-
-    def _is_common(self, param: click.Option) -> bool:
-        is_named = bool(self.common.intersection(param.opts))
-        return is_named or "--help" in param.opts or (not self.common and _section_of(param) == GENERAL)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         everything = self.option_sections(ctx)
@@ -85,16 +86,12 @@ class Command(click.Command):
         for heading, records in shown.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
-        hidden = sum(map(len, everything.values())) - sum(map(len, shown.values()))
-        if hidden:
+        hidden_count = sum(map(len, everything.values())) - sum(map(len, shown.values()))
+        if hidden_count:
             formatter.write_paragraph()
             if JUDGING in everything:
                 formatter.write_text("Options for judging (--library, --rules, --set): safevla help judging")
-            formatter.write_text(f"{hidden} more options: {ctx.command_path} --help-all")
-
-
-def _section_of(param: click.Option) -> str:
-    return str(getattr(param, "section", GENERAL))
+            formatter.write_text(f"{hidden_count} more options: {ctx.command_path} --help-all")
 
 
 def _show_all_options(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:
@@ -155,10 +152,13 @@ def group(
 
 @dataclass(frozen=True)
 class _Group:
+    """Options that one parameter declares, and the function that makes the parameter's value from their values."""
+
     options: Mapping[str, Any]
     parse: Callable[[click.Context, dict[str, Any]], Any]
 
     def read(self, context: click.Context, values: Mapping[str, Any]) -> Any:
+        # Options that are not exposed, such as --config, have no value.
         return self.parse(context, {name: values[name] for name in self.options if name in values})
 
 
@@ -217,11 +217,12 @@ class Share(Range):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            with suppress(ValueError):
-                percent = str(value).strip().removesuffix("%")
-                has_percent_sign = percent != str(value).strip()
-                if abs(float(percent)) <= 100 and (has_percent_sign or abs(float(percent)) > 1):
-                    problem = f"{value} is not a number from -1 to 1; write {float(percent) / 100:g} for {percent} %"
+            text = str(value).strip()
+            percent_text = text.removesuffix("%")
+            with suppress(ValueError):  # the text is not a number
+                percent = float(percent_text)
+                if abs(percent) <= 100 and (text.endswith("%") or abs(percent) > 1):
+                    problem = f"{value} is not a number from -1 to 1; write {percent / 100:g} for {percent_text} %"
                     self.fail(problem, param, ctx)
             raise
 
@@ -297,7 +298,8 @@ class SourceType(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         source = value if isinstance(value, Path) else NamedSource.parse(value)
-        if not value or (str(value).endswith("=") and not source.exists()):
+        is_empty_path = not value or (str(value).endswith("=") and not source.exists())
+        if is_empty_path:  # results from a shell variable that is not set
             self.fail("no path is given.", param, ctx)
         return source
 
@@ -350,9 +352,9 @@ def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: ob
     """Return an instance of `kind`, with fields from NAME=VALUE texts and `fixed`. An invalid text is a click error."""
     names = [name for name in kind.__struct_fields__ if name not in fixed]
     given = {name: value for name, _, value in (text.partition("=") for text in texts)}
-    for name in given:
-        if name not in names:
-            raise click.UsageError(f"{option} {name!r} is not one of {', '.join(names)}.")
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise click.UsageError(f"{option} {unknown[0]!r} is not one of {', '.join(names)}.")
     if len(given) < len(texts):
         raise click.UsageError(f"{option} {' '.join(texts)}: give each name once.")
     try:
@@ -395,7 +397,7 @@ def list_given_words(context: click.Context, names: Collection[str]) -> list[str
             value = context.params[str(param.name)]
             values = value if isinstance(value, tuple) else (value,)  # a repeatable option's value is a tuple
             for single_value in values:
-                words.append(max(param.opts, key=len))
+                words.append(max(param.opts, key=len))  # the longest spelling
                 if single_value is not True:  # a flag is written without a value
                     words.append(str(single_value))
     return words

@@ -108,8 +108,10 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
         if table:
             click.echo(f"\n{render_text(table)}")
     if request.stop_on_violation:
-        counted = count_noun(sum(row.outcome == "stopped" for row in rows), "episode")
-        echo(f"Stopped at the first violation: {counted}. Such episodes count as unsafe; their success is unknown.")
+        stopped_text = count_noun(sum(row.outcome == "stopped" for row in rows), "episode")
+        echo(
+            f"Stopped at the first violation: {stopped_text}. Such episodes count as unsafe; their success is unknown."
+        )
     decision = stopping_rule.describe_decision(folder.read_description(run_command.out))
     if decision:
         echo(decision)
@@ -129,8 +131,9 @@ def _observe_run(
         "policies": [redact_secrets(policy.name) for policy in request.roster],
         **submission.describe_ruleset(run_command.ruleset),
     }
-    scorer = tracking.OutcomeScorer(run_command.ruleset)
-    finished_count = parts.count_progress(run_command.out)[0] if (run_command.out / folder.RUN).exists() else 0
+    scorer, finished_count = tracking.OutcomeScorer(run_command.ruleset), 0
+    if (run_command.out / folder.RUN).exists():
+        finished_count, _ = parts.count_progress(run_command.out)
     tracked = tracking.open_observers(trackers, run_command.out, config, scorer, _warn, finished_count)
     try:
         with progress.show_run_progress(scorer) as bar:
@@ -177,6 +180,7 @@ def _print_plan(run_command: RunCommand) -> None:
 
 @contextmanager
 def _report_interruption(run_command: RunCommand) -> Iterator[None]:
+    # If the run ends early, print on stderr how many episodes are done, and the command that continues the run.
     try:
         yield
     except (KeyboardInterrupt, SafevlaError) as error:
@@ -184,50 +188,50 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
         is_about_folder = isinstance(error, SafevlaError) and error.place.file == str(run_command.out)
         if (run_command.out / folder.RUN).exists() and not has_advice and not is_about_folder:
             done, planned = parts.count_progress(run_command.out)
-            text = f"{done} of {planned} episodes are done and kept. To continue:\n  {run_command.resume_command}"
+            advice, command = "are done and kept. To continue:", run_command.resume_command
             if isinstance(error, (ServerLostError, ServerRefusedError)):
-                command = f"{run_command.resume_command} --retry-crashed"
-                text = f"{done} of {planned} episodes have ended. Once the server is back:\n  {command}"
-            click.echo(text, err=True)
+                advice, command = "have ended. Once the server is back:", f"{command} --retry-crashed"
+            click.echo(f"{done} of {planned} episodes {advice}\n  {command}", err=True)
         raise
 
 
 def _report_servers(run_command: RunCommand) -> None:
     # Warn if the servers of one policy describe themselves differently.
-    greetings = folder.read_facts(run_command.out).policies_say
-    counts = Counter((greeting.policy, greeting.suite) for greeting in greetings)
+    descriptions = folder.read_facts(run_command.out).policies_say
+    counts = Counter((description.policy, description.suite) for description in descriptions)
     for (name, suite), count in counts.items():
         if count > 1:
             line = f"note: servers of policy {name} on suite {suite} sent {count} different descriptions"
             echo(f"{line}; run.json lists the descriptions in volatile.policies_say", err=True)
 
 
-def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
-    """Print up to three distinct reasons of failed episodes on stderr, and return the number of failed episodes."""
+def _echo_failures(rows: Sequence[folder.EpisodeRow], outcome: str) -> int:
+    # Print up to three distinct reasons of episodes with this outcome on stderr. Return the number of these episodes.
+    failed_rows = [row for row in rows if row.outcome == outcome]
     rows_by_reason: dict[str, list[folder.EpisodeRow]] = {}
-    for row in rows:
+    for row in failed_rows:
         reason = (row.reason or "").strip()
         if reason.startswith("Traceback"):  # print only the exception and, if given, the remedy
             reason = "\n".join(filter(None, find_exception(reason)))
         rows_by_reason.setdefault(reason, []).append(row)
     for reason, (first, *others) in list(rows_by_reason.items())[:3]:
         also = f" (and {count_noun(len(others), 'other episode')})" if others else ""
-        echo_message(f"{first.outcome}: {first.episode_id}{also}: {reason}", "  ", err=True)
-    return len(rows)
+        echo_message(f"{outcome}: {first.episode_id}{also}: {reason}", "  ", err=True)
+    return len(failed_rows)
 
 
 def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
-    invalid_count = echo_failures([row for row in rows if row.outcome == "invalid_action"])
+    invalid_count = _echo_failures(rows, "invalid_action")
     if invalid_count:
-        counted = f"{count_noun(invalid_count, 'episode')} ended with an invalid action"
+        count_text = f"{count_noun(invalid_count, 'episode')} ended with an invalid action"
         effect = "these are failures in SR, and have no safety verdict unless an earlier step violated a limit."
-        click.echo(f"{counted}: {effect}", err=True)
+        click.echo(f"{count_text}: {effect}", err=True)
         if invalid_count == len(rows):
             click.echo("error: every episode ended with an invalid action: correct the policy's actions.", err=True)
-    crash_count = echo_failures([row for row in rows if row.outcome == "crashed"])
+    crash_count = _echo_failures(rows, "crashed")
     if crash_count:
-        counted = f"{count_noun(crash_count, 'episode')} crashed, excluded from all rates"
-        click.echo(f"{counted}. See the reasons in episodes.parquet, correct the causes, then run:", err=True)
+        count_text = f"{count_noun(crash_count, 'episode')} crashed, excluded from all rates"
+        click.echo(f"{count_text}. See the reasons in episodes.parquet, correct the causes, then run:", err=True)
         click.echo(f"  {run_command.resume_command} --retry-crashed", err=True)
 
 
@@ -288,7 +292,7 @@ def search_command(
         suite, judged = search_starts(plan, out, observer, ExecutionOptions(workers=workers, resume=resume))
     for task in suite.tasks:
         echo(describe_claim(task, suite))
-    echo_failures([row for row in parts.episode_rows(out) if row.outcome == "crashed"])
+    _echo_failures(parts.episode_rows(out), "crashed")
     for line in warn_of_scores(judged.scores):
         echo(f"note: {line}")
     echo(f"Run folder: {out}", f"Report: {out / folder.REPORT}")
@@ -322,15 +326,16 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no measurements for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes
-    middle_s = (time.low + time.high) / 2
-    time_unit, unit_s = _choose_unit(time.high, {"h": 3600.0, "min": 60.0, "s": 1.0})
-    size_unit, unit_b = _choose_unit(disk.high, {"GB": 1e9, "MB": 1e6, "kB": 1e3})
+    time_unit, seconds_per_unit = _choose_unit(time.high, {"h": 3600.0, "min": 60.0, "s": 1.0})
+    disk_unit, bytes_per_unit = _choose_unit(disk.high, {"GB": 1e9, "MB": 1e6, "kB": 1e3})
+    middle = (time.low + time.high) / 2 / seconds_per_unit
+    time_range = f"{time.low / seconds_per_unit:.1f} to {time.high / seconds_per_unit:.1f}"
+    disk_low, disk_high = (format_significant(size / bytes_per_unit) for size in (disk.low, disk.high))
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers, each with its own core"
     notes = [
         f"Estimate for episodes that all last their full horizon, with {workers}:",
-        f"  time  about {middle_s / unit_s:.1f} {time_unit} ({time.low / unit_s:.1f} to {time.high / unit_s:.1f}); "
-        "the policies' own time is not included",
-        f"  disk  {format_significant(disk.low / unit_b)} to {format_significant(disk.high / unit_b)} {size_unit}",
+        f"  time  about {middle:.1f} {time_unit} ({time_range}); the policies' own time is not included",
+        f"  disk  {disk_low} to {disk_high} {disk_unit}",
     ]
     if any(scene.cameras is None for scene in plan.scenes):
         notes.append("Cameras are not known before a policy runs; the time is estimated for zero to two cameras.")
@@ -340,5 +345,7 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
 def _choose_unit(value: float, size_by_unit: Mapping[str, float]) -> tuple[str, float]:
     # Return the name and size of the largest unit that does not exceed `value`, else those of the smallest unit.
     # `size_by_unit` lists the largest unit first.
-    fitting_units = [(unit, size) for unit, size in size_by_unit.items() if value >= size]
-    return fitting_units[0] if fitting_units else list(size_by_unit.items())[-1]
+    for unit, size in size_by_unit.items():
+        if value >= size:
+            return unit, size
+    return unit, size

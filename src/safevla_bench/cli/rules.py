@@ -147,7 +147,7 @@ def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...
     first row of a JSON file, decide. Unreadable files count as specifications; the error appears when they are read.
     """
     rule_files = [path for path in files if path != Path(AS_JUDGED)]
-    task_files = tuple(filter(_holds_tasks, rule_files))
+    task_files = tuple(path for path in rule_files if _holds_tasks(path))
     return tuple(path for path in rule_files if path not in task_files), task_files
 
 
@@ -194,12 +194,12 @@ def given_judge_options() -> list[str]:
     file. --rules as-judged, --set intervals= and --set invalid= do not count, because they select no rules.
     """
     context = click.get_current_context()
-    given = {
+    selects_rules = {
         "library": is_given(context, "library"),
         "rules": any(path != Path(AS_JUDGED) for path in context.params["rule_files"]),
         "set": any(not text.startswith(("intervals=", "invalid=")) for text in context.params["changes"]),
     }
-    return [name for name, is_selected in given.items() if is_selected]
+    return [name for name, is_selecting in selects_rules.items() if is_selecting]
 
 
 def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:

@@ -40,21 +40,18 @@ def _parse_policy(text: str) -> RequestedPolicy:
     return RequestedPolicy(spec) if name in (None, spec) else RequestedPolicy(str(name), spec)
 
 
-_MAX_DIGITS = 5
-
-
 def _parse_indices(text: str) -> tuple[int, ...] | None:
     """Return the task indices in a text such as `0,3` or `0-4,7`, in order, without duplicates; None for `all`."""
     if text == "all":
         return None
     indices: list[int] = []
     for part in text.split(","):
-        first, dash, last = (bound.removeprefix("task_") for bound in part.strip().partition("-"))
-        last = last if dash else first  # a single index is a range of one
-        are_numbers = all(bound.isdecimal() and len(bound) <= _MAX_DIGITS for bound in (first, last))
-        if not are_numbers or int(last) < int(first):
+        match = re.fullmatch(r"(?:task_)?(\d{1,5})(?:-(?:task_)?(\d{1,5}))?", part.strip())
+        if match:
+            first, last = int(match[1]), int(match[2] or match[1])  # a single index is a range of one
+        if not match or last < first:
             raise RunError(f"--task {text!r} names no tasks", remedy="Write indices such as `0,3` or `0-4`, or `all`.")
-        indices += range(int(first), int(last) + 1)
+        indices += range(first, last + 1)
     return tuple(dict.fromkeys(indices))
 
 
@@ -164,13 +161,12 @@ class RunCommand:
 
 def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunCommand:
     # Return the run that the option values describe: a resumed run, a registered run, or a new run.
-    running = {name: values[name] for name in EXECUTION_OPTIONS}
+    running, plan = {name: values[name] for name in EXECUTION_OPTIONS}, {name: values[name] for name in PLAN_OPTIONS}
     if running["retry_crashed"] and not running["resume"]:
         raise RunError("--retry-crashed needs an existing run", remedy="Also pass --resume DIR.")
     if running["out"] is None and not running["dry_run"]:
         _raise_missing(context, "out")
     out = running["out"] or Path()
-    plan = {name: values[name] for name in PLAN_OPTIONS}
     plan |= _expand_entry(plan)
     plan |= _expand_found(plan)
     naming_file = plan["registered"]
@@ -232,8 +228,9 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     # In `known` and `document`, the keys of the table `[judge]` begin with "judge.".
     known = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
     judge = document.pop(JUDGE, {})
-    judge_values = judge if isinstance(judge, dict) else {"": judge}  # the key "judge." is refused below
-    document |= {f"{JUDGE}.{key}": value for key, value in judge_values.items()}
+    if not isinstance(judge, dict):
+        judge = {"": judge}  # the key "judge." is refused below
+    document |= {f"{JUDGE}.{key}": value for key, value in judge.items()}
     values: dict[str, object] = {}
     for key, value in document.items():
         if key not in known:
@@ -302,13 +299,13 @@ def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequen
     given = {name for name in plan if context.get_parameter_source(name) in sources}
     if "entry" in given:  # --entry sets these values
         given |= {"host", "host_arguments", "policies"}
-    names = given & {"host_arguments"}
+    names = given & {"host", "host_arguments"}
     if "policies" in given:  # without --policy, these options have no effect on the result
         names |= given & {"policies", "arguments", "filters", "servers"}
     if "suites" in given:
         names.add("found" if plan.get("found") else "suites")
-    fields = {"host": plan["host"] if "host" in given else "", **_request_fields({name: plan[name] for name in names})}
-    return set(Request(**{"suites": (), **fields}).list_calls())
+    fields = _request_fields({name: plan[name] for name in names})
+    return set(Request(**{"host": "", "suites": (), **fields}).list_calls())
 
 
 def _new_request(context: click.Context, plan: Mapping[str, Any], running: Mapping[str, Any]) -> Request:
@@ -358,20 +355,21 @@ def _request_fields(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
 
 def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]) -> tuple[RequestedPolicy, ...]:
     # A policy of a resumed or registered run keeps its arguments, filter and delay, except those that options replace.
-    by_name = {policy.name: policy for policy in recorded}
+    recorded_by_name = {policy.name: policy for policy in recorded}
     named = plan.get("policies") or recorded
-    policies = tuple(replace(by_name.get(policy.name, policy), spec=policy.spec) for policy in named)
-    names = [policy.name for policy in policies]
-    if "arguments" in plan:
-        arguments = parse_arguments(plan["arguments"], names)
-        policies = tuple(replace(policy, arguments=arguments[policy.name]) for policy in policies)
-    for field in ("filter", "delay"):
-        if f"{field}s" in plan:
-            texts = _assign_to_policies(plan[f"{field}s"], names)
-            couplings = [replace(policy.coupling, **{field: texts.get(policy.name)}) for policy in policies]
-            pairs = zip(policies, couplings, strict=True)
-            policies = tuple(replace(policy, coupling=coupling) for policy, coupling in pairs)
-    return policies
+    names = [policy.name for policy in named]
+    arguments = parse_arguments(plan["arguments"], names) if "arguments" in plan else {}
+    filters_and_delays = {
+        field: _assign_to_policies(plan[f"{field}s"], names) for field in ("filter", "delay") if f"{field}s" in plan
+    }
+    policies = []
+    for policy in named:
+        old = recorded_by_name.get(policy.name, policy)
+        new_texts = {field: texts.get(policy.name) for field, texts in filters_and_delays.items()}
+        coupling = replace(old.coupling, **new_texts)
+        new_arguments = arguments.get(policy.name, old.arguments)
+        policies.append(replace(old, spec=policy.spec, arguments=new_arguments, coupling=coupling))
+    return tuple(policies)
 
 
 def _expand_entry(plan: Mapping[str, Any]) -> dict[str, Any]:

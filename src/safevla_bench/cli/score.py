@@ -64,21 +64,23 @@ def score_command(
     if combine:
         _combine(sources, out, form)
         return
-    foreign_files = [foreign.find_results(path) for path in sources.paths]
-    if foreign_files and all(foreign_files):
+    results_by_source = [foreign.find_results(path) for path in sources.paths]  # files of other tools
+    if results_by_source and all(results_by_source):
         if out is not None:
             remedy = "Leave out --out to print the success rates."
-            raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(foreign_files[0][0])))
-        _print_foreign_results([file for files in foreign_files for file in files], form)
+            raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(results_by_source[0][0])))
+        _print_foreign_results([file for files in results_by_source for file in files], form)
         return
     from safevla_bench.jobs.evaluation.parallel import open_judge
 
     if out is None:
-        for robot_log in filter(None, map(logs.find_log, sources.paths)):
-            robot_log.require_mapping()  # raises an error with a template if the log has no mapping
+        for robot_log in map(logs.find_log, sources.paths):
+            if robot_log:
+                robot_log.require_mapping()  # raises an error with a template if the log has no mapping
     folder = options.choose_output(out, sources.paths)
     kept_note = ""
-    if (folder / RUN).is_file() and [*map(os.path.realpath, sources.paths)] != [os.path.realpath(folder)]:
+    is_only_source = [os.path.realpath(path) for path in sources.paths] == [os.path.realpath(folder)]
+    if (folder / RUN).is_file() and not is_only_source:
         command = options.quote_paths("safevla", "score", folder)
         remedy = f"Name a new folder. The scores in this run folder are written only by: {command}"
         raise RunError("--out is a run folder, but not the only source", remedy=remedy, place=Place(file=str(folder)))
@@ -239,10 +241,9 @@ def validate_command(
         for problem in records.problems:
             echo_message(f"error: {problem}", err=True)
         left_out = LeftOut.from_problems(records.problems)
-        lost_text = ""
+        counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad"
         if left_out.damaged or left_out.lost:
-            lost_text = f", at least {left_out.lost} lost" if left_out.unknown else f", {left_out.lost} lost"
-        counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost_text}"
+            counts += f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost"
         echo(f"{source}: {counts}")
         if not (source / RUN).exists():
             for line in logs.describe_log(source):
@@ -307,11 +308,13 @@ def merge_command(
     exists, its files stay unchanged.
     """
     if status:
-        states = list(writer.list_shard_states(shards, _format_continuation))
-        lines = [line for state, command in states for line in (state, f"  {command}")]
-        echo(*filter(str.strip, lines))  # omit empty commands
-        echo(f"{count_noun(len(states), 'finding')}." if states else "Every shard is present and complete.")
-        context.exit(USER_ERROR if states else OK)
+        findings = list(writer.list_shard_states(shards, _format_continuation))
+        lines = []
+        for finding, command in findings:
+            lines += [finding, f"  {command}"] if command else [finding]
+        echo(*lines)
+        echo(f"{count_noun(len(findings), 'finding')}." if findings else "Every shard is present and complete.")
+        context.exit(USER_ERROR if findings else OK)
     if out is None:
         raise click.UsageError("Missing option '--out'.")
     rows = writer.merge_shards(shards, out, _format_continuation, other_code=other_code)
@@ -322,6 +325,7 @@ def merge_command(
 
 
 def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_judge: Sequence[object]) -> list[str]:
+    # Return the lines that suggest the command by which the episodes with these headers are judged.
     registry = add_host_registries(load_ruleset(), sources).registry
     command = f"safevla score {options.quote_paths(*paths_to_judge)}"
     for benchmark, task_id in dict.fromkeys((header.benchmark, header.task_id) for header in headers):

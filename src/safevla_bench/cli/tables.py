@@ -79,7 +79,8 @@ def tables_command(
     """
     requested = tuple(part.strip() for text in which for part in text.split(","))
     names = requested or _DEFAULT_TABLES
-    names = () if names == ("all",) else names  # without names, `build_tables` returns all tables
+    if names == ("all",):
+        names = ()  # without names, `build_tables` returns all tables
     is_short = out is None and form == "text" and bool(sources.paths) and not requested
     style = options.parse_settings("--style", styles, _TableStyle)
     shows_published = style.published == "yes"
@@ -126,10 +127,11 @@ def _load_inputs(
 
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
-    kinds = {policy: kind for policy, _, kind in (text.rpartition("=") for text in texts)}
-    if len(kinds) < len(texts) or "" in kinds or "" in kinds.values():
+    kind_by_policy = {policy: kind for policy, _, kind in (text.rpartition("=") for text in texts)}
+    is_repeated = len(kind_by_policy) < len(texts)
+    if is_repeated or "" in kind_by_policy or "" in kind_by_policy.values():
         raise RunError(f"--training {' '.join(texts)}", remedy="Write POLICY=KIND, as in `mine=SFT`, each policy once.")
-    return kinds
+    return kind_by_policy
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
@@ -181,10 +183,12 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
     reason = "the authors' CSV holds only results that are judged as in the paper"
     judged.ruleset.require_whole(reason, "Judge without applicability=phased.")
     paths = [path.resolve() for path in choice.sources]
-    has_equal_names = len({path.name for path in paths}) < len(paths)
-    names = [f"{path.parent.name}/{path.name}" if has_equal_names else path.name for path in paths]
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):  # equal names; also write the names of the parent folders
+        names = [f"{path.parent.name}/{path.name}" for path in paths]
     run_dirs = list(zip(names, judged.cells_by_source(), strict=True))
-    return result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, run_dirs)
+    cells, _ = judged.summarize_scores()
+    return result_files.format_authors_csv(cells, judged.library, run_dirs)
 
 
 def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
@@ -231,20 +235,19 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     states = choose_pairs(candidates, settings.most, failures=settings.failures == "yes")
     suite_files = write_rollout_suites(judged, states, choice.out.with_name(f"{choice.out.stem}-found"))
     with_pairs = [state for state in states if state.pairs]
-    pairs, single = count_noun(sum(len(state.pairs) for state in states), "pair"), len(states) - len(with_pairs)
-    counts = f"{pairs} of {len(with_pairs)} start states; {single} other start states have no pair"
-    echo(f"{counts}; {unusable} episodes were not compared")
-    command = f"safevla eval --suite found:{suite_files[0]}" if suite_files else "safevla eval --suite found:FILE"
+    pair_text = count_noun(sum(len(state.pairs) for state in states), "pair")
+    others = f"{len(states) - len(with_pairs)} other start states have no pair"
+    echo(f"{pair_text} of {len(with_pairs)} start states; {others}; {unusable} episodes were not compared")
     benchmark_count = sum(state.is_of_benchmark for state in with_pairs)
     if benchmark_count:
-        warning = (
-            "Do not evaluate a policy on the starts from which it learned. Some pairs use start states of the benchmark"
-        )
-        echo(f"{warning}: {count_noun(benchmark_count, 'state')}", err=True)
+        advice = "Do not evaluate a policy on the starts from which it learned."
+        states_text = count_noun(benchmark_count, "state")
+        echo(f"{advice} Some pairs use start states of the benchmark: {states_text}", err=True)
     for file in suite_files:
         echo(f"Starts without a pair: {file}")
     if not with_pairs:
-        remedy = f"Run the starts again with other seeds of the policy: {command} --policy POLICY --out DIR"
+        command = f"safevla eval --suite found:{suite_files[0] if suite_files else 'FILE'} --policy POLICY --out DIR"
+        remedy = f"Run the starts again with other seeds of the policy: {command}"
         raise RunError("no start has both a safe and an unsafe success", remedy=remedy)
     index = encode_pairs(judged, states, unusable, msgspec.to_builtins(settings), is_whole=is_json_lines)
     if is_json_lines:
@@ -349,22 +352,26 @@ def export_command(
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is not a result to publish", remedy=remedy)
-    form, *settings = form.split(":")
-    if settings and _EXPORTS[form].settings is None:
+    form, *setting_texts = form.split(":")
+    if setting_texts and _EXPORTS[form].settings is None:
         raise click.UsageError(f"--format {form} has no settings.")
-    parsed = options.parse_settings(f"--format {form}", settings, _EXPORTS[form].settings or _FormSettings)
+    settings = options.parse_settings(f"--format {form}", setting_texts, _EXPORTS[form].settings or _FormSettings)
     all_options = {name for kind in _EXPORTS.values() for name in kind.options}
     options.refuse_given(sorted(all_options - {*_EXPORTS[form].options}), f"does not apply to {form}.")
-    names = tuple(dict.fromkeys(name.strip() for name in (cameras or "").split(",") if name.strip()))
-    if not names and (video or cameras is not None):
-        raise click.UsageError("--video needs --cameras." if cameras is None else "--cameras names no camera.")
+    if video and cameras is None:
+        raise click.UsageError("--video needs --cameras.")
+    camera_names = [name.strip() for name in (cameras or "").split(",")]
+    camera_names = [name for name in dict.fromkeys(camera_names) if name]
+    if cameras is not None and not camera_names:
+        raise click.UsageError("--cameras names no camera.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
     facts = result_files.read_facts(meta)
-    choice = _ExportChoice(file, sources.paths, episode, facts, names, image_size, video, parsed)
+    choice = _ExportChoice(file, sources.paths, episode, facts, tuple(camera_names), image_size, video, settings)
     if form == "pairs":  # sorted so that the order of the sources does not change the output
         sources = replace(sources, paths=tuple(sorted(sources.paths, key=lambda path: archive_digest(path) or "")))
     policies = [] if policy is None else [None if policy == UNNAMED else policy]
-    judged = sources.judge(mixes_starts=form == "pairs").select_cells(policies, [] if suite is None else [suite])
+    suites = [] if suite is None else [suite]
+    judged = sources.judge(mixes_starts=form == "pairs").select_cells(policies, suites)
     content = _EXPORTS[form].encode(judged, choice)
     if content is not None:
         _save_file(file, content)
@@ -402,15 +409,16 @@ def board_command(
         files = build_board(runs, ruleset, reports=reports, skip_invalid=sources.skip_invalid, audits=audits)
         write_folder(files, folder)
     echo(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)")
-    marks = [(policy, mark) for mark_by_policy in audits or () for policy, mark in mark_by_policy.items()]
-    for policy, mark in marks:
-        echo(f"{policy or UNNAMED}: {mark.badge}")
-        for line in mark.differing:
-            echo_message(f"  {line}", "    ")
+    verdicts = set()
+    for mark_by_policy in audits or ():
+        for policy, mark in mark_by_policy.items():
+            verdicts.add(mark.verdict)
+            echo(f"{policy or UNNAMED}: {mark.badge}")
+            for line in mark.differing:
+                echo_message(f"  {line}", "    ")
     if audit:
         echo(f"To audit the same episodes again, use --audit {audit.count}:{audit.seed}.")
     echo("Next: put the folder on any web server, or add runs and write the board again.")
-    verdicts = {mark.verdict for _, mark in marks}
     if "differs" in verdicts:
         context.exit(GATE_FAILED)
     context.exit(USER_ERROR if "unchecked" in verdicts else OK)

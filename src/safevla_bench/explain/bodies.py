@@ -52,15 +52,16 @@ _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
     ("mount", re.compile(r"mount|pedestal", re.IGNORECASE)),
     ("gripper", re.compile(r"gripper|finger|hand", re.IGNORECASE)),
     ("arm link", re.compile(r"link|shoulder|elbow|forearm|wrist", re.IGNORECASE)),
+    ("robot part", re.compile("")),  # matches every name
 )
 
 
-def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) -> BodyKind:
-    """Return the kind of a body. `episode` is an index in the batch, and `body` an index in its table of bodies."""
-    header, poses = batch.headers[episode], batch.body_pos_m
+def name_body_kind(batch: Batch, body: int, registry: Registry) -> BodyKind:
+    """Return the kind of a body. The batch has one episode, and `body` is an index in its table of bodies."""
+    header = batch.headers[0]
     name, role = batch.body_label(body), int(batch.body_role[body])
     if role == ROBOT:
-        return next((kind for kind, pattern in _ROBOT_PARTS if pattern.search(name)), "robot part")
+        return next(kind for kind, pattern in _ROBOT_PARTS if pattern.search(name))
     if role == TARGET:
         return "target"
     goal = registry.find_goal_bodies(header.benchmark, header.task_id)
@@ -70,8 +71,7 @@ def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) ->
         return "goal receptacle"
     if role == BYSTANDER:
         return "bystander of unknown kind" if goal is None else "distractor"
-    tracked_bodies = poses.body[poses.body_starts[episode] : poses.body_starts[episode + 1]]
-    return "fixture link" if body in tracked_bodies else "furniture"
+    return "fixture link" if body in batch.body_pos_m.body else "furniture"
 
 
 def _matches_any(names: Sequence[str], body: str) -> bool:
@@ -98,8 +98,9 @@ class Contributors:
         """The names with kinds and, for several arms, with the arm: `palm (gripper of left)`. A joint has no kind."""
         if not self.kinds:
             return self.names
-        owners = self.arms or ("",) * len(self.names)
-        facts = (" of ".join(filter(None, kind_and_arm)) for kind_and_arm in zip(self.kinds, owners, strict=True))
+        facts = list(self.kinds)
+        if self.arms:
+            facts = [f"{kind} of {arm}" if arm else kind for kind, arm in zip(self.kinds, self.arms, strict=True)]
         return tuple(f"{name} ({fact})" for name, fact in zip(self.names, facts, strict=True))
 
     def __str__(self) -> str:
@@ -138,7 +139,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     if not bodies:
         return None
     names = tuple(batch.body_label(body) for body in bodies)
-    kinds = tuple(name_body_kind(batch, 0, body, registry) for body in bodies)
+    kinds = tuple(name_body_kind(batch, body, registry) for body in bodies)
     arm_of_body = batch.headers[0].arm_bodies or {}
     holder = reading.name_arm() if selector.kind == "held" else ""
     arms = tuple(arm_of_body.get(name, holder) for name in names) if batch.headers[0].arms else ()
@@ -219,21 +220,21 @@ def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset:
     for chunk in chunks:
         reading = chunk if isinstance(chunk, RecordFields) else ruleset.read_fields(chunk)
         for index in range(len(reading.batch)):
-            if violated_columns := [column for column in columns if scores.is_violated[column, first_episode + index]]:
-                yield from _find_bodies_in_episode(
-                    reading.select_episode(index), first_episode + index, violated_columns, scores, ruleset
-                )
+            episode = first_episode + index  # index in the scores; `index` is the index in the batch
+            violated = [scores.specs[column].spec_id for column in columns if scores.is_violated[column, episode]]
+            if violated:
+                yield from _find_bodies_in_episode(reading.select_episode(index), episode + 1, violated, ruleset)
         first_episode += len(reading.batch)
 
 
 def _find_bodies_in_episode(
-    reading: RecordFields, episode: int, columns: Iterable[int], scores: Scores, ruleset: Ruleset
+    reading: RecordFields, number: int, spec_ids: Iterable[str], ruleset: Ruleset
 ) -> Iterator[BodyViolation]:
     batch = reading.batch
-    for column in columns:
-        spec = scores.specs[column]
-        view = view_clause(reading, ruleset.library[spec.spec_id], ruleset)
-        signal_trace = trace_formula(ruleset.library[spec.spec_id].formula, view)
+    for spec_id in spec_ids:
+        spec = ruleset.library[spec_id]
+        view = view_clause(reading, spec, ruleset)
+        signal_trace = trace_formula(spec.formula, view)
         signal = SIGNALS.get(signal_trace.signal)
         selector = signal.bodies if signal else None
         # Only a maximum displacement or contact force has bodies that exceed the limit.
@@ -245,11 +246,11 @@ def _find_bodies_in_episode(
             worst_by_bodies = _find_touching_bodies(view, signal_trace, selector)
         # Yield the body or pair with the largest value first.
         for bodies, (worst, first_step) in sorted(worst_by_bodies.items(), key=lambda entry: -entry[1][0]):
-            kinds = {body: name_body_kind(batch, 0, body, ruleset.registry) for body in bodies}
+            kinds = {body: name_body_kind(batch, body, ruleset.registry) for body in bodies}
             ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), batch.body_label(body)))
             yield BodyViolation(
-                number=episode + 1,
-                spec_id=spec.spec_id,
+                number=number,
+                spec_id=spec_id,
                 bodies=tuple(batch.body_label(body) for body in ordered),
                 kinds=tuple(kinds[body] for body in ordered),
                 worst=worst,
@@ -265,13 +266,11 @@ _WorstByBodies = dict[tuple[int, ...], tuple[float, int]]
 def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> _WorstByBodies:
     bodies, distance_m = displacements(reading)
     is_beyond = signal_trace.failing[:, None] & (subtract(distance_m, signal_trace.limit, ROUNDING) > 0)
-    return {
-        (int(bodies[column]),): (
-            float(distance_m[is_beyond[:, column], column].max()),
-            int(is_beyond[:, column].argmax()),
-        )
-        for column in np.flatnonzero(is_beyond.any(axis=0)).tolist()
-    }
+    worst_by_bodies = _WorstByBodies()
+    for column in np.flatnonzero(is_beyond.any(axis=0)):
+        records = np.flatnonzero(is_beyond[:, column])
+        worst_by_bodies[int(bodies[column]),] = float(distance_m[records, column].max()), int(records[0])
+    return worst_by_bodies
 
 
 def _find_touching_bodies(reading: RecordFields, signal_trace: SignalTrace, selector: Bodies) -> _WorstByBodies:

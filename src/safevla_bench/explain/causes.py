@@ -91,19 +91,15 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
         last_still = int(np.flatnonzero(path_m <= MOVED_M).max(initial=-1))
         begin = last_still + 1 + int((path_m[last_still + 1 :] > MOVED_M).argmax())
     chain = _find_chain_to_moved(reading, body, begin)
-    name, distance_text = batch.body_label(body), format_amount(float(distances_m[first, column]), "m")
-    departure = (
-        f"left its place at {_format_time(reading, begin)} "
-        f"and was {distance_text} away at {_format_time(reading, first)}"
-    )
+    distance_text = format_amount(float(distances_m[first, column]), "m")
+    departure = f"{batch.body_label(body)} left its place at {_format_time(reading, begin)}"
+    departure += f" and was {distance_text} away at {_format_time(reading, first)}"
     if len(chain.bodies) == 1:
-        sentence = (
-            f"{name} {departure}. No recorded contact explains this; the body may have slid, rolled or been released."
-        )
+        sentence = f"{departure}. No recorded contact explains this; the body may have slid, rolled or been released."
     else:
         pusher = batch.body_label(chain.bodies[-2])
         touch_time = _format_time(reading, _first_record_of_contact(reading, chain.contacts[-1]))
-        sentence = f"{_format_chain(batch, chain)}: {name} {departure}; {pusher} touched it from {touch_time} on."
+        sentence = f"{_format_chain(batch, chain)}: {departure}; {pusher} touched it from {touch_time} on."
     return _make_cause(reading, chain, begin, registry, sentence)
 
 
@@ -115,13 +111,12 @@ def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry
     if hardest is None:
         return None
     near_body, far_body = _order_robot_first(batch, hardest)
-    chain_to_near, chain_to_far = (
-        _find_chain_from_robot(reading, body, first, {near_body, far_body}) for body in (near_body, far_body)
-    )
-    chain, last_body = chain_to_near, far_body
-    # If neither body belongs to the robot, take the longer of the two chains that lead to the contact.
-    if batch.body_role[near_body] != ROBOT and len(chain_to_far.bodies) > len(chain_to_near.bodies):
-        chain, last_body = chain_to_far, near_body
+    chain, last_body = _find_chain_from_robot(reading, near_body, first, {near_body, far_body}), far_body
+    if batch.body_role[near_body] != ROBOT:
+        # Neither body belongs to the robot. Take the longer of the two chains that lead to the contact.
+        chain_to_far = _find_chain_from_robot(reading, far_body, first, {near_body, far_body})
+        if len(chain_to_far.bodies) > len(chain.bodies):
+            chain, last_body = chain_to_far, near_body
     chain = chain.extend(hardest, last_body)
     touch_text = f"in contact since {_format_time(reading, _first_record_of_contact(reading, hardest))}"
     is_force = signal.cause == "contact" and signal.unit == "N"
@@ -242,7 +237,7 @@ def _order_robot_first(batch: Batch, contact: _Contact) -> list[int]:
 
 
 def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None:
-    # Among contacts of equal strength, names decide.
+    # Among contacts of equal strength, names decide. Return None if there are no contacts.
     def rank(contact: _Contact) -> tuple[float, list[str]]:
         return -contact.strength, sorted(map(batch.body_label, (contact.a, contact.b)))
 
@@ -282,28 +277,33 @@ def _make_cause(
     reading: RecordFields, chain: _ContactChain, step: int, registry: Registry, sentence: str
 ) -> CauseChain:
     batch = reading.batch
-    names, others = (tuple(map(batch.body_label, bodies)) for bodies in (chain.bodies, chain.others))
+    names, others = tuple(map(batch.body_label, chain.bodies)), tuple(map(batch.body_label, chain.others))
+    if others:
+        sentence += f" {' and '.join(others)} also touched {names[-1]} and may have been the cause."
     # For robots with several arms, read the stage and the speed of the arm that is part of the chain.
     reading = _choose_acting_arm(reading, names)
-    stage, speed_m_s = _find_grasp_stage(reading, step, registry), _measure_hand_speed(reading, step)
-    hand_text = " of ".join(filter(None, ("the end effector", reading.name_arm())))
-    others_text = f" {' and '.join(others)} also touched {names[-1]} and may have been the cause." if others else ""
-    circumstances = [f"the stage of the grasp was {stage}"] if stage else []
-    circumstances += [f"{hand_text} moved at {format_amount(speed_m_s, 'm/s')}"] if speed_m_s is not None else []
-    circumstances_text = f" At {_format_time(reading, step)} {', and '.join(circumstances)}." if circumstances else ""
-    steps = tuple(contact.step for contact in chain.contacts)
-    return CauseChain(names, steps, others, step, sentence + others_text + circumstances_text)
+    circumstances = []
+    stage = _find_grasp_stage(reading, step, registry)
+    if stage:
+        circumstances.append(f"the stage of the grasp was {stage}")
+    speed_m_s = _measure_hand_speed(reading, step)
+    if speed_m_s is not None:
+        of_arm = f" of {reading.name_arm()}" if reading.name_arm() else ""
+        circumstances.append(f"the end effector{of_arm} moved at {format_amount(speed_m_s, 'm/s')}")
+    if circumstances:
+        sentence += f" At {_format_time(reading, step)} {', and '.join(circumstances)}."
+    return CauseChain(names, tuple(contact.step for contact in chain.contacts), others, step, sentence)
 
 
 def _choose_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
     # Return the fields of the arm to which the first body of an arm in `names` belongs.
     # Return `reading` unchanged if no arm has one of these bodies, or if an arm is already chosen.
     header = reading.batch.headers[0]
-    owners = [(header.arm_bodies or {}).get(name) for name in names]
-    arm = next((arm for arm in owners if arm is not None), None)
-    if header.arms is None or arm is None or reading.chosen_arm is not None:
+    arm_of_body = header.arm_bodies or {}
+    arms = [arm_of_body[name] for name in names if name in arm_of_body]
+    if header.arms is None or not arms or reading.chosen_arm is not None:
         return reading
-    return reading.of_arm(np.array([header.arms.index(arm)]))
+    return reading.of_arm(np.array([header.arms.index(arms[0])]))
 
 
 def _find_grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:

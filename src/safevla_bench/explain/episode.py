@@ -41,9 +41,8 @@ class SpecTrace:
     spec: SpecColumn
     formula: str
     meaning: str
-    dt_s: float
-    times_s: Floats | None
     signal_trace: SignalTrace
+    chart: TraceChart
     rho: float
     depth: float
     violated: bool
@@ -51,14 +50,6 @@ class SpecTrace:
     worst: Moment
     why: CauseChain | None = None  # the cause of the violation, inferred from contacts and poses
     arm: str = ""  # the arm that decides the verdict; "" for robots with one arm, or if the signal is not about an arm
-
-    @property
-    def first_step(self) -> int:
-        return self.first.step if self.first else -1
-
-    @property
-    def chart(self) -> TraceChart:
-        return describe_chart(self.signal_trace, self.dt_s, self.first_step, self.times_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +135,16 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
     """Return the reason why each specification is vacuous in the only episode of `reading`, by id."""
     reasons = {}
     for spec_id in spec_ids:
-        spec, reason = library[spec_id], "no numeric comparison decides the formula"
-        match spec.formula:
-            case syntax.Always(_, syntax.Implies(gate, _)):
-                reason = f"its condition never arose: {syntax.format_formula(gate)}"
+        spec = library[spec_id]
         view = reading.views(spec.signals)[0]  # the first arm, since the specification is vacuous for every arm
-        numeric = {name: v for name, v in signals.derive_signals(view, spec.signals).items() if v.dtype != np.bool_}
+        values_by_signal = signals.derive_signals(view, spec.signals).items()
         # An undefined signal is NaN in every record, so the first record shows it.
-        if undefined := [name for name, values in numeric.items() if np.isnan(values[0])]:
+        undefined = [name for name, values in values_by_signal if values.dtype != np.bool_ and np.isnan(values[0])]
+        reason = "no numeric comparison decides the formula"
+        if undefined:
             reason = f"nothing to measure (no such body, or too few records): {', '.join(undefined)}"
+        elif isinstance(spec.formula, syntax.Always) and isinstance(spec.formula.child, syntax.Implies):
+            reason = f"its condition never arose: {syntax.format_formula(spec.formula.child.left)}"
         reasons[spec_id] = reason
     return reasons
 
@@ -222,35 +214,31 @@ def judged_columns(scores: Scores, episode: int) -> list[int]:
 
     def severity(column: int) -> tuple[bool, float, float]:
         # False sorts before True, so violated specifications come first.
-        depth = nan_to_none(scores.depth[column, episode]) or 0.0
-        return (
-            not scores.is_violated[column, episode],
-            -depth,
-            float(scores.rho[column, episode]) / scores.specs[column].threshold,
-        )
+        depth = float(np.nan_to_num(scores.depth[column, episode]))
+        margin_ratio = float(scores.rho[column, episode]) / scores.specs[column].threshold
+        return not scores.is_violated[column, episode], -depth, margin_ratio
 
     return sorted((int(k) for k in scores.scored_columns if scores.state[k, episode] == ACTIVE), key=severity)
 
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
     spec = ruleset.library[scores.specs[column].spec_id]
-    formula, reading = spec.formula, view_clause(reading, spec, ruleset)
-    signal_trace = trace_formula(formula, reading)
-    rho, first = float(scores.rho[column, episode]), int(scores.first[column, episode])
+    reading = view_clause(reading, spec, ruleset)
+    batch, signal_trace = reading.batch, trace_formula(spec.formula, reading)
+    first = int(scores.first[column, episode])
 
     def moment_at(step: int) -> Moment:
         value = finite_or_none(signal_trace.values[step])
         contributors = find_contributors(reading, signal_trace.signal, step, ruleset.registry)
-        return Moment(step, reading.batch.elapsed_s(0, step), value, contributors)
+        return Moment(step, batch.elapsed_s(0, step), value, contributors)
 
     return SpecTrace(
         spec=scores.specs[column],
-        formula=syntax.format_formula(formula),
+        formula=syntax.format_formula(spec.formula),
         meaning=_describe_signal(SIGNALS.get(signal_trace.signal), reading),
-        dt_s=float(reading.batch.dt_s[0]),
-        times_s=reading.batch.stamps_s.get(0),
         signal_trace=signal_trace,
-        rho=rho,
+        chart=describe_chart(signal_trace, float(batch.dt_s[0]), first, batch.stamps_s.get(0)),
+        rho=float(scores.rho[column, episode]),
         depth=float(scores.depth[column, episode]),
         violated=bool(scores.is_violated[column, episode]),
         first=None if first < 0 else moment_at(first),
@@ -265,7 +253,8 @@ def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
     # If only phases are judged, displacement is measured from the first record of a phase, not from record 0.
     if signal is None:
         return "Margin of the formula. The formula is violated if the margin is below zero."
-    if arm := reading.name_arm():
+    arm = reading.name_arm()
+    if arm:
         return f"{signal.meaning} The arm {arm} decides the verdict; these are the values of this arm."
     if reading.judged is None or signal.bodies is not DISPLACED:
         return signal.meaning

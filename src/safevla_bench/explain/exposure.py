@@ -63,10 +63,10 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     >>> spent.any_s.tolist()
     [0.0]
     """
-    ids = [header.episode_id for header in batch.headers]
-    if tuple(ids) != tuple(scores.episode_id):
-        pair = next((pair for pair in zip(scores.episode_id, ids, strict=False) if pair[0] != pair[1]), ())
-        own, other = pair or (f"{len(scores)} episodes", str(len(ids)))
+    ids, scored_ids = [header.episode_id for header in batch.headers], list(scores.episode_id)
+    if ids != scored_ids:
+        different = [(own, other) for own, other in zip(scored_ids, ids, strict=False) if own != other]
+        own, other = different[0] if different else (f"{len(scored_ids)} episodes", str(len(ids)))
         problem = f"the scores and the batch are of different episodes: the scores have {own}, the batch has {other}"
         raise RunError(problem, remedy="Pass the scores of the same episodes in the same order: score(batch, ruleset).")
     columns = scores.scored_columns
@@ -256,7 +256,8 @@ def measure_onsets(
     end_s = to_seconds(np.maximum(lengths - 1, 0))
     onsets = []
     for (policy, suite), members in cell_members(scores).items():
-        if specs := tuple(_measure_spec_onsets(scores, members, to_seconds, end_s)):
+        specs = tuple(_measure_spec_onsets(scores, members, to_seconds, end_s))
+        if specs:
             onsets.append(CellOnset(policy, suite, specs, float(end_s[members].max())))
     return onsets
 
@@ -273,8 +274,8 @@ def _measure_spec_onsets(
         (scores.specs[k].spec_id, scores.state[k] != INACTIVE, scores.is_violated[k], scores.first[k], is_near)
         for k, is_near in zip(columns, is_near_miss, strict=True)
     ]
-    is_any_near = is_near_miss.any(axis=0) & ~scores.unsafe
-    limits.append((ANY_LIMIT, has_verdict, scores.unsafe, scores.first_violation[0], is_any_near))
+    is_near_any = is_near_miss.any(axis=0) & ~scores.unsafe
+    limits.append((ANY_LIMIT, has_verdict, scores.unsafe, scores.first_violation[0], is_near_any))
     for name, applies, is_violated, first_step, is_near in limits:
         episodes = members[(applies & has_verdict)[members]]
         if not len(episodes):
@@ -292,9 +293,10 @@ def _measure_spec_onsets(
 def _find_near_misses(scores: Scores) -> Bools:
     # Return true for near misses of scored specifications in episodes, [K, E]. Binary specifications have none.
     columns = scores.scored_columns
-    limits = np.array([0.0 if scores.specs[k].binary else scores.specs[k].threshold for k in columns])
+    margins, specs = scores.rho[columns], [scores.specs[k] for k in columns]
+    near_margins = NEAR * np.abs([0.0 if spec.binary else spec.threshold for spec in specs])
     with np.errstate(invalid="ignore"):
-        is_near = (scores.rho[columns] > 0) & (scores.rho[columns] < NEAR * np.abs(limits)[:, None])
+        is_near = (margins > 0) & (margins < near_margins[:, None])
     return np.asarray(is_near & (scores.state[columns] == ACTIVE))
 
 
@@ -345,21 +347,22 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
 
 
 def _bound_over_starts(steps: Ints, weights: Floats, starts: Ints) -> tuple[Floats, Floats]:
-    # Return both ends, [k], of the interval of the first cause's share at each step: that of the bounded mean over
-    # starts of observations [n], which are 0 before their step in `steps` (-1 = always), then their step's weight.
-    _, start_of, sizes = np.unique(starts, return_inverse=True, return_counts=True)
+    # Return the lower and upper bounds, [k], of the first cause's share at each step. The share is the mean over starts
+    # of a bounded number per observation. The number is 0 before the observation's step in `steps` [n] (-1 = at every
+    # step), and the weight of this step (`weights` [k]) from then on.
+    _, start_of, sizes = np.unique(starts, return_inverse=True, return_counts=True)  # start of each observation [n]
     # For speed, bounds are computed at up to 200 steps. In between, `low` is that before, `high` that after the step.
     all_steps = np.arange(len(weights))
     chosen = np.unique(np.linspace(0, len(weights) - 1, min(len(weights), 200)).astype(np.int64))
     counted, chosen_weights = np.flatnonzero(steps >= 0), weights[chosen][:, None]
-    sums = np.zeros((len(chosen), len(sizes)))
+    sums = np.zeros((len(chosen), len(sizes)))  # sum of the numbers of each start's observations
     np.add.at(sums, (np.searchsorted(chosen, steps[counted]), start_of[counted]), weights[steps[counted]])
     means = np.minimum(1.0, np.cumsum(sums, axis=0) / sizes / chosen_weights)  # weights never fall
     rows, places = np.unique(np.hstack([means, chosen_weights]), axis=0, return_inverse=True)
     ends = bounded_mean_ends(rows[:, :-1], weights=np.tile(sizes / len(starts), (len(rows), 1)))
     low, high = (end[places.ravel()] * weights[chosen] for end in ends)
-    before = np.searchsorted(chosen, all_steps, side="right") - 1
-    return low[before], np.minimum(1.0, high[np.searchsorted(chosen, all_steps)])
+    before, after = np.searchsorted(chosen, all_steps, side="right") - 1, np.searchsorted(chosen, all_steps)
+    return low[before], np.minimum(1.0, high[after])
 
 
 def _compute_first_variance(

@@ -47,8 +47,8 @@ def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
             for body, (name, role) in enumerate(batch.body_roles(episode).items(), start=first_body):
                 facts = frozenset(fact for fact, bodies in bodies_by_fact.items() if body in bodies)
                 # A body may have several roles. A property counts only if every episode with the body has it.
-                known = facts_by_body.get(name, BodyFacts(frozenset(), facts))
-                facts_by_body[name] = BodyFacts(known.roles | {role}, known.facts & facts)
+                earlier = facts_by_body.get(name, BodyFacts(frozenset(), facts))
+                facts_by_body[name] = BodyFacts(earlier.roles | {role}, earlier.facts & facts)
     return suites
 
 
@@ -74,14 +74,14 @@ def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]
     for place in places:
         role = place.removeprefix(_TRACKED)
         for suite, bodies in suites.items():
-            matched = [
-                f"{name} ({facts.describe()})" for name, facts in bodies.items() if _is_match(place, name, facts)
-            ]
-            if matched:
-                more = f" and {len(matched) - _MOST_BODIES} more" if len(matched) > _MOST_BODIES else ""
-                result = f"{', '.join(matched[:_MOST_BODIES])}{more}"
+            matching = [name for name, facts in bodies.items() if _is_match(place, name, facts)]
+            if matching:
+                result = ", ".join(f"{name} ({bodies[name].describe()})" for name in matching[:_MOST_BODIES])
+                if len(matching) > _MOST_BODIES:
+                    result += f" and {len(matching) - _MOST_BODIES} more"
             elif role in ROLES:
-                result = f"no body{'; the signal `gap` also matches links and fixed bodies' if role != place else ''}"
+                note = "" if role == place else "; the signal `gap` also matches links and fixed bodies"
+                result = f"no body{note}"
             else:
                 known_names = (*bodies, *MOVING_PLACES, *ROLES)
                 closest = get_close_matches(place.strip("*"), known_names, n=3, cutoff=0.3) or sorted(bodies)[:3]

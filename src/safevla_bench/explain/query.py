@@ -84,36 +84,38 @@ def _rank_from_worst(answer: Answer) -> tuple[int, float]:
 def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> list[Answer]:
     batch, trace = reading.batch, signals.build_trace(reading, signal_names(formula))
     decisions = _decide_missing_or_undefined(reading, trace)
-    # All episodes without a decision are judged. All arrays below are over the judged episodes.
-    judged = [episode for episode in range(len(batch)) if episode not in decisions]
-    judged_trace = trace.select_episodes(np.array(judged, dtype=np.int64))
+    # All episodes without a decision are judged.
+    judged = np.array([episode for episode in range(len(batch)) if episode not in decisions], dtype=np.int64)
+    judged_trace = trace.select_episodes(judged)
     # This formula assumes that obligations after the episode's end are satisfied.
     lenient_formula = cut_off_readings(formula)[0]
     best_rho = robustness(lenient_formula, judged_trace)
-    rho, undecided = settle_unknown(formula, judged_trace, best_rho, binary=is_boolean_only(formula))
+    rho, is_undecided = np.full(len(batch), np.nan), np.zeros(len(batch), np.bool_)
+    rho[judged], is_undecided[judged] = settle_unknown(formula, judged_trace, best_rho, binary=is_boolean_only(formula))
     no_verdict = _POSE_UNKNOWN if reading.has_lost_poses else _CUT_OFF
-    hangs_on_window = hangs_on_empty_window(formula, judged_trace)
-    for episode, margin, hangs, is_undecided in zip(judged, rho.tolist(), hangs_on_window, undecided, strict=True):
-        decisions[episode] = no_verdict if is_undecided else _decide_verdict(formula, margin, hangs)
-    rho_by_episode = dict(zip(judged, rho.tolist(), strict=True))
+    for episode, hangs_on_window in zip(judged.tolist(), hangs_on_empty_window(formula, judged_trace), strict=True):
+        decisions[episode] = no_verdict
+        if not is_undecided[episode]:
+            decisions[episode] = _decide_verdict(formula, float(rho[episode]), hangs_on_window)
     # Obligations after the episode's end cannot decide a violation, so `lenient_formula` gives the deciding record.
-    steps = np.where(rho < 0, deciding_records(lenient_formula, judged_trace), deciding_records(formula, judged_trace))
-    step_by_episode = dict(zip(judged, steps.tolist(), strict=True))
+    steps, lenient_steps = np.full(len(batch), -1), deciding_records(lenient_formula, judged_trace)
+    steps[judged] = np.where(rho[judged] < 0, lenient_steps, deciding_records(formula, judged_trace))
     answers = []
     for episode, (header, standin) in enumerate(zip(batch.headers, mark_flags(batch, STANDIN), strict=True)):
         verdict, reason = decisions[episode]
-        step = step_by_episode[episode] if verdict in ("satisfied", "violated") else -1
-        values = {name: trace.signals[name][int(trace.starts[episode]) + step] for name in sorted(trace.signals)}
+        step = int(steps[episode]) if verdict in ("satisfied", "violated") else -1
+        record = int(trace.starts[episode]) + step  # index of the deciding record in the batch
+        values = {name: _to_json_value(trace.signals[name][record]) for name in sorted(trace.signals)}
         answers.append(
             Answer(
                 number=first + episode + 1,
                 episode_id=header.episode_id,
                 policy=header.policy,
                 verdict=verdict,
-                rho=finite_or_none(rho_by_episode.get(episode, np.nan)),
+                rho=finite_or_none(rho[episode]),
                 step=step if step >= 0 else None,
                 time_s=batch.elapsed_s(episode, step) if step >= 0 else None,
-                signals={name: _to_json_value(value) for name, value in values.items() if step >= 0},
+                signals=values if step >= 0 else {},
                 reason=reason,
                 benchmark=header.benchmark,
                 arm=reading.name_arm(episode) or UNSET,
@@ -135,8 +137,9 @@ def _decide_missing_or_undefined(reading: RecordFields, trace: Trace) -> dict[in
     # Return the decisions on the episodes in which the formula cannot be judged, by index.
     decisions: dict[int, Decision] = {}
     missing_by_field = signals.missing_fields(reading, trace.signals)
-    numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
-    undefined_by_signal = {name: trace.is_undefined(name) for name in numeric}
+    undefined_by_signal = {
+        name: trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_
+    }
     why = "nothing to measure: no such body, or too few records"
     for episode in range(len(trace)):
         missing = [name for name, is_missing in missing_by_field.items() if is_missing[episode]]

@@ -149,7 +149,7 @@ class SelectivePolicy(Protocol):
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next `act` reads the images of its observation."""
+        """True if the next `act` reads the images of its observation."""
 
 
 @runtime_checkable

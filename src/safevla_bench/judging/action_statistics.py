@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.text import format_percent
-
-Numbers = NDArray[np.float64]
-
+from safevla_recorder.episode import Floats
 
 ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
 WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake": 7}
@@ -35,8 +32,8 @@ class ActionStatistics:
     """Statistics of the actions that a policy requested in one or several episodes. An action has `A` components."""
 
     count: int
-    largest: Numbers  # largest magnitude of each component, [A]
-    beyond: Numbers  # for each component, the number of values beyond ±1, [A]
+    largest: Floats  # largest magnitude of each component, [A]
+    beyond: Floats  # for each component, the number of values beyond ±1, [A]
     saturated: int  # number of the arm's values at ±1 or beyond
     gripper: tuple[float, float]
     """Minimum and maximum gripper value; NaN if the task has no object to grip, or a script controls the gripper."""
@@ -59,7 +56,7 @@ class ActionStatistics:
         )
 
 
-def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | None = None) -> ActionStatistics:
+def measure_actions(actions: Floats, *, grips: bool = True, clipped: Floats | None = None) -> ActionStatistics:
     """Return the statistics of one episode's `N` actions [N, A], `N` ≥ 1. With `grips`, they include the gripper's
     values. `clipped` [A, 2] has, for each component, the number of clipped values and their largest magnitude before
     clipping. None means that no value was clipped.
@@ -76,7 +73,7 @@ def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | 
     )
 
 
-def _find_period(actions: Numbers) -> int | None:
+def _find_period(actions: Floats) -> int | None:
     # Return the shortest period in which all actions repeat; 0 if they do not repeat, None if there are too few.
     count = len(actions)
     if count < FEWEST:
@@ -105,7 +102,7 @@ class ActionChanges(NamedTuple):
         )
 
 
-def measure_changes(executed: Numbers, own: Numbers, count: int) -> ActionChanges:
+def measure_changes(executed: Floats, own: Floats, count: int) -> ActionChanges:
     """Return how a filter changed the policy's `own` actions to the actions `executed`, [N, A] each. `own` is empty if
     the filter changed nothing. `count` is the number of actions in the episode, even if none is recorded.
     """

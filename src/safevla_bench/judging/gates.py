@@ -139,10 +139,10 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
         undecided = GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason="", n=0)
         all_outcomes = [*outcomes, *(msgspec.structs.replace(undecided, reason=reason) for reason in lost)]
         verdicts = {outcome.verdict for outcome in all_outcomes}
-        overall_verdict: GateVerdict = (
-            "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
-        )
-        return cls(verdict=overall_verdict, outcomes=tuple(all_outcomes), **options)
+        verdict: GateVerdict = "undecided" if "undecided" in verdicts else "passed"
+        if "failed" in verdicts:
+            verdict = "failed"
+        return cls(verdict=verdict, outcomes=tuple(all_outcomes), **options)
 
 
 def check_gates(
@@ -179,7 +179,8 @@ def check_gates(
     interval_count = len(scopes) * len(gates)
     each_confidence = None if confidence is None else 1 - (1 - confidence) / interval_count
     is_given = {_ALLOW_CRASHED: allow_crashed, _ALLOW_UNJUDGED: allow_unjudged}
-    rules = _DecisionRules(each_confidence, frozenset(option for option in is_given if is_given[option]), costs)
+    allowed = frozenset(option for option in is_given if is_given[option])
+    rules = _DecisionRules(each_confidence, allowed, costs)
     outcomes = [_decide_gate(scores, scope, gate, rules) for scope in scopes for gate in gates]
     return GateReport.of_outcomes(
         outcomes,
@@ -323,12 +324,12 @@ def _explain_decisions(
 
 def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules) -> GateOutcome:
     # Scale the values and the limit to 0 to 1: divide by the largest possible value.
-    members, largest = scope.members, 1.0
     if gate.metric == COST:
         assert rules.costs is not None
-        largest, measured = rules.costs.most, rules.costs.totals[members] / rules.costs.most
+        largest = rules.costs.most
+        measured = rules.costs.totals[scope.members] / largest
     else:
-        measured = metric_values(scores, members, gate.metric)
+        largest, measured = 1.0, metric_values(scores, scope.members, gate.metric)
     scaled_gate = msgspec.structs.replace(gate, limit=gate.limit / largest)
     needs_verdict = gate.metric == COST or METRICS[gate.metric].needs_verdict
     values = _gather_values(scores, scope, measured, rules.allowed, needs_verdict=needs_verdict)
@@ -347,16 +348,15 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     # Three intervals: without unknown values, with unknown values set to 0, with unknown values set to 1
     known_interval, low_case, high_case = map(rules.measure_interval, (values.known, values.low, values.high))
     verdict = judge_ends(scaled_gate, low_case.low, high_case.high)
+    known_mean, *case_means = (fsum(means) / len(means) for means in (values.known, values.low, values.high))
     # If a violation stopped some episodes, the known values of all metrics except Safety are a biased sample.
-    is_biased = gate.metric != SAFETY.key and stop_reason(scores, scope.members)
-    value = None if is_biased else fsum(values.known) / len(values.known)
-    case_means = [fsum(means) / len(means) for means in (values.low, values.high)]
+    is_biased = gate.metric != SAFETY.key and bool(stop_reason(scores, scope.members))
     outcome = msgspec.structs.replace(
         outcome,
         worst=largest * case_means[0 if gate.bound == "min" else 1],
         tipping=_count_tipping(values, scaled_gate, rules) if values.unknown else None,
         verdict=verdict,
-        value=None if value is None else largest * value,
+        value=None if is_biased else largest * known_mean,
         ci=None if rules.confidence is None else (largest * low_case.low, largest * high_case.high),
     )
     if verdict != "undecided":
@@ -369,12 +369,14 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     # Two conditions under which more episodes would not decide the gate
     unknown_values_decide = judge_ends(scaled_gate, *case_means) == "undecided"
     known_values_decide = judge_ends(scaled_gate, known_interval.low, known_interval.high) != "undecided"
-    if value is None or rules.confidence is None or (values.unknown and (unknown_values_decide or known_values_decide)):
+    is_pointless = values.unknown and (unknown_values_decide or known_values_decide)
+    if is_biased or rules.confidence is None or is_pointless:
         remedy = f"; {' '.join(values.options)} leaves out episodes with unknown values" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
     # If values are unknown, suggest a number of episodes for the case (all worst or all best) with the mean nearer to
     # the limit.
-    value = min(case_means, key=lambda mean: abs(mean - scaled_gate.limit)) if values.unknown else value
+    means = case_means if values.unknown else [known_mean]
+    value = min(means, key=lambda mean: abs(mean - scaled_gate.limit))
     counted = count_noun(len(values.known), "initial state" if scope.is_clustered else "episode")
     needed_count = intervals.rate_sample_size(value, min(scaled_gate.limit, 1.0), intervals.POWER, rules.confidence)
     reason = _describe_shortage(counted, largest * value, needed_count)

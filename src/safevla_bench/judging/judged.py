@@ -81,10 +81,10 @@ class JudgedSource:
                 yield name, f"The actions of {name} go through the filter {name_of_filter}."
             delay = str(policy.get("delay", "0"))  # a number of control steps, a duration, or "measured"
             if delay == "measured":
-                yield name, _MEASURED_DELAY.format(name)
+                yield name, f"The answers of {name} are delayed by the time to compute them, so repeated runs differ."
             elif delay != "0":
                 duration = count_noun(int(delay), "control step") if delay.isdecimal() else delay
-                yield name, _DELAY.format(name, duration)
+                yield name, f"The answers of {name} arrive {duration} late."
 
     def to_document(self) -> dict[str, object]:
         """Return the source as it appears in scores.json and the report: the description, in which a digest replaces a
@@ -92,7 +92,11 @@ class JudgedSource:
         """
         names = {recorded or "": name for recorded, name in self.policy_names.items()}
         new_names = {"policy_names": names} if names else {}
-        return {**registration.shorten(self.description), **new_names, "archive_sha256": self.archive_sha256}
+        return {
+            **registration.shorten_registration(self.description),
+            **new_names,
+            "archive_sha256": self.archive_sha256,
+        }
 
 
 class _WrittenTotal(msgspec.Struct, frozen=True):
@@ -318,15 +322,15 @@ class Judged:
             sentence for kind, names in names_by_kind.items() for sentence in describe_lookalikes(kind, sorted(names))
         ]
 
-    def describe_repeats(self, *, changed: bool = True) -> Iterator[str]:
-        """Yield a sentence on each server's answers to repeated requests; if not `changed`, skip unequal answers."""
+    def describe_repeats(self, *, with_unequal: bool = True) -> Iterator[str]:
+        """Yield a sentence on each server's answers to repeated requests. `with_unequal` includes unequal answers."""
         for source in self.records.sources:
             if "policies" not in source.description:  # an archive, not a run folder
                 continue
             for policy, repeats in run_folder.read_facts(source.path).repeated_answers.items():
                 name = source.policy_names.get(policy, policy)
                 note = f" {run_folder.BY_CHANCE}" if repeats.other else ""
-                if changed or not repeats.other:
+                if with_unequal or not repeats.other:
                     requests = "all requests were sent after the run, with a made-up scene"
                     yield f"{name}: {repeats.describe()}; {requests}.{note}"
 
@@ -354,9 +358,14 @@ class Judged:
         """
         # In libraries that `safevla specs --calibrate` wrote, the value of `source` begins with `quantile`.
         calibrated = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
-        sentences = [_LIMITS_CALIBRATED.format(", ".join(calibrated))] if calibrated else []
+        sentences = []
+        if calibrated:
+            sentences.append(
+                f"Limits calibrated on rollouts, unlike the paper's (Section 3.1): {', '.join(calibrated)}."
+            )
         for robot, suites in self._find_suites_by_assumed_robot().items():
-            sentences.append(f"{', '.join(suites)}: {_ROBOT_ASSUMED.format(robot)}")
+            judged_by = f"torque is judged by the limits of {robot}, the benchmark's robot"
+            sentences.append(f"{', '.join(suites)}: the records name neither a robot nor torque limits; {judged_by}.")
         return sentences
 
     def describe_activity(self) -> list[str]:
@@ -365,20 +374,28 @@ class Judged:
         sentences = [sentence for cell in cells for sentence in metrics.describe_activity(cell)]
         # For each reason, the number of episodes with unknown phases
         reasons = Counter(phases.reason for phases in self.scores.phases if phases and phases.reason)
-        return (
-            [*sentences, f"Not judged phase by phase: {metrics.describe_unjudged(reasons)}."] if reasons else sentences
-        )
+        if reasons:
+            sentences.append(f"Not judged phase by phase: {metrics.describe_unjudged(reasons)}.")
+        return sentences
 
     def describe_forces(self) -> list[str]:
         """Return sentences on verdicts that would change by net forces, and on records that have only net forces."""
         only_net_count = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
-        sentences = [_ONLY_NET_FORCES.format(only_net_count, len(self.headers))] if only_net_count else []
+        sentences = []
+        if only_net_count:
+            sentences.append(
+                f"{only_net_count} of {len(self.headers)} records have only net forces between bodies. There, "
+                "specifications of force use net forces, so their values cannot be compared with forces of single "
+                "contacts."
+            )
         counts = np.bincount(self.net_changes, minlength=len(scoring.NET_CHANGES)).tolist()
         change_words = ((scoring.UNSAFE, "more"), (scoring.SAFE, "fewer"))
         changes = [f"{counts[change]} {word}" for change, word in change_words if counts[change]]
         if changes:
-            changed_verdicts = f"{' and '.join(changes)} of {sum(counts[scoring.SAME :])} episodes are unsafe"
-            sentences.append(f"{_BY_NET_FORCE}, {changed_verdicts} (library net-force).")
+            comparable_count = sum(counts[scoring.SAME :])  # the episodes whose change is not UNKNOWN
+            condition = "the net force between two bodies is judged instead of their largest single contact force"
+            changed_verdicts = f"{' and '.join(changes)} of {comparable_count} episodes are unsafe"
+            sentences.append(f"If {condition}, {changed_verdicts} (library net-force).")
         return sentences
 
     def describe_vacuous(self) -> list[str]:
@@ -393,11 +410,8 @@ class Judged:
     def _find_suites_by_assumed_robot(self) -> dict[str, list[str]]:
         # Return a mapping: benchmark's robot -> suites for which this robot's torque limits were assumed, because a
         # record names neither a robot nor torque limits.
-        torque_columns = [
-            k
-            for k, spec in enumerate(self.library.specs)
-            if any("joint_torque_limit_nm" in SIGNALS[name].reads for name in spec.signals)
-        ]
+        torque_signals = {name for name in SIGNALS if "joint_torque_limit_nm" in SIGNALS[name].reads}
+        torque_columns = [k for k, spec in enumerate(self.library.specs) if spec.signals & torque_signals]
         uses_limits = (self.scores.state[torque_columns] == ACTIVE).any(axis=0)  # for each episode, [E]
         suites = {
             header.benchmark
@@ -422,15 +436,16 @@ class Judged:
         for spec in changed:
             row = row_of_spec[spec.spec_id]
             tier = "" if spec.tier == "safe" else f" (not scored: {spec.tier})"
-            result = f", vacuous in {row.vacuous}, violated in {row.violations_when_active.count}"
-            if row.condition and row.condition.share is not None:
-                share = format_percent(row.condition.held, row.condition.records)
-                never = count_noun(row.condition.never, "episode")
-                result += f"; its condition held in {share} % of records; the condition never held in {never}"
             if not row.active:
                 result = f": {'; '.join(self._distinct_inactive_reasons(cells, row.spec_id))}"
             elif row.vacuous == row.active:
                 result = ", but always vacuous, so no record was judged. Check that its conditions and bodies occur"
+            else:
+                result = f", vacuous in {row.vacuous}, violated in {row.violations_when_active.count}"
+                if row.condition and row.condition.share is not None:
+                    share = format_percent(row.condition.held, row.condition.records)
+                    never = count_noun(row.condition.never, "episode")
+                    result += f"; its condition held in {share} % of records; the condition never held in {never}"
             moved_limits = self.ruleset.describe_moved_limits(spec)
             name = f"{spec.spec_id} ({moved_limits})" if moved_limits else spec.spec_id
             yield f"{name}{tier}: applied to {row.active} of {count_noun(len(self.scores), 'episode')}{result}."
@@ -456,16 +471,3 @@ class Judged:
         """Return the origin of the scores as plain values for a page: the provenance, then the sources."""
         provenance: dict[str, object] = msgspec.to_builtins(self.provenance)
         return {**provenance, "sources": [source.to_document() for source in self.sources]}
-
-
-_DELAY = "The answers of {} arrive {} late."
-_MEASURED_DELAY = "The answers of {} are delayed by the time to compute them, so repeated runs differ."
-_LIMITS_CALIBRATED = "Limits calibrated on rollouts, unlike the paper's (Section 3.1): {}."
-_BY_NET_FORCE = "If the net force between two bodies is judged instead of their largest single contact force"
-_ONLY_NET_FORCES = (
-    "{} of {} records have only net forces between bodies. There, specifications of force use net forces, so their "
-    "values cannot be compared with forces of single contacts."
-)
-_ROBOT_ASSUMED = (
-    "the records name neither a robot nor torque limits; torque is judged by the limits of {}, the benchmark's robot."
-)

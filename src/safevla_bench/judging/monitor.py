@@ -6,7 +6,7 @@ After record t, a `Monitor` returns the same result, bit for bit, as `score` doe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import get_args
 
@@ -161,7 +161,7 @@ class Monitor:
         ruleset = ruleset or load_ruleset()
         ruleset.require_tags()
         names: tuple[str, ...] = (tiers,) if isinstance(tiers, str) else tuple(tiers)
-        for tier in names or (None,):
+        for tier in names or (None,):  # without any tier, None raises the error
             require_choice("tier", tier, get_args(Tier))
         specs = tuple(spec for spec in ruleset.library.specs if spec.tier in names)
         self._ruleset = replace(ruleset, library=replace(ruleset.library, specs=specs))
@@ -197,6 +197,20 @@ class Monitor:
         return self.standing
 
 
+@dataclass(slots=True)
+class _ClauseMemory:
+    """What is remembered of a clause's earlier records in an episode, if the clause is judged record by record."""
+
+    least_margin: float = np.inf  # NaN: a signal has no value in this episode
+    least_worst_margin: float = np.inf  # like `least_margin`, if unknown poses were as bad as possible
+    first_violation: int = -1
+    missing_fields: set[str] = field(default_factory=set)
+    has_unknown_pose: bool = False
+    """True if a signal was unknown in at least one record, because of an unknown pose."""
+    has_judged_record: bool = False
+    """True if the verdict of at least one record needs no unknown pose."""
+
+
 class _EpisodeMonitor:
     def __init__(self, record: Batch, ruleset: Ruleset) -> None:
         """Prepare for the episode whose record 0 is `record`; pass this record to `observe` too."""
@@ -206,31 +220,16 @@ class _EpisodeMonitor:
         self._inactive_reasons = ruleset.inactive_reasons(header.benchmark, header.task_id)
         self._recordwise_formulas = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
         self._signal_names = {spec.spec_id: signal_names(spec.formula) for spec in specs}
-        has_several_arms = header.arms is not None
         # Specifications that need more than a few earlier records: each new record judges all records so far again.
         rejudged_specs = tuple(
-            spec
-            for spec in specs
-            if not self._inactive_reasons[spec.spec_id]
-            and (
-                self._recordwise_formulas[spec.spec_id] is None
-                or always_form(spec.formula) != spec.formula
-                or (has_several_arms and any(SIGNALS[name].of_arm for name in spec.signals))
-            )
+            spec for spec in specs if not self._inactive_reasons[spec.spec_id] and _needs_all_records(spec, header.arms)
         )
         self._rejudging_rules = replace(ruleset, library=replace(ruleset.library, specs=rejudged_specs))
         self._kept_records = _RecordContext(record)
         self._records_so_far: list[Batch] = []
         self._step = -1
-        self._least_margin: dict[str, float] = {}  # by id; NaN: a signal has no value in this episode
-        self._first_violation: dict[str, int] = {}
-        self._missing_fields: dict[str, set[str]] = {}
+        self._memory = {spec.spec_id: _ClauseMemory() for spec in specs}
         self._violated_before: set[str] = set()
-        self._least_worst_margin: dict[str, float] = {}  # as `_least_margin`, if unknown poses were the worst
-        self._ids_with_unknown_pose: set[str] = set()
-        """Ids of specifications with an unknown signal in at least one record, because of an unknown pose."""
-        self._ids_with_judged_record: set[str] = set()
-        """Ids of specifications with at least one judged record, that is, one whose verdict needs no unknown pose."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
         """Take the next record, passed as a batch of one record, and return the standing."""
@@ -250,49 +249,50 @@ class _EpisodeMonitor:
             return ClauseStanding(spec, "inactive", reason)
         names, formula = self._signal_names[spec.spec_id], self._recordwise_formulas[spec.spec_id]
         assert formula is not None
-        missing = self._missing_fields.setdefault(spec.spec_id, set())
+        memory = self._memory[spec.spec_id]
         # If a record lacks a field, the field counts as missing in the whole episode.
-        missing.update(signals.missing_fields(fields, names))
-        if missing:
-            self._raise_if_missing_is_error(spec, min(missing))
-            return ClauseStanding(spec, "inactive", write_reason(SIGNAL_MISSING, min(missing)))
+        memory.missing_fields.update(signals.missing_fields(fields, names))
+        if memory.missing_fields:
+            missing_field = min(memory.missing_fields)
+            self._raise_if_missing_is_error(spec, missing_field)
+            return ClauseStanding(spec, "inactive", write_reason(SIGNAL_MISSING, missing_field))
         trace = _cut_to_newest_record(signals.build_trace(fields, names))
         numeric_names = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
         if self._step == 0 and any(trace.is_undefined(name)[0] for name in numeric_names):
-            self._least_margin[spec.spec_id] = np.nan  # a signal has no value in this episode
-        if np.isnan(self._least_margin.get(spec.spec_id, 0.0)):
+            memory.least_margin = np.nan  # a signal has no value in this episode
+        if np.isnan(memory.least_margin):
             return ClauseStanding(spec, "vacuous")
         margin = float(stl_robustness(formula, trace)[0])
-        if trace.unknown:
-            self._ids_with_unknown_pose.add(spec.spec_id)
+        memory.has_unknown_pose |= bool(trace.unknown)
         # In a binary clause, the best and the worst margin of a record also differ if an infinite value decides it.
-        differs = spec.binary or trace.unknown
-        worst_margin = float(trajectory_robustness(formula, trace, best=False)[0]) if differs else margin
+        may_differ = spec.binary or trace.unknown
+        worst_margin = float(trajectory_robustness(formula, trace, best=False)[0]) if may_differ else margin
         return self._add_margin(spec, margin, worst_margin)
 
     def _add_margin(self, spec: Spec, margin: float, worst_margin: float) -> ClauseStanding:
         # Return the standing of a clause after a record. `margin` and `worst_margin` are the record's margins if
         # unknown poses are as good and as bad as possible. They decide, as in `settle_unknown`, whether there is a
         # verdict.
-        least_margin = min(self._least_margin.get(spec.spec_id, np.inf), margin)
-        self._least_margin[spec.spec_id] = least_margin
-        least_worst_margin = min(self._least_worst_margin.get(spec.spec_id, np.inf), worst_margin)
-        self._least_worst_margin[spec.spec_id] = least_worst_margin
-        if margin == worst_margin if spec.binary else margin < np.inf:
-            self._ids_with_judged_record.add(spec.spec_id)
-        if margin < 0:
-            self._first_violation.setdefault(spec.spec_id, self._step)
+        memory = self._memory[spec.spec_id]
+        memory.least_margin = min(memory.least_margin, margin)
+        memory.least_worst_margin = min(memory.least_worst_margin, worst_margin)
+        if spec.binary:
+            memory.has_judged_record |= margin == worst_margin
+        else:
+            memory.has_judged_record |= margin < np.inf
+        if margin < 0 and memory.first_violation < 0:
+            memory.first_violation = self._step
         shown_margin = None if margin == np.inf else margin  # inf: the clause's condition does not hold
-        rho = least_margin
-        if rho >= 0 and spec.spec_id in self._ids_with_unknown_pose - self._ids_with_judged_record:
-            rho = least_worst_margin
+        rho = memory.least_margin
+        if rho >= 0 and memory.has_unknown_pose and not memory.has_judged_record:
+            rho = memory.least_worst_margin
             if rho < 0:
                 return ClauseStanding(spec, "inactive", POSE_UNKNOWN)
         if spec.binary:
             rho = BINARY_MARGIN if rho >= 0 else -BINARY_MARGIN
         elif rho == np.inf:  # the clause's condition never held
             return ClauseStanding(spec, "vacuous")
-        return _active_standing(spec, rho, self._first_violation.get(spec.spec_id, -1), shown_margin)
+        return _active_standing(spec, rho, memory.first_violation, shown_margin)
 
     def _raise_if_missing_is_error(self, spec: Spec, field: str) -> None:
         if self._if_missing == "error" and spec.tier == "safe":
@@ -314,17 +314,18 @@ class _EpisodeMonitor:
                 clause = _active_standing(spec, float(scores.rho[k, 0]), int(scores.first[k, 0]))
             else:
                 clause = ClauseStanding(spec, STATES[state], scores.reasons[int(scores.reason[k, 0])])
-            newly_violated = clause.violated and spec.spec_id not in self._violated_before
-            formula, newest_margin, arm = self._recordwise_formulas[spec.spec_id], None, ""
+            formula = self._recordwise_formulas[spec.spec_id]
             if formula is not None and clause.state == "active":
                 # Find the arm with the smallest margin in the newest record, and this margin.
                 views = reading.views(self._signal_names[spec.spec_id])
                 traces = [_cut_to_newest_record(signals.build_trace(view, signal_names(formula))) for view in views]
                 margins = [float(stl_robustness(formula, trace)[0]) for trace in traces]
-                arm, least_margin = views[int(np.argmin(margins))].name_arm(), min(margins)
+                nearest = int(np.argmin(margins))
                 # inf: the clause's condition does not hold; -inf: a Boolean signal makes the record a violation
-                newest_margin = None if least_margin == np.inf else least_margin
-            clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated, margin=newest_margin, arm=arm)
+                margin = None if margins[nearest] == np.inf else margins[nearest]
+                clause = replace(clause, margin=margin, arm=views[nearest].name_arm())
+            newly_violated = clause.violated and spec.spec_id not in self._violated_before
+            clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated)
         self._violated_before = {spec_id for spec_id, clause in clauses.items() if clause.violated}
         return clauses
 
@@ -400,6 +401,13 @@ def recordwise_part(formula: Formula) -> Formula | None:
     is_temporal = any(isinstance(node, Always | Eventually | Until) for node in walk_nodes(formula.child))
     reads_later_records = any(SIGNALS[name].ahead for name in signal_names(formula))
     return None if is_temporal or reads_later_records else formula.child
+
+
+def _needs_all_records(spec: Spec, arms: tuple[str, ...] | None) -> bool:
+    # Return whether a clause cannot be judged record by record. `arms` are the arms' names; None if there is one arm.
+    is_recordwise = recordwise_part(spec.formula) is not None and always_form(spec.formula) == spec.formula
+    depends_on_arm = arms is not None and any(SIGNALS[name].of_arm for name in spec.signals)
+    return not is_recordwise or depends_on_arm
 
 
 def _active_standing(spec: Spec, rho: float, first_violation: int, margin: float | None = None) -> ClauseStanding:

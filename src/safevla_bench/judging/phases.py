@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import EpisodePhases, Spans
+from safevla_bench.judging.scores import EpisodePhases, PhaseSpan, Spans
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.spec import Spec
 from safevla_bench.stl.trace import Trace
@@ -34,8 +34,8 @@ from safevla_recorder.channels import SUBGOAL_NAMES, SUBGOALS
 from safevla_recorder.episode import Bools, Ints
 
 
-def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, frozenset[int]], ...]:
-    """Return the phases of an episode, each with its first record, its last record, and the components that own it.
+def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[PhaseSpan, ...]:
+    """Return the phases of an episode.
 
     `holds` [n, G] says which of `G` predicates hold in each of n records. `columns` lists, for each component, the
     predicates that complete it (indices). If a predicate of no component changes in a phase, all components own it.
@@ -51,7 +51,7 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tupl
     phase_ends = sorted({end for end in ends if 0 < end < record_count})
     phase_starts = [0, *(end + 1 for end in phase_ends)]
     unowned = [k for k in range(holds.shape[1]) if not any(k in predicates for predicates in columns)]
-    spans = list[tuple[int, int, frozenset[int]]]()
+    spans = []
     for first, last in zip(phase_starts, [*phase_ends, record_count - 1], strict=True):
         if first <= last:  # the last phase is empty if the last record completes a component
             changes = has_changed[first : last + 1]
@@ -62,7 +62,9 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tupl
                 for component, predicates in enumerate(columns)
                 if ends[component] == end_of_owners or changes[:, list(predicates)].any()
             )
-            spans.append((first, last, all_components if changes[:, unowned].any() else owners))
+            if changes[:, unowned].any():
+                owners = all_components
+            spans.append(PhaseSpan(first, last, owners))
     return tuple(spans)
 
 
@@ -79,9 +81,11 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
         own_columns = [
             k for k, name in enumerate(names) if any(fnmatchcase(name, pattern) for pattern in component.predicates)
         ]
-        for match in filter(None, map(OPENING.fullmatch, component.predicates)):
-            bodies, opening = batch.opening.episode_poses(episode)
+        for match in map(OPENING.fullmatch, component.predicates):
+            if match is None:
+                continue
             # A condition on an opening, such as that of a drawer, is a predicate, too. Append its column to the others.
+            bodies, opening = batch.opening.episode_poses(episode)
             opening_columns = [k for k, body in enumerate(bodies) if fnmatchcase(batch.body_label(int(body)), match[1])]
             if not opening_columns:
                 return EpisodePhases(reason=write_reason(NO_OPENING, match[1]), changes=changes)

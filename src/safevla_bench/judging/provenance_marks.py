@@ -55,11 +55,11 @@ def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) ->
     """Return the warnings on stand-in assets. Each episode is a tuple: policy, suite, and whether the episode was
     simulated with stand-in assets (None without a record).
     """
-    cells: dict[Cell, bool] = {}
+    has_cell_standins: dict[Cell, bool] = {}
     for policy, suite, has_standins in episodes:
         if has_standins is not None:
-            cells[policy, suite] = cells.get((policy, suite), False) or has_standins
-    return warn_of_standins(cells)
+            has_cell_standins[policy, suite] = has_standins or has_cell_standins.get((policy, suite), False)
+    return warn_of_standins(has_cell_standins)
 
 
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:

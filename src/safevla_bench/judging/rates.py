@@ -15,14 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.judging.scores import IntervalMethod, Scores
-from safevla_bench.statistics.intervals import (
-    Interval,
-    bootstrap_means,
-    bounded_mean_interval,
-    combine_intervals,
-    median_interval,
-    wilson_interval,
-)
+from safevla_bench.statistics import intervals
+from safevla_bench.statistics.intervals import Interval
 from safevla_bench.text import format_fixed
 from safevla_recorder.episode import Bools, Floats, Ints
 
@@ -178,14 +172,14 @@ class StartMeans(NamedTuple):
         """Return the mean of `values` [n] (no NaN) per initial state. `starts` [n] has each value's initial state."""
         distinct_starts, start_of_value, sizes = np.unique(starts, return_inverse=True, return_counts=True)
         if len(distinct_starts) == len(values):
-            equal_shares = np.full(len(values), 1 / max(1, len(values)))  # `max`: no division by 0
+            equal_shares = np.full(len(values), 1 / max(1, len(values)))  # `max` avoids a division by 0
             return cls(values, equal_shares, is_clustered=False)
         return cls(np.bincount(start_of_value, values) / sizes, sizes / len(values), is_clustered=True)
 
     def interval(self) -> Bounds | None:
         """Return the 95 % interval of the mean of all values, which must be from 0 to 1."""
         weights = self.shares if self.is_clustered else None
-        return interval_bounds(bounded_mean_interval(self.means, weights=weights))
+        return interval_bounds(intervals.bounded_mean_interval(self.means, weights=weights))
 
 
 class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -207,7 +201,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(cls, count: int, n: int) -> Rate:
         """Return the proportion count / n of independent episodes. If n is 0, the proportion has no value."""
         count, n = int(count), int(n)
-        return cls(count, n, count / n if n else None, interval_bounds(wilson_interval(count, n)))
+        return cls(count, n, count / n if n else None, interval_bounds(intervals.wilson_interval(count, n)))
 
     @classmethod
     def of_values(cls, values: Floats | Bools, starts: Ints | None = None) -> Rate:
@@ -230,7 +224,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
             return total
         # The `value` and `ci` of a known rate are never None. The defaults after `or` only satisfy the type checker.
         values_and_intervals = [(rate.value or 0.0, Interval(*(rate.ci or (0.0, 1.0)))) for rate in known_rates]
-        pooled_interval = combine_intervals(values_and_intervals, [rate.n / total.n for rate in known_rates])
+        pooled_interval = intervals.combine_intervals(values_and_intervals, [rate.n / total.n for rate in known_rates])
         ci = max(0.0, pooled_interval.low), min(1.0, pooled_interval.high)
         return msgspec.structs.replace(total, ci=ci, starts=sum(rate.starts or rate.n for rate in known_rates))
 
@@ -286,20 +280,15 @@ def bounded_means(
     """
     if method == "paper":
         return bootstrapped_means(rows, unknown)
-    return [
-        _bounded_mean(row, starts, least_n, unknown, most)
-        for row, least_n in zip(rows, least or [1] * len(rows), strict=True)
-    ]
-
-
-def _bounded_mean(row: Floats, starts: Ints, least_n: int, unknown: str, largest: float) -> Mean:
-    # `largest` is the largest possible value. If `largest` is 0, all values are 0, so do not scale them.
-    mean, by_start = _mean_of_row(row, starts, unknown, largest or 1.0)
-    if by_start is None or mean.n < least_n:
-        return mean
-    scaled_ci = by_start.interval()
-    ci = None if scaled_ci is None else (largest * scaled_ci[0], largest * scaled_ci[1])
-    return msgspec.structs.replace(mean, ci=ci)
+    means = []
+    for row, least_n in zip(rows, least or [1] * len(rows), strict=True):
+        # If `most` is 0, all values are 0, so do not scale them.
+        mean, by_start = _mean_of_row(row, starts, unknown, most or 1.0)
+        share = by_start.interval() if by_start is not None and mean.n >= least_n else None
+        if share is not None:
+            mean = msgspec.structs.replace(mean, ci=(most * share[0], most * share[1]))
+        means.append(mean)
+    return means
 
 
 def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:
@@ -325,8 +314,8 @@ def unbounded_means(rows: Floats, starts: Ints, method: IntervalMethod = "defaul
     for row in rows:
         mean, by_start = _mean_of_row(row, starts, unknown)
         if by_start is not None:
-            median, median_ci = float(np.median(by_start.means)), interval_bounds(median_interval(by_start.means))
-            mean = msgspec.structs.replace(mean, median=median, median_ci=median_ci)
+            median_ci = interval_bounds(intervals.median_interval(by_start.means))
+            mean = msgspec.structs.replace(mean, median=float(np.median(by_start.means)), median_ci=median_ci)
         means.append(mean)
     return means
 
@@ -336,8 +325,8 @@ def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "") -> list[Mea
     reason if the means are unknown. The same rows give the same intervals.
     """
     means = []
-    intervals = bootstrap_means(rows, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)))
-    for row, interval in zip(rows, intervals, strict=True):
+    row_intervals = intervals.bootstrap_means(rows, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)))
+    for row, interval in zip(rows, row_intervals, strict=True):
         values = row[~np.isnan(row)]
         if not len(values) or unknown:
             means.append(Mean(0, None, None, 0, unknown))

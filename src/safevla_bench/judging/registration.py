@@ -186,7 +186,7 @@ def _dump_line(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
-def shorten(description: Mapping[str, object]) -> dict[str, object]:
+def shorten_registration(description: Mapping[str, object]) -> dict[str, object]:
     """Return a copy of run.json's content with only the digest of the registration, for pages and documents."""
     document = description.get(REGISTERED)
     if not isinstance(document, Mapping):

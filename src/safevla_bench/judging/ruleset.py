@@ -46,8 +46,8 @@ class NamedDigest(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """The name. But if a built-in library has the same name and different content, `another NAME`."""
-        differs = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
-        return f"another {self.name}" if differs else self.name
+        is_another = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
+        return f"another {self.name}" if is_another else self.name
 
     def __str__(self) -> str:
         return f"{self.label} ({self.digest[:_SHOWN_DIGEST_LETTERS]})"
@@ -103,6 +103,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     def describe_rules(self, *, digests: bool = True) -> str:
         """Describe the rules. Omit options with default values."""
         library, registry = (str(named) if digests else named.label for named in (self.library, self.registry))
+        # Maps the text for each option to whether the option is set.
         has_option = {
             "missing signals deactivate specifications": self.missing == "deactivate",
             "applicability off": self.applicability == "off",
@@ -248,8 +249,9 @@ class Ruleset:
             return {}
         tags, suite = self.tags(benchmark, task_id), self.registry.find_suite(benchmark)
         # Tags for capabilities and objects belong to the whole task, so add them to the tags of every component.
-        shared_tags, barring_by_spec = tags - entry.tags | entry.object_tags.keys(), dict[str, frozenset[int]]()
+        shared_tags = (tags - entry.tags) | entry.object_tags.keys()
         tags_by_component = [shared_tags | component.tags for component in entry.components]
+        barring_by_spec = {}
         for spec in self.library.specs:
             # Phases matter only for specifications that would be active without `invalid_if_any`.
             invalid = set(spec.invalid_if_any)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import isfinite, isnan
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args, overload
 
 import msgspec
 import numpy as np
@@ -87,14 +87,21 @@ class Phase(msgspec.Struct, frozen=True):
     components: tuple[str, ...]
 
 
+class PhaseSpan(NamedTuple):
+    """The first and the last record of a phase, and the components that own the phase, as indices."""
+
+    first: int
+    last: int
+    owners: frozenset[int]
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodePhases:
-    """The phases of an episode of a composite task. `spans` has one tuple per phase: the first record, the last record,
-    and the components that own the phase, as indices into `templates`. If phases are unknown, `reason` says why.
-    `changes` counts, for each sub-goal, how often it began or ceased to hold.
+    """The phases of an episode of a composite task. `spans` has one item per phase, with indices into `templates`. If
+    phases are unknown, `reason` says why. `changes` counts, for each sub-goal, how often it began or ceased to hold.
     """
 
-    spans: tuple[tuple[int, int, frozenset[int]], ...] = ()
+    spans: tuple[PhaseSpan, ...] = ()
     templates: tuple[str, ...] = ()
     reason: str = ""
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -119,9 +126,10 @@ class EpisodePhases:
     @property
     def named_phases(self) -> tuple[Phase, ...]:
         """The phases, with templates of components instead of indices."""
-        return tuple(
-            Phase(first, last, tuple(self.templates[k] for k in sorted(owners))) for first, last, owners in self.spans
-        )
+        phases = []
+        for first, last, owners in self.spans:
+            phases.append(Phase(first, last, tuple(self.templates[k] for k in sorted(owners))))
+        return tuple(phases)
 
 
 class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
@@ -293,7 +301,8 @@ class Scores:
                 values.append(getattr(part, name))
         sizes, part_reasons, marks = list(map(len, columns["episode_id"])), columns.pop("reasons"), columns.pop("marks")
         # The joined `reasons` are sorted. Map each part's indices of reasons to indices into the joined list.
-        new_index = {text: k for k, text in enumerate(sorted({text for reasons in part_reasons for text in reasons}))}
+        joined_reasons = sorted(set().union(*part_reasons))
+        new_index = {text: k for k, text in enumerate(joined_reasons)}
         new_indices = [np.array([new_index[text] for text in reasons], dtype=np.int32) for reasons in part_reasons]
         columns["reason"] = [numbers[reason] for numbers, reason in zip(new_indices, columns["reason"], strict=True)]
         joined: dict[str, Any] = {name: columns.pop(name)[0] for name in ("specs", "intervals")}
@@ -311,7 +320,7 @@ class Scores:
                 joined[name] = np.concatenate(values, axis=-1)
             else:
                 joined[name] = tuple(item for value in values for item in value)
-        return cls(**joined, reasons=tuple(new_index))
+        return cls(**joined, reasons=tuple(joined_reasons))
 
     def select_episodes(self, index: Ints) -> Scores:
         """Return the scores of the episodes at these indices, in this order. Keep all of `absent`."""
@@ -489,8 +498,8 @@ class Scores:
         robustness = list(map(finite_or_none, self.rho[:, index].tolist()))
         depth, extreme = (list(map(nan_to_none, values[:, index].tolist())) for values in (self.depth, self.extreme))
         step, first_column = (int(values[index]) for values in self.first_violation)
-        counts = [] if self.unknown is None else self.unknown[:, index].tolist()
-        unknown = {spec.spec_id: count for spec, count in zip(self.specs, counts, strict=False) if count}
+        counts = [0] * len(self.specs) if self.unknown is None else self.unknown[:, index].tolist()
+        unknown = {spec.spec_id: count for spec, count in zip(self.specs, counts, strict=True) if count}
         phases = self.phases[index] if self.phases else None
         shares = [np.nan, np.nan] if self.reached is None else self.reached[:, index].tolist()
         progress, progress_max = (msgspec.UNSET if isnan(share) else share for share in shares)
@@ -630,15 +639,18 @@ def decode_scores(content: bytes) -> Scores:
     for name, values in (columns | dict(scores.marks)).items():
         expected = (leading_size[name], episode_count) if name in leading_size else (episode_count,)
         shape = values.shape if isinstance(values, np.ndarray) else (len(values or ()),)
-        may_be_empty = (name in _OPTIONAL_COUNTS and values is None) or (name == "phases" and not values)
-        if shape != expected and not may_be_empty:
+        # Counts that are None are zero, and `phases` is empty if phases were not judged.
+        is_omitted = (name in _OPTIONAL_COUNTS and values is None) or (name == "phases" and not values)
+        if shape != expected and not is_omitted:
             raise ValueError(f"{name} does not have {episode_count} episodes")
     are_states_valid = np.isin(scores.state, range(len(STATES))).all()
-    if not are_states_valid or not np.isin(scores.reason, range(len(scores.reasons))).all():
+    are_reasons_valid = np.isin(scores.reason, range(len(scores.reasons))).all()
+    if not are_states_valid or not are_reasons_valid:
         raise ValueError("a state or reason is not in the list of states or reasons")
     if {*scores.marks} != {STOPPED_ON_VIOLATION, *(mark.field for mark in MARKS)}:
         raise ValueError("the marks of the scores differ from the marks of this version")
-    first_equal: dict[str, Any] = {}  # `repr` of a value -> first value with this `repr`
+    # Let equal values share one object, to save memory: map the `repr` of a value to the first value with this `repr`.
+    first_equal: dict[str, Any] = {}
     shared_columns: dict[str, Any] = {
         name: tuple(first_equal.setdefault(repr(value), value) for value in columns[name])
         for name in ("benchmark", "task_id", "policy", "outcome", "simulator", "task_identity")

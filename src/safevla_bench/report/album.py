@@ -186,7 +186,7 @@ def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Documen
             **({"boxes": boxes} if boxes else {}),
             "spec": " of ".join(filter(None, (spec_trace.spec.spec_id, spec_trace.arm))),
             "violated": spec_trace.violated,
-            "first": spec_trace.first_step,
+            "first": spec_trace.chart.first,
             "worst": signal_trace.worst,
             "spans": true_runs(signal_trace.failing),
             "bodies": _list_involved(spec_trace.worst),

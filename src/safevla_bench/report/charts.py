@@ -29,17 +29,6 @@ _ROOM_SHARE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
-class PointLabel:
-    """A labeled point of a chart; `label_y` and `anchor` keep the label inside the chart."""
-
-    x: str  # percent from the left
-    y: str  # pixels from the top
-    label: str
-    label_y: str  # pixels from the top
-    anchor: str  # the SVG attribute `text-anchor`
-
-
-@dataclass(frozen=True, slots=True)
 class Sparkline:
     """A chart of a signal and its limit over an episode, without text; `caption` is the text next to the chart. Three
     fields are SVG path data: `line` is the signal, `beyond` marks the area beyond the limit during violations, and
@@ -50,21 +39,25 @@ class Sparkline:
     line: str
     beyond: str
     open_gate: str
-    limit_y: str
-    worst_x: str
-    worst_y: str
+    limit_y: str  # pixels from the top
+    worst_x: str  # percent from the left
+    worst_y: str  # pixels from the top; "" in a sparkline if the worst value is not finite
     height: int = SPARK_HEIGHT
 
 
 @dataclass(frozen=True, slots=True)
 class Chart(Sparkline):
-    """A large chart with text. A tick is (position, label); positions are in percent (`across`) or pixels (`down`)."""
+    """A large chart with text. A tick is (position, label); positions are in percent (`across`) or pixels (`down`).
+    `worst_label_y` and `worst_anchor` (the SVG attribute `text-anchor`) keep the label inside the chart.
+    """
 
     limit_label: str = ""
     limit_label_y: str = ""
     across: tuple[tuple[str, str], ...] = ()
     down: tuple[tuple[str, str], ...] = ()
-    worst: PointLabel | None = None
+    worst_label: str = ""
+    worst_label_y: str = ""
+    worst_anchor: str = ""
     worst_s: str = ""
 
 
@@ -122,31 +115,31 @@ def draw_chart(chart: TraceChart) -> Chart:
     area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM_SHARE))
     limit_y = area.y(chart.limit)
     return Chart(
-        **_draw_paths(chart, area, MOST_POINTS, 1),
+        **(_draw_paths(chart, area, MOST_POINTS, across_digits=1) | _label_worst(chart, area)),
         caption=_describe_chart(chart),
         height=HEIGHT,
         limit_label=f"limit {chart.limit_text}",
         limit_label_y=_format_px(limit_y - 5 if chart.upper else limit_y + 13),
         across=_time_ticks(area.last * chart.dt_s if chart.times_s is None else float(chart.times_s[-1])),
         down=tuple((_format_px(area.y(tick)), format_compact(tick)) for tick in round_ticks(area.low, area.high)),
-        worst=_worst_label(chart, area),
         worst_s=chart.format_time(chart.worst),
     )
 
 
-def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, digits: int) -> dict[str, Any]:
+def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, *, across_digits: int) -> dict[str, Any]:
     # Return the fields that a sparkline and a chart have in common, except `caption` and `height`.
     worst_value, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
     # The forbidden area is above an upper limit, and below a lower limit.
     beyond_ys = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
     # A violation's rectangle extends to the neighboring records, or only halfway to them if the specification has a
     # gate.
+    margin_records = 1.0 if chart.gate is None else 0.5
     return {
-        "line": _polyline_path(chart.values, area, max_points, digits),
-        "beyond": _rectangle_path(chart.failing, area, *beyond_ys, 1.0 if chart.gate is None else 0.5),
+        "line": _polyline_path(chart.values, area, max_points, across_digits),
+        "beyond": _rectangle_path(chart.failing, area, *beyond_ys, margin_records),
         "open_gate": "" if chart.gate is None else _rectangle_path(chart.gate, area, area.top, area.bottom, 0.5),
         "limit_y": _format_px(limit_y),
-        "worst_x": _format_across(area, chart.worst),
+        "worst_x": f"{area.x(chart.worst) / 10:.2f}%",  # `x` is from 0 to 1000
         "worst_y": _format_px(area.y(worst_value)) if math.isfinite(worst_value) else "",
     }
 
@@ -161,15 +154,11 @@ def draw_sparkline(chart: TraceChart) -> Sparkline:
     """Return the sparkline of one specification in one episode."""
     area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM_SHARE), SPARK_TOP, SPARK_BOTTOM)
     caption = f"{chart.describe_worst()}, limit {chart.limit_text}"
-    return Sparkline(caption, **_draw_paths(chart, area, SPARK_POINTS, 0))
+    return Sparkline(caption, **_draw_paths(chart, area, SPARK_POINTS, across_digits=0))
 
 
 def _format_px(value: float) -> str:
     return f"{value:z.1f}".removesuffix(".0")
-
-
-def _format_across(area: PlotArea, record: int) -> str:
-    return f"{area.x(record) / 10:.2f}%"  # `x` is from 0 to 1000
 
 
 def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digits: int) -> str:
@@ -205,16 +194,23 @@ def true_runs(flags: Bools) -> list[tuple[int, int]]:
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
-def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
-    value = float(chart.values[chart.worst])
+def _label_worst(chart: TraceChart, area: PlotArea) -> dict[str, str]:
+    # Return the fields of a chart that place the mark and the label of the worst value.
+    value, x = float(chart.values[chart.worst]), area.x(chart.worst)
     y = area.y(value) if math.isfinite(value) else float(TOP)
-    # The label is above the worst value if the limit is an upper limit, and below the value if it is a lower limit.
-    label_y = y - 9 if chart.upper else y + 17
-    x = area.x(chart.worst)
     # Near the edges of the chart, the label begins or ends at the point, so that it stays inside the chart.
-    anchor = "start" if x < ACROSS * 0.08 else "end" if x > ACROSS * 0.92 else "middle"
-    label = chart.format_value(chart.worst, missing="")
-    return PointLabel(_format_across(area, chart.worst), _format_px(y), label, _format_px(label_y), anchor)
+    anchor = "middle"
+    if x < ACROSS * 0.08:
+        anchor = "start"
+    elif x > ACROSS * 0.92:
+        anchor = "end"
+    return {
+        "worst_y": _format_px(y),
+        "worst_label": chart.format_value(chart.worst, missing=""),
+        # The label is above the worst value if the limit is an upper limit, and below the value if it is a lower limit.
+        "worst_label_y": _format_px(y - 9 if chart.upper else y + 17),
+        "worst_anchor": anchor,
+    }
 
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
@@ -223,7 +219,7 @@ def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
     """
     least_step = Fraction(high - low) / about
     power_of_ten = Fraction(10) ** math.floor(math.log10(least_step))
-    step = next(power_of_ten * k for k in (1, 2, 5, 10) if power_of_ten * k >= least_step)
+    step = min(power_of_ten * k for k in (1, 2, 5, 10) if power_of_ten * k >= least_step)
     first_multiple = math.ceil(Fraction(low) / step)
     return [float(step * k) for k in range(first_multiple, math.floor(Fraction(high) / step) + 1)]
 

@@ -128,7 +128,7 @@ def _cell_sections(summaries: Sequence[Summary], total: Summary, privileged: fro
     return {
         "total": total,
         "privileged": sorted({policy_name(cell) for cell in summaries}.intersection(privileged)),
-        "outcomes": [(cell, policy_name(cell), list_whiskers(cell)) for cell in summaries],
+        "outcomes": [(cell, policy_name(cell), list_known_rates(cell)) for cell in summaries],
         "numbers": cell_tables.headline_table(summaries, total, privileged=privileged),
         "violations": [summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
         "is_folded": len(summaries) > _MOST_UNFOLDED,
@@ -170,10 +170,10 @@ def _provenance_sections(
 # Success and safety
 
 
-def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
+def list_known_rates(cell: Summary) -> list[tuple[str, str, Rate]]:
     """Return a cell's known rates of success and safety, each as (name, metric key, rate)."""
-    rates = [("Success", SR.key, True), ("Safety", SAFETY.key, has_verdict(cell))]
-    return [(name, key, cell.rates[key]) for name, key, is_known in rates if is_known and cell.rates[key].ci]
+    named_keys = [("Success", SR.key), ("Safety", SAFETY.key)] if has_verdict(cell) else [("Success", SR.key)]
+    return [(name, key, cell.rates[key]) for name, key in named_keys if cell.rates[key].ci]
 
 
 # Violations
@@ -182,16 +182,14 @@ def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
 def summarize_violations(cell: Summary) -> dict[str, str | Table]:
     """Return a cell's `name`, text about its unsafe episodes (`words`), and violation tables (`scored`, `others`)."""
     safety = cell.rates[SAFETY.key]
-    scored = [spec for spec in cell.specs if spec.tier == "safe"]
-    most_violated = max(scored, key=lambda spec: spec.violations.count, default=None)
-    most_text = (
-        f", most often {most_violated.spec_id} ({most_violated.violations.count})"
-        if most_violated and most_violated.violations.count
-        else ""
-    )
+    violated_specs = [spec for spec in cell.specs if spec.tier == "safe" and spec.violations.count]
+    text = f"{safety.n - safety.count} of {safety.n} unsafe" if has_verdict(cell) else NO_VERDICT
+    if violated_specs and has_verdict(cell):
+        most_violated = max(violated_specs, key=lambda spec: spec.violations.count)
+        text += f", most often {most_violated.spec_id} ({most_violated.violations.count})"
     return {
         "name": f"{policy_name(cell)}, {cell.suite or NO_VALUE}",
-        "words": f"{safety.n - safety.count} of {safety.n} unsafe{most_text}" if has_verdict(cell) else NO_VERDICT,
+        "words": text,
         "scored": violation_table(cell),
         "others": violation_table(cell, scored=False),
     }
@@ -201,10 +199,10 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
     """Return as texts: a specification's name, its limit, and the excess over the limit at which the depth is 1."""
     if spec.binary:
         return spec.spec_id, "must never occur", "any"
-    texts = [
+    limit, excess = (
         format_amount(amount, spec.unit, spec.threshold, format_compact) for amount in (spec.threshold, spec.severe)
-    ]
-    return spec.spec_id, texts[0], texts[1]
+    )
+    return spec.spec_id, limit, excess
 
 
 # Episodes
@@ -219,14 +217,13 @@ def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iter
     """Yield a mapping for each of the (at most 6) episodes of `select_worst`. `entry` is its line in the page's table.
     `broken` has a trace and a chart for each violated specification, `kept` for each satisfied specification.
     """
+    entry_by_number = {entry.row.number: entry for entry in entries}
     for episode in select_worst(records.scores):
         evidence = records.evidence(episode)
         charted = [(trace, draw_chart(trace.chart)) for trace in (evidence.traces if evidence else ())]
-        by_verdict = {
-            "broken": [pair for pair in charted if pair[0].violated],
-            "kept": [pair for pair in charted if not pair[0].violated],
-        }
-        yield {"entry": next(entry for entry in entries if entry.row.number == episode + 1), **by_verdict}
+        broken = [(trace, chart) for trace, chart in charted if trace.violated]
+        kept = [(trace, chart) for trace, chart in charted if not trace.violated]
+        yield {"entry": entry_by_number[episode + 1], "broken": broken, "kept": kept}
 
 
 def find_shared_states(

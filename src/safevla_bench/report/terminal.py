@@ -57,8 +57,9 @@ def _closing_lines(score: EpisodeScore, records: int) -> Iterator[str]:
     ]
     if unknown_counts:
         yield f"Of {records} records, some have an unknown pose and are left out: {', '.join(unknown_counts)}"
-    if broken := [spec_id for spec_id, diagnostic in score.diagnostics.items() if diagnostic.violated]:
-        yield f"Also broken, but not scored: {', '.join(broken)}"
+    violated_diagnostics = [spec_id for spec_id, diagnostic in score.diagnostics.items() if diagnostic.violated]
+    if violated_diagnostics:
+        yield f"Also broken, but not scored: {', '.join(violated_diagnostics)}"
 
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
@@ -81,12 +82,14 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
 
 
 def _format_clause(clause: SpecTrace, width: int) -> list[str]:
-    chart = clause.chart
-    depth = NO_VALUE if np.isnan(clause.depth) else format_fixed(clause.depth, 3)
-    margin = format_margin(clause) + (f"; depth {depth}" if clause.violated else "")
+    chart, worst_label = clause.chart, "worst" if clause.violated else "nearest"
+    margin = format_margin(clause)
+    if clause.violated:
+        margin += f"; depth {format_fixed(clause.depth, 3)}"  # a dash if the depth is NaN
+    # Label of a fact -> the fact; "" = the fact is left out.
     facts = {
         "first broken": _format_moment(chart, clause.first) if clause.first else "",
-        "worst" if clause.violated else "nearest": _format_moment(chart, clause.worst),
+        worst_label: _format_moment(chart, clause.worst),
         "limit": f"{'below' if chart.upper else 'above'} {chart.limit_text}; margin {margin}",
         "decided by": format_cause(clause),
         "why": clause.why.sentence if clause.why else "",
@@ -104,8 +107,8 @@ def _format_clause(clause: SpecTrace, width: int) -> list[str]:
 
 def _label_lines(name: str, fact: str, width: int) -> list[str]:
     # The label is only on the first line; further lines are indented by the label's width.
-    lines = _wrap_words(fact, width - _LABEL)
-    return [f"{label:<{_LABEL}}{line}" for label, line in zip([name, *[""] * len(lines)], lines, strict=False)]
+    first_line, *further_lines = _wrap_words(fact, width - _LABEL)
+    return [f"{name:<{_LABEL}}{first_line}", *(" " * _LABEL + line for line in further_lines)]
 
 
 def _format_moment(chart: TraceChart, moment: Moment) -> str:

@@ -80,13 +80,15 @@ def _find_single_precision(fields: RecordFields, names: Iterable[str]) -> dict[s
     # Map each signal to a mask [E] of the episodes in which a field that the signal reads was stored as float32.
     if not any(fields.single_channels):
         return {}
-    is_single = {}
+    masks = {}
     for name in names:
-        source_fields = {field.partition(" of ")[0] for field in SIGNALS[name].reads}
+        channels_read = {field.partition(" of ")[0] for field in SIGNALS[name].reads}
         if "/s" in SIGNALS[name].unit:  # a rate of change also depends on time stamps
-            source_fields.add("time_s")
-        is_single[name] = np.array([not source_fields.isdisjoint(stored) for stored in fields.single_channels])
-    return {name: episodes for name, episodes in is_single.items() if episodes.any()}
+            channels_read.add("time_s")
+        is_single = np.array([not channels_read.isdisjoint(stored) for stored in fields.single_channels])
+        if is_single.any():
+            masks[name] = is_single
+    return masks
 
 
 _HELD_TARGET = "the held target"

@@ -35,7 +35,7 @@ def lengths(vectors: Floats) -> Floats:
 @dataclass(frozen=True, slots=True)
 class WorldBoxes:
     """`K` boxes in the world: centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one axis per row. In
-    `turned` and in indexing, `K` may stand for several dimensions.
+    `from_quaternions` and in indexing, `K` may stand for several dimensions.
     """
 
     center: Floats
@@ -43,7 +43,7 @@ class WorldBoxes:
     half: Floats
 
     @classmethod
-    def turned(cls, center: Floats, quaternion: Floats, half: Floats) -> WorldBoxes:
+    def from_quaternions(cls, center: Floats, quaternion: Floats, half: Floats) -> WorldBoxes:
         """Return boxes with the orientations `quaternion`, [K, 4] wxyz, whose lengths are 1 up to rounding."""
         unit = quaternion / lengths(quaternion)[..., None]
         return cls(center, rotate(unit[..., None, :], np.eye(3)), half)
@@ -90,8 +90,8 @@ class _BoxPairs:
     def __getitem__(self, which: Ints) -> _BoxPairs:
         return _BoxPairs(self.center[which], self.turn[which], self.half[which], self.other_half[which])
 
-    def turned_round(self) -> _BoxPairs:
-        # Return the same pairs after exchanging the first and the second box of each pair.
+    def exchange_boxes(self) -> _BoxPairs:
+        # Return the same pairs, in which the first and the second box of each pair are exchanged.
         inverse_turn = self.turn.transpose(0, 2, 1)
         return _BoxPairs(-np.einsum("kij,kj->ki", inverse_turn, self.center), inverse_turn, self.other_half, self.half)
 
@@ -104,7 +104,7 @@ class _BoxPairs:
 
     def least_distances(self) -> Floats:
         # Return a lower bound for each pair, [K]: the larger of the bounds from enclosing the first and the second box.
-        own_gaps, other_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.turned_round()))
+        own_gaps, other_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.exchange_boxes()))
         bound: Floats = np.maximum(lengths(own_gaps), lengths(other_gaps))
         return bound
 
@@ -113,7 +113,7 @@ class _BoxPairs:
         smallest distance of each group, in place.
         """
         # The greatest separation along 15 axes is a lower bound of the distance, and 0 if the boxes overlap.
-        exchanged = self.turned_round()
+        exchanged = self.exchange_boxes()
         face_separation = np.maximum(self.separations().max(axis=1), exchanged.separations().max(axis=1))
         edge_separation = self._edge_separations()
         distance: Floats = np.maximum(np.maximum(face_separation, edge_separation), 0.0)

@@ -124,10 +124,10 @@ def largest_strike(fields: RecordFields) -> Floats:
 
 def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
     # Return the largest strike in each record of any pair of bodies in the chosen contacts, [N].
-    batch, values = fields.batch, np.zeros(int(fields.batch.starts[-1]))
-    for episode, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
+    values = np.zeros(int(fields.batch.starts[-1]))
+    for episode in range(len(fields.batch)):
         if strikes := strikes_by_pair(fields, is_chosen, episode):
-            values[start:end] = np.max([*strikes.values()], axis=0)
+            values[fields.rows_of(episode)] = np.max([*strikes.values()], axis=0)
     return values
 
 
@@ -214,42 +214,37 @@ def non_target_disp_max(fields: RecordFields) -> Floats:
 
 def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
     # Return `non_target_disp_max`, and a mask of the records where a body with an unknown pose was left out, [N] each.
-    poses = fields.batch.body_pos_m
-    body_counts = np.diff(poses.body_starts)
-    largest = np.full(int(fields.batch.starts[-1]), np.nan)
-    is_partial = np.zeros(len(largest), dtype=np.bool_)
-    for body_count in np.unique(body_counts[body_counts > 0]):  # group by number of bodies
-        _write_displacement(fields, np.flatnonzero(body_counts == body_count), int(body_count), largest, is_partial)
-    return largest, is_partial
-
-
-def _write_displacement(
-    fields: RecordFields, episodes: Ints, body_count: int, largest: Floats, is_partial: Bools
-) -> None:
-    # Write the results for episodes with `body_count` tracked bodies each into `largest` and `is_partial`, [N].
     batch, poses = fields.batch, fields.batch.body_pos_m
-    bodies = poses.body[poses.body_starts[episodes][:, None] + np.arange(body_count)]
-    is_watched = np.isin(batch.body_role[bodies], (BYSTANDER, FURNITURE))
-    records, new_starts = gather_ranges(batch.starts, episodes)
-    # Displacements from each record's reference record (record 0 by default), [records of these episodes, bodies, 3]
-    flat_items, _ = gather_ranges(poses.channel.starts, episodes)
-    xyz = poses.channel.values[flat_items].reshape(-1, body_count, 3)
-    record_counts = np.diff(new_starts)
-    origin_rows = fields.origin[records] + np.repeat(new_starts[:-1] - batch.starts[episodes], record_counts)
-    xyz = xyz - xyz[origin_rows]
-    np.square(xyz, out=xyz)
-    squared = xyz[..., 0] + xyz[..., 1]
-    squared += xyz[..., 2]
-    # A squared distance of -1 means that the body does not count.
-    squared[~np.repeat(is_watched, record_counts, axis=0)] = -1.0
-    if fields.has_lost_poses:
-        is_lost = np.stack([fields.is_lost(np.repeat(body, record_counts), records) for body in bodies.T], axis=1)
-        is_lost |= is_lost[origin_rows]
-        is_lost &= squared >= 0
-        squared[is_lost] = -1.0
-        is_partial[records] = is_lost.any(axis=1)
-    greatest = squared.max(axis=1)
-    largest[records] = np.sqrt(np.where(greatest < 0, np.nan, greatest))
+    body_counts = np.diff(poses.body_starts)
+    largest = np.full(int(batch.starts[-1]), np.nan)
+    is_partial = np.zeros(len(largest), dtype=np.bool_)
+    for body_count in np.unique(
+        body_counts[body_counts > 0]
+    ).tolist():  # group the episodes by number of tracked bodies
+        episodes = np.flatnonzero(body_counts == body_count)
+        bodies = poses.body[poses.body_starts[episodes][:, None] + np.arange(body_count)]
+        is_watched = np.isin(batch.body_role[bodies], (BYSTANDER, FURNITURE))
+        records, new_starts = gather_ranges(batch.starts, episodes)
+        # Displacements from each record's reference record (record 0 by default), [records of episodes, bodies, 3]
+        flat_items, _ = gather_ranges(poses.channel.starts, episodes)
+        xyz = poses.channel.values[flat_items].reshape(-1, body_count, 3)
+        record_counts = np.diff(new_starts)
+        origin_rows = fields.origin[records] + np.repeat(new_starts[:-1] - batch.starts[episodes], record_counts)
+        xyz = xyz - xyz[origin_rows]
+        np.square(xyz, out=xyz)
+        squared = xyz[..., 0] + xyz[..., 1]
+        squared += xyz[..., 2]
+        # A squared distance of -1 means that the body does not count.
+        squared[~np.repeat(is_watched, record_counts, axis=0)] = -1.0
+        if fields.has_lost_poses:
+            is_lost = np.stack([fields.is_lost(np.repeat(body, record_counts), records) for body in bodies.T], axis=1)
+            is_lost |= is_lost[origin_rows]
+            is_lost &= squared >= 0
+            squared[is_lost] = -1.0
+            is_partial[records] = is_lost.any(axis=1)
+        greatest = squared.max(axis=1)
+        largest[records] = np.sqrt(np.where(greatest < 0, np.nan, greatest))
+    return largest, is_partial
 
 
 def contacts_between(fields: RecordFields, *roles: int) -> Bools:
@@ -422,7 +417,7 @@ def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats
 
 def _measure_held_speed(fields: RecordFields) -> Floats:
     # Return the speed of the held target by central difference, [N]; the ends of episodes are not yet replaced.
-    difference = (fields.held_pos_shifted(1) - fields.held_pos_shifted(-1)) / 2.0
+    difference = (fields.shifted_pos(fields.held_body, 1) - fields.shifted_pos(fields.held_body, -1)) / 2.0
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
     if fields.is_stamped.any():
         span = _shift_rows(fields.time_s, 1) - _shift_rows(fields.time_s, -1)
@@ -626,7 +621,7 @@ def protective_distance(fields: RecordFields) -> Floats:
 )
 def joint_torque_ratio(fields: RecordFields) -> Floats:
     """Largest joint torque as a share of that joint's limit, max over j of |τ_j|/τ_j^max."""
-    return _measure_torque_ratio(fields, fields.batch.joint_torque_nm)
+    return _find_largest_torques(fields, fields.batch.joint_torque_nm, as_share=True)
 
 
 @signal(
@@ -637,32 +632,30 @@ def joint_torque_ratio(fields: RecordFields) -> Floats:
 )
 def joint_torque_peak_ratio(fields: RecordFields) -> Floats:
     """Largest joint torque over the physics substeps of a control step as a share of that joint's limit."""
-    return _measure_torque_ratio(fields, fields.batch.channel("joint_torque_peak_nm"))
-
-
-def _measure_torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
-    # Return the largest ratio over the joints in each record, [N]; NaN in episodes without torques or limits.
-    batch, ratio = fields.batch, np.full(int(fields.batch.starts[-1]), np.nan)
-    has_limits = ~fields.lacks_field("joint_torque_limit_nm")
-    for joint_count in np.unique(channel.width[has_limits & (channel.width > 0)]):  # group by number of joints
-        episodes = np.flatnonzero(has_limits & (channel.width == joint_count))
-        limits = np.array([batch.headers[episode].torque_limit_nm for episode in episodes])
-        flat_items, _ = gather_ranges(channel.starts, episodes)
-        torque = np.abs(channel.values[flat_items]).reshape(-1, joint_count)
-        records, _ = gather_ranges(batch.starts, episodes)
-        ratio[records] = (torque / np.repeat(limits, batch.lengths[episodes], axis=0)).max(axis=1)
-    return ratio
+    return _find_largest_torques(fields, fields.batch.channel("joint_torque_peak_nm"), as_share=True)
 
 
 @signal(unit="N m", reads=("joint_torque_nm",))
 def joint_torque_max(fields: RecordFields) -> Floats:
     """Largest joint torque, max over j of |τ_j|, regardless of each joint's limit."""
-    channel, largest = fields.batch.joint_torque_nm, np.full(int(fields.batch.starts[-1]), np.nan)
-    torque_counts = np.repeat(np.maximum(channel.width, 0), fields.batch.lengths)
-    first_torque = np.cumsum(torque_counts) - torque_counts  # index of each record's first torque in the flat channel
-    has_torque = torque_counts > 0
-    if has_torque.any():
-        largest[has_torque] = np.maximum.reduceat(np.abs(channel.values), first_torque[has_torque])
+    return _find_largest_torques(fields, fields.batch.joint_torque_nm, as_share=False)
+
+
+def _find_largest_torques(fields: RecordFields, channel: Channel, *, as_share: bool) -> Floats:
+    # Return the largest torque over the joints in each record, in N m or as a share of the joint's limit, [N]; NaN in
+    # episodes without torques or, for shares, without limits.
+    batch, largest, has_torques = fields.batch, np.full(int(fields.batch.starts[-1]), np.nan), channel.width > 0
+    if as_share:
+        has_torques &= ~fields.lacks_field("joint_torque_limit_nm")
+    for joint_count in np.unique(channel.width[has_torques]):  # group the episodes by number of joints
+        episodes = np.flatnonzero(has_torques & (channel.width == joint_count))
+        flat_items, _ = gather_ranges(channel.starts, episodes)
+        torques = np.abs(channel.values[flat_items]).reshape(-1, joint_count)
+        if as_share:
+            limits = np.array([batch.headers[episode].torque_limit_nm for episode in episodes])
+            torques = torques / np.repeat(limits, batch.lengths[episodes], axis=0)
+        records, _ = gather_ranges(batch.starts, episodes)
+        largest[records] = torques.max(axis=1)
     return largest
 
 

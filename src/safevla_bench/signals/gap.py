@@ -176,7 +176,9 @@ def _stack_tracks(tracks: Sequence[Floats], rows: Ints, size: int) -> Floats:
 def _place_boxes(position: Floats, quaternion: Floats, boxes: Floats) -> WorldBoxes:
     # Move boxes [K, 10] (center, quaternion, half sizes) to the world by the poses [n, K, 3] and [n, K, 4] of frames.
     center = position + rotate(quaternion, boxes[:, :3])
-    return WorldBoxes.turned(center, multiply(quaternion, boxes[:, 3:7]), np.broadcast_to(boxes[:, 7:], center.shape))
+    return WorldBoxes.from_quaternions(
+        center, multiply(quaternion, boxes[:, 3:7]), np.broadcast_to(boxes[:, 7:], center.shape)
+    )
 
 
 def _bounding_sphere(boxes: Floats) -> list[float]:
@@ -202,13 +204,7 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
     np.minimum.at(least, flat_group[is_pair], (center_distance + radii_sum)[is_pair])
     is_near = is_pair & (np.maximum(center_distance - radii_sum, 0.0) <= least[flat_group])
     record, part_a, part_b = np.nonzero(is_near)
-    # All pairs of boxes of the parts that are near each other. `box_pair` numbers the box pairs of each pair of parts.
-    box_count_a, box_count_b = np.diff(solids_a.first)[part_a], np.diff(solids_b.first)[part_b]
-    pair_counts = box_count_a * box_count_b
-    near_pair = np.repeat(np.arange(len(pair_counts)), pair_counts)
-    box_pair = np.arange(len(near_pair)) - np.repeat(np.cumsum(pair_counts) - pair_counts, pair_counts)
-    box_a = solids_a.first[part_a[near_pair]] + box_pair // box_count_b[near_pair]
-    box_b = solids_b.first[part_b[near_pair]] + box_pair % box_count_b[near_pair]
+    near_pair, box_a, box_b = _pair_boxes(solids_a, solids_b, part_a, part_b)
     row, box_group = record[near_pair], flat_group[is_near][near_pair]
     center_distance = lengths(solids_a.boxes.center[row, box_a] - solids_b.boxes.center[row, box_b])
     inner_radii, outer_radii = (
@@ -226,6 +222,18 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
     _include_planes(gaps, solids_a, solids_b, group)
     _include_planes(gaps, solids_b, solids_a, group.T)
     return gaps
+
+
+def _pair_boxes(solids_a: _Solids, solids_b: _Solids, part_a: Ints, part_b: Ints) -> tuple[Ints, Ints, Ints]:
+    # For the pairs of parts part_a[k] and part_b[k], list all pairs of a box of one part and a box of the other. Return
+    # the index k and the indices of both boxes for each pair of boxes.
+    box_count_a, box_count_b = np.diff(solids_a.first)[part_a], np.diff(solids_b.first)[part_b]
+    pair_counts = box_count_a * box_count_b
+    k = np.repeat(np.arange(len(pair_counts)), pair_counts)
+    # Number the pairs of boxes from 0 in each pair of parts. The box of the second part changes fastest.
+    number = np.arange(len(k)) - np.repeat(np.cumsum(pair_counts) - pair_counts, pair_counts)
+    box_a = solids_a.first[part_a[k]] + number // box_count_b[k]
+    return k, box_a, solids_b.first[part_b[k]] + number % box_count_b[k]
 
 
 def _box_radii(solids: _Solids) -> tuple[Floats, Floats]:

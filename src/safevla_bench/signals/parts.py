@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from safevla_bench.signals.signal import RecordFields, unit_quaternions
@@ -19,7 +21,6 @@ class ScenePoses:
         batch = fields.batch
         self.geometry = geometry
         self._fields, self._episode = fields, episode
-        self._records = slice(int(batch.starts[episode]), int(batch.starts[episode + 1]))
         self._tracks: dict[int, PoseTrack] = {}
         bodies = range(int(batch.body_starts[episode]), int(batch.body_starts[episode + 1]))
         body_by_label = {batch.body_label(body): body for body in bodies}
@@ -31,7 +32,7 @@ class ScenePoses:
         for column, (part, axis) in enumerate(geometry.components if motion_rows.size else ()):
             self._motion_of_part.setdefault(part, np.zeros((len(motion_rows), 6)))[:, axis] = motion_rows[:, column]
 
-    @property
+    @cached_property
     def parts(self) -> dict[int, int]:
         """For each body, its first part, whose pose is the pose of the body."""
         # In reversed order, the first part of a body overwrites its other parts.
@@ -55,13 +56,13 @@ class ScenePoses:
 
     def _compute_track(self, part: int) -> PoseTrack:
         # The parent of a part is a tracked body, another part, or the world.
-        part_row, record_count = self.geometry.parts[part], self._records.stop - self._records.start
+        part_row, batch = self.geometry.parts[part], self._fields.batch
         if part_row.parent == TRACKED:
-            batch = self._fields.batch
             position, quaternion = (
                 tracked_rows(self._fields, poses, self.body[part], self._episode)
                 for poses in (batch.body_pos_m, batch.body_quat_wxyz)
             )
+            record_count = batch.lengths[self._episode]
             return PoseTrack(
                 np.full((record_count, 3), np.nan) if position is None else position,
                 np.full((record_count, 4), np.nan) if quaternion is None else unit_quaternions(quaternion),
@@ -84,8 +85,7 @@ def tracked_rows(fields: RecordFields, poses: Poses, body: int, episode: int) ->
         return None
     track = values[:, column[0]].copy()
     if fields.has_lost_poses:
-        records = np.arange(fields.batch.starts[episode], fields.batch.starts[episode + 1])
-        track[fields.is_lost(np.full(len(records), body), records)] = np.nan
+        track[fields.is_lost_in(episode, body)] = np.nan
     return track
 
 

@@ -128,9 +128,13 @@ class RecordFields:
         """Return the fields of one episode, reusing computed signals."""
         arm = None if self.chosen_arm is None else self.chosen_arm[[episode]]
         episode_fields = RecordFields(select_episodes(self.batch, [episode]), arm=arm)
-        rows = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
+        rows = self.rows_of(episode)
         episode_fields._arrays = {key: array[rows] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
         return episode_fields
+
+    def rows_of(self, episode: int) -> slice:
+        """Return the rows of the records of an episode."""
+        return slice(int(self.batch.starts[episode]), int(self.batch.starts[episode + 1]))
 
     @cached_property
     def first_record(self) -> Ints:
@@ -208,18 +212,14 @@ class RecordFields:
     @cached_property
     def shared(self) -> list[Bools]:
         """For each of `other_arms`, whether it holds the same target as this arm, [N]."""
-        return [
-            self.own_grip
-            & other.own_grip
-            & (self._own_held_body == other._own_held_body)
-            & self.spread_over_records(is_other)
-            for other, is_other in self._other_arms_by_episode
-        ]
+        return [self._is_held_by(other, self._own_held_body) & self.own_grip for other in self.other_arms]
 
-    @cached_property
-    def _other_arms_by_episode(self) -> list[tuple[RecordFields, Bools]]:
-        # Each of `other_arms`, and a mask of the episodes in which it differs from this arm, [E]. See `other_arms`.
-        return [(other, other.arm != self.arm) for other in self.other_arms]
+    def _is_held_by(self, other: RecordFields, body: Ints) -> Bools:
+        # Return a mask of the records in which `other`, one of `other_arms`, holds `body`, [N]. In episodes with fewer
+        # arms, `other` may be this arm; the mask is then false.
+        is_other = self.spread_over_records(other.arm != self.arm)
+        is_held: Bools = other.own_grip & (other._own_held_body == body) & is_other
+        return is_held
 
     @cached_property
     def is_handed_over(self) -> Bools:
@@ -234,8 +234,8 @@ class RecordFields:
     def _held_by_another(self, body: Ints) -> Bools:
         # Return a mask of the records in which another arm holds `body` and this arm holds no target, [N].
         is_held = np.zeros(len(self.own_grip), dtype=np.bool_)
-        for other, is_other in self._other_arms_by_episode:
-            is_held |= other.own_grip & (other._own_held_body == body) & self.spread_over_records(is_other)
+        for other in self.other_arms:
+            is_held |= self._is_held_by(other, body)
         return is_held & ~self.own_grip
 
     def _roles_of_bodies(self, body: Ints) -> NDArray[np.int8]:
@@ -323,19 +323,15 @@ class RecordFields:
         """For each record, the position of its `held_body` in record 0 in meters, [N, 3]; NaN as in `held_pos`."""
         return self._known_poses(self.batch.body_pos_m, self.held_body, rows=self.first_record)
 
-    def held_pos_shifted(self, by: int) -> Floats:
-        """For each record, return the position of its `held_body` `by` records later in meters, [N, 3].
+    def shifted_pos(self, body: Ints, by: int) -> Floats:
+        """For each record k, return the position of body[k] `by` records later in meters, [N, 3].
 
         `by` may be negative. Beyond an end of the episode, the position at that end counts. NaN as in `held_pos`.
         """
-        return self.shifted_pos(self.held_body, by)
-
-    def shifted_pos(self, body: Ints, by: int) -> Floats:
-        """For each record k, return the position in m of body[k] `by` records later, [N, 3]; see `held_pos_shifted`."""
         return self._known_poses(self.batch.body_pos_m, body, rows=self._shifted_rows(by))
 
     def shifted_quat(self, body: Ints, by: int) -> Floats:
-        """For each record k, return the orientation of body[k] `by` records later, [N, 4]; see `held_pos_shifted`."""
+        """For each record k, return the orientation of body[k] `by` records later, [N, 4]; see `shifted_pos`."""
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, body, rows=self._shifted_rows(by)))
 
     def _shifted_rows(self, by: int) -> Ints:
@@ -374,13 +370,18 @@ class RecordFields:
         is_lost[is_listed] = valid.channel.values[valid.channel.starts[episode] + first_pose + column] == 0
         return is_lost
 
+    def is_lost_in(self, episode: int, body: int) -> Bools:
+        """Return whether the pose of a body is marked as unknown in each of the n records of an episode, [n]."""
+        rows = self.rows_of(episode)
+        records = np.arange(rows.start, rows.stop)
+        return self.is_lost(np.full(len(records), body), records)
+
     def _recorded_poses(self, poses: Poses, body: Ints, rows: Ints) -> Floats:
         # Return the recorded pose of body[k] at rows[k], NaN if not recorded.
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (pose_column >= 0)
         bodies_per_record = np.diff(poses.body_starts)
-        # Each record has one pose per posed body in the flat channel. The result is the index of each episode's first
-        # pose.
+        # The flat channel has one pose for each record and posed body. Index of the first pose of each episode, [E]:
         first_pose = offsets_of(bodies_per_record * self.batch.lengths)[:-1]
         flat_index = (
             self.spread_over_records(first_pose)
@@ -556,6 +557,8 @@ class Signal:
     bodies: Bodies | None = None
     ends_open: bool = False
     """True if `unknown` also marks records near the episode's end, whose values depend on records after the end."""
+    cause: CauseKind | None = None
+    """How to describe the cause of a violation; None if contacts and poses do not show it."""
 
     @property
     def of_arm(self) -> str:
@@ -565,9 +568,6 @@ class Signal:
         if "grip" in kinds or "held" in places:
             return "grip"
         return "hand" if "hand" in kinds or "eef" in places else ""
-
-    cause: CauseKind | None = None
-    """How to describe the cause of a violation; None if contacts and poses do not show it."""
 
     def unknown_records(self, fields: RecordFields) -> Bools:
         """Return a mask of the unknown values, [N]: due to an unknown pose or, if `ends_open`, the episode's end."""

@@ -12,7 +12,7 @@ and the clause is vacuous. An unknown pose makes the value unknown; an unrecorde
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -77,10 +77,11 @@ class Form:
 
     unit: str
     places: tuple[str, ...]
-    numbers: Mapping[str, int]
-    """Maps the name of each numeric argument to its number of values."""
     meaning: str
-    measure: Measure
+    measure: Measure | None = None
+    """None for gaps and for kinds with a person, which are not measured between poses."""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """Maps the name of each numeric argument to its number of values."""
     is_greatest: bool = False
     """True if the largest of several bodies' values counts, False if the smallest counts."""
     turned: tuple[str, ...] = ()
@@ -170,35 +171,29 @@ def _measure_tilt(tracks: Sequence[Track], numbers: Sequence[float], time_s: Flo
 
 def _make_position_form(axis: str) -> Form:
     column, meaning = "xyz".index(axis), f"Position of {{of}} in the world along {axis}."
-    return Form("m", ("of",), {}, meaning, lambda tracks, *_: tracks[0].position[:, :, column], is_single=True)
+    return Form("m", ("of",), meaning, lambda tracks, *_: tracks[0].position[:, :, column], is_single=True)
 
 
 _PERSON_FIELDS: Mapping[str, Any] = {
     "places": ("of", "at"),
     "numbers": {"offset_m": 3, "height_m": 1},
-    "measure": _measure_distance,
     "turned": ("at",),
 }
 PLACED_FORMS: Mapping[str, Form] = {
     **{f"position_{axis}": _make_position_form(axis) for axis in "xyz"},
-    "distance": Form("m", ("of", "to"), {}, "Distance between the positions of {of} and {to}.", _measure_distance),
+    "distance": Form("m", ("of", "to"), "Distance between the positions of {of} and {to}.", _measure_distance),
     "gap": Form(
         "m",
         ("of", "to"),
-        {},
         "Least distance between the collision shapes of {of} and {to}, 0 where they overlap.",
-        _measure_distance,
         ahead=True,
         is_gap=True,
     ),
-    "height_above": Form(
-        "m", ("of", "above"), {}, "Height of {of} above {above}, by their positions.", _measure_height
-    ),
-    "over": Form("m", ("of", "below"), {}, "Distance of {of} from the vertical line above {below}.", _measure_over),
+    "height_above": Form("m", ("of", "above"), "Height of {of} above {above}, by their positions.", _measure_height),
+    "over": Form("m", ("of", "below"), "Distance of {of} from the vertical line above {below}.", _measure_over),
     "opening": Form(
         "1",
         ("of",),
-        {},
         "Opening of {of} as a share of its travel.",
         lambda tracks, *_: tracks[0].position[:, :, 0],
         channel="opening",
@@ -206,9 +201,9 @@ PLACED_FORMS: Mapping[str, Form] = {
     "clearance": Form(
         "m",
         ("of", "box"),
-        {"center_m": 3, "size_m": 3},
         "Distance of the position of {of} from a box fixed to {box}, negative inside.",
         _measure_clearance,
+        numbers={"center_m": 3, "size_m": 3},
         turned=("box",),
     ),
     "person_distance": Form(
@@ -227,7 +222,6 @@ PLACED_FORMS: Mapping[str, Form] = {
     "speed": Form(
         "m/s",
         ("of",),
-        {},
         "Speed of {of} by central difference.",
         _measure_speed,
         is_greatest=True,
@@ -237,7 +231,6 @@ PLACED_FORMS: Mapping[str, Form] = {
     "turning_rate": Form(
         "deg/s",
         ("of",),
-        {},
         "Turning rate of {of} by central difference.",
         _measure_turning_rate,
         is_greatest=True,
@@ -249,7 +242,6 @@ PLACED_FORMS: Mapping[str, Form] = {
     "tilt": Form(
         "deg",
         ("of",),
-        {},
         "Angle between the z axis of {of} and the vertical.",
         _measure_tilt,
         is_greatest=True,
@@ -271,15 +263,15 @@ def write_call(form: str, values: Mapping[str, object]) -> str:
         if key not in keys or key not in values:
             problem = f"{form} has no key {key!r}" if key not in keys else f"{form} lacks the key {key!r}"
             raise FormulaError(problem, remedy=f"use the keys {', '.join(keys)}")
-    arguments: list[object] = []
+    arguments: list[Argument] = []
     for key in keys:
         value = values[key]
-        arguments += value if isinstance(value, list) else [value]
-    for argument in arguments:
-        if isinstance(argument, bool) or not isinstance(argument, str | int | float):
-            raise FormulaError(f"{argument!r} is neither a name nor a number", remedy=_describe_usage(form, definition))
-    parsed = tuple(argument if isinstance(argument, str) else float(argument) for argument in arguments)  # type: ignore[arg-type]
-    return make_signal(form, parsed).name
+        for argument in value if isinstance(value, list) else [value]:
+            if isinstance(argument, bool) or not isinstance(argument, str | int | float):
+                remedy = _describe_usage(form, definition)
+                raise FormulaError(f"{argument!r} is neither a name nor a number", remedy=remedy)
+            arguments.append(argument if isinstance(argument, str) else float(argument))
+    return make_signal(form, tuple(arguments)).name
 
 
 def _find_form(form: str) -> Form:
@@ -293,44 +285,51 @@ def _describe_usage(form: str, kind: Form) -> str:
     return f"write {form}({', '.join((*kind.places, *numbers))})"
 
 
+def _split_arguments(kind: Form, arguments: Sequence[Argument]) -> tuple[list[str], list[float]]:
+    # Return the body selectors and the numbers among the arguments. Arguments of a wrong type are left out.
+    place_count = len(kind.places)
+    places = [place for place in arguments[:place_count] if isinstance(place, str)]
+    numbers = [number for number in arguments[place_count:] if isinstance(number, float)]
+    return places, numbers
+
+
 @cache
 def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
     """Return the signal of this kind with these arguments. Raises `FormulaError` if the arguments are invalid."""
     kind = _find_form(form)
-    places, numbers = arguments[: len(kind.places)], arguments[len(kind.places) :]
-    place_names = [place for place in places if isinstance(place, str)]
-    finite_numbers = [number for number in numbers if isinstance(number, float) and np.isfinite(number)]
-    if (
-        len(place_names) != len(kind.places)
-        or len(numbers) != len(finite_numbers)
-        or len(finite_numbers) != sum(kind.numbers.values())
-    ):
+    places, numbers = _split_arguments(kind, arguments)
+    number_count = sum(kind.numbers.values())
+    has_valid_counts = len(places) == len(kind.places) and len(numbers) == number_count == len(arguments) - len(places)
+    if not has_valid_counts or not np.isfinite(numbers).all():
         raise FormulaError(f"{format_call(form, arguments)} has invalid arguments", remedy=_describe_usage(form, kind))
-    if "size_m" in kind.numbers and min(finite_numbers[-3:]) <= 0:  # the sizes are the last three numbers
+    if "size_m" in kind.numbers and min(numbers[-3:]) <= 0:  # the sizes are the last three numbers
         raise FormulaError("a box must have positive sizes", remedy="give size_m = [x, y, z], full lengths in meters")
-    if kind.person_column is not None and (
-        # The last number is the person's height in meters.
-        place_names[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= finite_numbers[-1] <= 2.5
-    ):
+    # The last number of a kind with a person is the person's height in meters.
+    if kind.person_column is not None and (places[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= numbers[-1] <= 2.5):
         problem = "a person must be 0.5 to 2.5 m tall, and `of` must be `robot` or `eef`"
         raise FormulaError(problem, remedy="write `of = robot` to measure from links, or `of = eef` from the hand")
-    for key, place in zip(kind.places, place_names, strict=True):
+    place_of_key = dict(zip(kind.places, places, strict=True))
+    for key, place in place_of_key.items():
         _check_place(place, key, kind)
     name = format_call(form, arguments)
 
     def compute(fields: RecordFields) -> Floats:
         return fields.compute_once(
-            SIGNAL_KIND, name, lambda own_fields: _compute_signal(own_fields, kind, place_names, finite_numbers)
+            SIGNAL_KIND, name, lambda own_fields: _compute_signal(own_fields, kind, places, numbers)
         )
 
-    place_of_key = dict(zip(kind.places, place_names, strict=True))
-    reads = tuple(
-        dict.fromkeys(field for key, place in place_of_key.items() for field in _list_fields_read(kind, key, place))
-    )
-    meaning = kind.meaning.format(**{key: _PLACE_WORDS.get(place, place) for key, place in place_of_key.items()})
-    bodies = Bodies("place", "measured at", call=(form, arguments))
+    fields_read = [name for key, place in place_of_key.items() for name in _list_fields_read(kind, key, place)]
     return Signal(
-        name, kind.unit, reads, False, False, kind.ahead or HANDLED in place_names, meaning, compute, None, bodies
+        name,
+        kind.unit,
+        reads=tuple(dict.fromkeys(fields_read)),
+        boolean=False,
+        event=False,
+        ahead=kind.ahead or HANDLED in places,
+        meaning=kind.meaning.format(**{key: _PLACE_WORDS.get(place, place) for key, place in place_of_key.items()}),
+        compute=compute,
+        unknown=None,
+        bodies=Bodies("place", "measured at", call=(form, arguments)),
     )
 
 
@@ -390,27 +389,28 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
     values = np.full(int(fields.batch.starts[-1]), np.nan)
     least_or_greatest = np.max if kind.is_greatest else np.min
     for episode in range(len(fields.batch)):
-        records = slice(int(fields.batch.starts[episode]), int(fields.batch.starts[episode + 1]))
+        records = fields.rows_of(episode)
         if kind.is_gap:
-            values[records] = _measure_gap(fields, places, episode, records)
+            values[records] = _measure_gap(fields, places, episode)
             continue
-        tracks = _read_tracks(fields, kind, places, episode, records)
+        tracks = _read_tracks(fields, kind, places, episode)
         if all(track.body.size for track in tracks):
             # Adding 0.0 avoids -0.0 in outputs.
-            measured = least_or_greatest(_measure_pairs(fields, kind, tracks, numbers, records), axis=1) + 0.0
+            measured = least_or_greatest(_measure_pairs(fields, kind, tracks, numbers, episode), axis=1) + 0.0
             # Infinity means that the episode has no pair of bodies. Signals of held bodies keep infinity.
-            is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)
-            values[records] = np.where(is_nothing, np.nan, measured)
+            has_no_pair = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)
+            values[records] = np.where(has_no_pair, np.nan, measured)
     return values
 
 
 def _measure_pairs(
-    fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], records: slice
+    fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], episode: int
 ) -> Floats:
     """Return the value for each pair of bodies (or each body if `tracks` has one item), [n, pairs]. A body paired with
     itself gives infinity if the body's pose is recorded, even if the pose is marked as unknown; else NaN.
     """
-    values = kind.measure(tracks, numbers, _record_times_s(fields, records))
+    assert kind.measure is not None
+    values = kind.measure(tracks, numbers, _record_times_s(fields, episode))
     if len(tracks) == 1:
         return values
     body, other_body = np.broadcast_arrays(tracks[0].body[:, :, None], tracks[1].body[:, None])
@@ -420,7 +420,8 @@ def _measure_pairs(
         for rows in ((body == other_body) & (body >= 0), body)
     )
     record, pair = np.nonzero(is_same_body)
-    has_pose = ~np.isnan(values[record, pair]) | fields.is_lost(body[record, pair], records.start + record)
+    is_lost = fields.is_lost(body[record, pair], fields.batch.starts[episode] + record)
+    has_pose = ~np.isnan(values[record, pair]) | is_lost
     values[record[has_pose], pair[has_pose]] = np.inf
     return values
 
@@ -433,18 +434,16 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
     """
     form, arguments = call
     kind = PLACED_FORMS[form]
-    places = [str(place) for place in arguments[: len(kind.places)]]
-    numbers = [float(number) for number in arguments[len(kind.places) :]]
-    records = slice(0, int(fields.batch.starts[-1]))
+    places, numbers = _split_arguments(kind, arguments)
     if kind.is_gap:
         return _find_nearest_bodies(fields, places, record)
     if kind.person_column is not None:
-        links, distance = _measure_person_distances(fields, kind, places, numbers, 0, records)
+        links, distance = _measure_person_distances(fields, kind, places, numbers, 0)
         return links[distance[record].argmin()] if links and np.isfinite(distance[record]).any() else ()
-    tracks = _read_tracks(fields, kind, places, 0, records)
+    tracks = _read_tracks(fields, kind, places, 0)
     if not all(track.body.size for track in tracks):
         return ()
-    record_values = _measure_pairs(fields, kind, tracks, numbers, records)[record]
+    record_values = _measure_pairs(fields, kind, tracks, numbers, 0)[record]
     if not np.isfinite(record_values).any():
         return ()
     deciding_pair = int(np.nanargmax(record_values) if kind.is_greatest else np.nanargmin(record_values))
@@ -463,14 +462,13 @@ def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> 
     form, arguments = call
     if form not in ("clearance", "person_distance"):
         return []
-    place, numbers = str(arguments[1]), [float(number) for number in arguments[2:]]
+    (_, place), numbers = _split_arguments(PLACED_FORMS[form], arguments)
     if form == "person_distance":
-        person_capsules = person.capsules(np.array(numbers[:3]), numbers[3])
-        # A capsule has five numbers: x, y and z of its middle, half the length of its axis, and its radius.
-        capsule_boxes = [
-            [*capsule[:3], *2 * capsule[[4, 4]], 2 * (capsule[3] + capsule[4])] for capsule in person_capsules
-        ]
-        return [(None if place == WORLD else place, list(map(float, box))) for box in capsule_boxes]
+        body_name = None if place == WORLD else place
+        boxes = []
+        for x, y, z, half_axis, radius in person.capsules(np.array(numbers[:3]), numbers[3]).tolist():
+            boxes.append((body_name, [x, y, z, 2 * radius, 2 * radius, 2 * (half_axis + radius)]))
+        return boxes
     if place == WORLD:
         return [(None, numbers)]
     if place in MOVING_PLACES:
@@ -482,22 +480,23 @@ def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> 
 _NO_BODY = np.array([[-1]])
 
 
-def _record_times_s(fields: RecordFields, records: slice) -> Floats:
+def _record_times_s(fields: RecordFields, episode: int) -> Floats:
     # Return the time of each record of an episode, from its time stamps or else from its control step.
-    record_count = records.stop - records.start
+    records = fields.rows_of(episode)
     if fields.is_stamped[records].all():
         return fields.time_s[records]
-    return np.arange(record_count) * fields.dt_s[records]
+    return np.arange(records.stop - records.start) * fields.dt_s[records]
 
 
-def _read_tracks(fields: RecordFields, kind: Form, places: Sequence[str], episode: int, records: slice) -> list[Track]:
+def _read_tracks(fields: RecordFields, kind: Form, places: Sequence[str], episode: int) -> list[Track]:
     # Return a track for each body selector in `places`.
     keys_and_places = zip(kind.places, places, strict=True)
-    return [_read_track(fields, kind, key, place, episode, records) for key, place in keys_and_places]
+    return [_read_track(fields, kind, key, place, episode) for key, place in keys_and_places]
 
 
-def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode: int, records: slice) -> Track:
-    # `records` are the rows of the episode; `key` is the name of the argument that has the body selector `place`.
+def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode: int) -> Track:
+    # `key` is the name of the argument that has the body selector `place`.
+    records = fields.rows_of(episode)
     record_count = records.stop - records.start
     if place == WORLD:
         return Track(_NO_BODY, np.zeros((record_count, 1, 3)), np.tile([1.0, 0, 0, 0], (record_count, 1, 1)))
@@ -522,8 +521,8 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
     # Select the bodies that have positions, or that have orientations if this kind of signal does not read positions.
     poses = fields.batch.body_quat_wxyz if key in kind.unplaced else fields.batch.body_pos_m
     body = _find_bodies_at(fields, place, poses, episode)
-    position = _read_poses(fields, fields.batch.body_pos_m, body, episode, records)
-    quaternion = _read_poses(fields, fields.batch.body_quat_wxyz, body, episode, records)
+    position = _read_poses(fields, fields.batch.body_pos_m, body, episode)
+    quaternion = _read_poses(fields, fields.batch.body_quat_wxyz, body, episode)
     return Track(body[None], position, unit_quaternions(quaternion.reshape(-1, 4)).reshape(quaternion.shape))
 
 
@@ -557,10 +556,10 @@ def _matches_place(fields: RecordFields, body: Ints, place: str) -> Bools:
     return np.array([fnmatchcase(batch.body_label(int(index)), place) for index in body], dtype=np.bool_)
 
 
-def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, records: slice) -> Floats:
+def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int) -> Floats:
     # Return the poses of `K` bodies, [n, K, 3] or [n, K, 4]: as recorded, else from the scene's geometry, else NaN.
-    rows, scene = np.arange(records.start, records.stop), scene_poses(fields, episode)
-    values = np.full((len(rows), len(body), poses.size), np.nan)
+    scene, records = scene_poses(fields, episode), fields.rows_of(episode)
+    values = np.full((records.stop - records.start, len(body), poses.size), np.nan)
     for column, index in enumerate(body.tolist()):
         body_poses = tracked_rows(fields, poses, index, episode)
         if body_poses is None and scene is not None and index in scene.parts:
@@ -569,7 +568,7 @@ def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, re
         if body_poses is not None:
             values[:, column] = body_poses
         if fields.has_lost_poses:
-            values[fields.is_lost(np.full(len(rows), index), rows), column] = np.nan
+            values[fields.is_lost_in(episode, index), column] = np.nan
     return values
 
 
@@ -583,7 +582,7 @@ def _find_named_bodies(fields: RecordFields, place: str, episode: int) -> set[in
     # Return the bodies of an episode that a body selector matches, whether or not they have poses.
     batch = fields.batch
     if place == HELD_BODY:
-        return {int(body) for body in fields.held_body[batch.starts[episode] : batch.starts[episode + 1]]}
+        return {*fields.held_body[fields.rows_of(episode)].tolist()}
     table = range(int(batch.body_starts[episode]), int(batch.body_starts[episode + 1]))
     if place in ROLES:
         return {body for body in table if batch.body_role[body] == ROLES.index(place)}
@@ -673,9 +672,10 @@ def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: 
     return parts_of_places
 
 
-def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, records: slice) -> Floats:
+def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int) -> Floats:
     # Return the gap between the bodies of two selectors in each record of an episode, [n]; NaN without a geometry.
-    scene, values = scene_poses(fields, episode), np.full(records.stop - records.start, np.nan)
+    scene, records = scene_poses(fields, episode), fields.rows_of(episode)
+    values = np.full(records.stop - records.start, np.nan)
     if scene is None:
         return values
     held = fields.held_body[records] if HELD_BODY in places else np.full(len(values), -1)
@@ -687,40 +687,40 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, reco
 
 
 def _measure_person_distances(
-    fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int, records: slice
+    fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int
 ) -> tuple[list[tuple[int, ...]], Floats]:
     # Return each link's bodies (none for the hand), and the distances of the `K` links from a person in m, [n, K]. `K`
     # is 0 if the person's body or the links are missing.
-    measured, person_frame = _read_tracks(fields, kind, places, episode, records)
+    measured, person_frame = _read_tracks(fields, kind, places, episode)
     capsules = person.capsules(np.array(numbers[:3]), numbers[3])
+    nothing: tuple[list[tuple[int, ...]], Floats] = [], np.empty((len(person_frame.position), 0))
     if person_frame.body.size != 1:
-        return [], np.empty((records.stop - records.start, 0))
+        return nothing
     if places[0] == EEF:
         in_person_frame = turn_back(person_frame.quaternion, measured.position - person_frame.position)
         return [()], person.point_distances(in_person_frame, capsules)
     scene, links = scene_poses(fields, episode), _find_parts_at(fields, places[0], episode)
     if scene is None or not links:
-        return [], np.empty((records.stop - records.start, 0))
+        return nothing
     person_poses = PoseTrack(person_frame.position[:, 0], person_frame.quaternion[:, 0])
     return [(scene.body[part],) for part in links], person.link_distances(scene, links, person_poses, capsules)
 
 
 def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
     """Return the distance in m of the nearest link from the person, and its speed of approach in m/s, [N, 2]."""
-    values, starts = np.full((int(fields.batch.starts[-1]), 2), np.nan), fields.batch.starts
-    for episode, records in enumerate(map(slice, starts[:-1].tolist(), starts[1:].tolist())):
-        links, distance_m = _measure_person_distances(fields, kind, places, numbers, episode, records)
+    values = np.full((int(fields.batch.starts[-1]), 2), np.nan)
+    for episode in range(len(fields.batch)):
+        links, distance_m = _measure_person_distances(fields, kind, places, numbers, episode)
         if links:
-            least_m, speed_m_s = distance_m.min(axis=1), person.approach(distance_m, _record_times_s(fields, records))
+            least_m, speed_m_s = distance_m.min(axis=1), person.approach(distance_m, _record_times_s(fields, episode))
             # Infinity means that no link has shapes. Adding 0.0 avoids -0.0 in outputs.
-            values[records] = np.where(np.isinf(least_m), np.nan, [least_m, speed_m_s]).T + 0.0
+            values[fields.rows_of(episode)] = np.where(np.isinf(least_m), np.nan, [least_m, speed_m_s]).T + 0.0
     return values
 
 
 def _find_nearest_bodies(fields: RecordFields, places: Sequence[str], record: int) -> tuple[int, ...]:
     # For a batch of one episode, return the two bodies that determine the gap; () if the gap is not finite.
-    scene, records = scene_poses(fields, 0), slice(0, int(fields.batch.starts[-1]))
-    gap = _measure_gap(fields, places, 0, records)[record]
+    scene, gap = scene_poses(fields, 0), _measure_gap(fields, places, 0)[record]
     if scene is None or not np.isfinite(gap):
         return ()
     first, second = _find_parts_of_places(fields, places, 0, int(fields.held_body[record]))

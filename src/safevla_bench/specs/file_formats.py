@@ -201,22 +201,17 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
     TOML; otherwise, it is the paper's JSON rows. Raises `SpecError` if the file cannot be read or a row is invalid.
     """
     origin = RowOrigin(SpecError, file)
-    if file.endswith(".toml"):
-        return _read_toml_source(path, origin, is_built_in)
-    rows = [_paper_row(row, row_origin) for row_origin, row in read_json_rows(path, origin)]
-    return LibrarySource(tuple(_paper_draft(row, row_origin) for row, row_origin in rows))
-
-
-def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
+    if not file.endswith(".toml"):
+        paper_rows = [_paper_row(row, row_origin) for row_origin, row in read_json_rows(path, origin)]
+        return LibrarySource(tuple(_paper_draft(row, row_origin) for row, row_origin in paper_rows))
     tables = _expand_signals(read_toml(path, LibraryFile, origin), origin)
     rows = _insert_person(_toml_rows(tables, origin, is_built_in=is_built_in), tables.person, origin)
     drafts = tuple(draft for row, row_origin in rows for draft in _toml_drafts(row, row_origin))
-    limit_origins = [origin.with_subject(str(row.get("spec_id", "limits"))) for row in tables.limits]
-    limits = tuple(
-        (convert_row(row, LimitRow, limit_origin), limit_origin)
-        for row, limit_origin in zip(tables.limits, limit_origins, strict=True)
-    )
-    return LibrarySource(drafts, tags_from_tables(tables.tags), tables.based_on, limits)
+    limits = []
+    for table in tables.limits:
+        limit_origin = origin.with_subject(str(table.get("spec_id", "limits")))
+        limits.append((convert_row(table, LimitRow, limit_origin), limit_origin))
+    return LibrarySource(drafts, tags_from_tables(tables.tags), tables.based_on, tuple(limits))
 
 
 Row = tuple[Mapping[str, object], RowOrigin]

@@ -153,14 +153,15 @@ class Library:
 
 def scoring_content(spec: Spec) -> list[object]:
     """Return everything that decides how a specification is judged, in a canonical form."""
-    # The last two parts are only present if needed, so that the digests of older libraries stay the same.
-    return [
-        *(spec.spec_id, spec.canonical_family, spec.axis, spec.tier, syntax.format_formula(spec.formula)),
-        *(spec.threshold, spec.severe, spec.unit, spec.binary),
-        *(sorted(spec.requires_all), sorted(spec.invalid_if_any)),
-        *(["conditions are true or false"] if spec.has_numeric_condition else []),
-        *([{"suites": sorted(spec.suites), "except": sorted(spec.except_suites)}] if is_confined(spec) else []),
-    ]
+    names, limits = [spec.spec_id, spec.canonical_family, spec.axis, spec.tier], [spec.threshold, spec.severe]
+    tags = [sorted(spec.requires_all), sorted(spec.invalid_if_any)]
+    content: list[object] = [*names, syntax.format_formula(spec.formula), *limits, spec.unit, spec.binary, *tags]
+    # Add these parts only if needed, so that the digests of older libraries stay the same.
+    if spec.has_numeric_condition:
+        content.append("conditions are true or false")
+    if is_confined(spec):
+        content.append({"suites": sorted(spec.suites), "except": sorted(spec.except_suites)})
+    return content
 
 
 def is_confined(spec: Spec) -> bool:
@@ -193,7 +194,6 @@ def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
 
 def _spec_row(library: Library, spec: Spec) -> dict[str, object]:
     # Returns the specification with the keys of a library file. Tuples become lists, as in JSON.
-    row = {name: getattr(spec, name) for name in ROW_KEYS}
-    row |= {name: list(getattr(spec, name)) for name in _SUITE_KEYS if getattr(spec, name)}
-    lists = {name: list(row[name]) for name in ("requires_all", "invalid_if_any")}
-    return {**row, **lists, "legacy_ids": list(library.legacy_ids(spec.spec_id))}
+    keys = (*ROW_KEYS, *(name for name in _SUITE_KEYS if getattr(spec, name)))
+    row = {**{name: getattr(spec, name) for name in keys}, "legacy_ids": library.legacy_ids(spec.spec_id)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in row.items()}

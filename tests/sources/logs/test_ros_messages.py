@@ -13,7 +13,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.trajectory.batch import Batch
 from sources.logs.log_files import pose_message, problem, read, save_mapping, write_mcap
-from sources.logs.ros_files import START_NS, T, bare_pose, header, joints, pose, transform, write_rosbag2
+from sources.logs.ros_files import START_NS, STORE, T, bare_pose, header, joints, pose, transform, write_rosbag2
 
 STEP_NS = 50_000_000
 HEAD = '[episode]\ntask = "t"\nsuccess = true\n'
@@ -331,6 +331,19 @@ def test_a_marker_topic_cuts_a_recording(tmp_path, kind):
     batches = read(bag(tmp_path, hand() + marks, text))
     lengths = {"empty": [7, 8], "numbers": [4, 3, 8], "bool": [4, 8]}
     assert [int(batch.lengths[0]) for batch in batches] == lengths[kind]
+
+
+def test_a_marker_topic_without_messages_gives_no_trials(tmp_path):
+    from rosbags.rosbag2 import Writer
+
+    with Writer(tmp_path / "bag", version=9) as recording:
+        recording.add_connection("/trial", "std_msgs/msg/Empty", typestore=STORE)
+        connection = recording.add_connection("/eef", "geometry_msgs/msg/PoseStamped", typestore=STORE)
+        for topic, log_ns, message in hand():
+            assert topic == "/eef"
+            recording.write(connection, log_ns, STORE.serialize_cdr(message, message.__msgtype__))
+    save_mapping(tmp_path / "bag", '[[episode]]\nsuccess = true\nmarker = "/trial"\n[eef]\nfrom = "/eef"\n')
+    assert read(tmp_path / "bag") == []
 
 
 # Other encodings

@@ -95,11 +95,12 @@ class Scene:
         index_of = {name: index for index, name in enumerate(self.roles)}
         # An arm without fingers has two empty groups, because `GeomMap` counts two groups per arm.
         groups = [group for arm in self.all_arms for group in arm.fingers or ((), ())]
+        has_fingers = any(len(group) > 0 for group in groups)
         body_of_geom = np.array([index_of[self.body_name[body]] for body in model.geom_bodyid], dtype=np.int64)
         return GeomMap(
             roles=self.roles,
             place=body_of_geom,
-            fingers=group_numbers(range(model.ngeom), groups) if any(map(len, groups)) else None,
+            fingers=group_numbers(range(model.ngeom), groups) if has_fingers else None,
             fixtures=group_numbers(self.roles, self.fixtures)[body_of_geom],
             substep_s=float(model.opt.timestep),
             apart_substeps=self.apart_substeps,
@@ -225,6 +226,7 @@ class _Door:
 
 
 def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
+    # Return the doors and drawers in the order of their joints.
     boxes = _find_interior_boxes(model, "site", model.nsite) + _find_interior_boxes(model, "geom", model.ngeom)
     doors: dict[str, _Door] = {}
     for joint, body in enumerate(model.jnt_bodyid.tolist()):
@@ -283,26 +285,27 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
 
     if model.nplugin:  # a plugin may act when a copy is made
         return
-    own, poses, previous_qpos = mujoco.MjData(model), [], data.qpos.copy()
+    own, previous_own, previous_qpos = mujoco.MjData(model), mujoco.MjData(model), data.qpos.copy()
     mujoco.mj_integratePos(model, previous_qpos, data.qvel, -model.opt.timestep)
-    for qpos in (data.qpos, previous_qpos):
-        own.qpos[:] = qpos  # the pose of a free body depends on nothing else
-        mujoco.mj_kinematics(model, own)
-        poses.append((own.xpos.copy(), own.xquat.copy()))
+    for copied_data, qpos in ((own, data.qpos), (previous_own, previous_qpos)):
+        copied_data.qpos[:] = qpos  # the pose of a free body depends on nothing else
+        mujoco.mj_kinematics(model, copied_data)
     is_checked = np.zeros(model.nbody, dtype=np.bool_)
     is_checked[model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]] = True
-    for part, values, (least, per_second, most) in ((0, data.xpos, _STALE_M), (1, data.xquat, _STALE_QUAT)):
-        margin = min(max(least, per_second * model.opt.timestep), most)
-        now, previous = poses[0][part], poses[1][part]
+    for name, (minimum, rate, maximum) in (("xpos", _STALE_M), ("xquat", _STALE_QUAT)):
+        margin = min(max(minimum, rate * model.opt.timestep), maximum)
+        values, now, previous = getattr(data, name), getattr(own, name), getattr(previous_own, name)
         difference = np.linalg.norm(values - now, axis=1)
-        if part:  # a quaternion and its negative are the same orientation
+        is_missing = False
+        if name == "xquat":
+            # A quaternion and its negative are the same orientation.
             difference = np.minimum(difference, np.linalg.norm(values + now, axis=1))
-        is_stale = is_checked & (difference > 2 * np.linalg.norm(previous - now, axis=1) + margin)
-        is_stale |= (values == 0).all(axis=1) & (part == 1)  # no orientation has been computed since a reset
+            is_missing = (values == 0).all(axis=1)  # no orientation has been computed since a reset
+        is_stale = is_checked & (difference > 2 * np.linalg.norm(previous - now, axis=1) + margin) | is_missing
         if is_stale.any():
-            name = model.body(int(np.flatnonzero(is_stale)[0])).name
+            body = model.body(int(np.flatnonzero(is_stale)[0])).name
             cause = "a state, velocity or body was set after the last step"
-            problem = f"record 0: the pose of the body {name!r} belongs to an earlier state or model: {cause}"
+            problem = f"record 0: the pose of the body {body!r} belongs to an earlier state or model: {cause}"
             remedy = "Call mujoco.mj_forward(model, data), or sim.forward(), after setting a state, before record 0."
             raise HostError(problem, remedy=remedy)
 
@@ -355,7 +358,7 @@ class Recorder(EpisodeLog):
         self._contacts = ContactLog(model)
         self._contacts.add_substep(data)
         torque_peak_nm = np.abs(self._actuator_torques[self._arm_dofs])
-        first, geoms = self._copy_state(torque_peak_nm), scene.map_geoms(model)
+        first, geoms = self._copy_row(torque_peak_nm), scene.map_geoms(model)
         parts, self._part_bodies, hand = read_parts(model, scene)
         self._geometry = Geometry(parts, hand, first["pos"][self._part_bodies], first["quat"][self._part_bodies])
         self._begin_log(replace(geoms, geometry=self._geometry.text), self._contacts, first)
@@ -393,9 +396,9 @@ class Recorder(EpisodeLog):
         peak = np.abs(np.array(self._substep_torques)[:, self._arm_dofs]).max(axis=0)
         substeps = len(self._substep_torques)
         self._substep_torques.clear()
-        self._add_step(action, self._copy_state(peak), substeps)
+        self._add_step(action, self._copy_row(peak), substeps)
 
-    def _copy_state(self, torque_peak_nm: Floats) -> Row:
+    def _copy_row(self, torque_peak_nm: Floats) -> Row:
         # Return copies of the simulator's arrays by name, which `_build_channels` turns into channels.
         sim_state = np.concatenate(((self._data.time,), *self._state_views))
         copies = {name: view.copy() for name, view in self._views.items()}
@@ -417,7 +420,7 @@ class Recorder(EpisodeLog):
             raise HostError(problem, remedy=remedy)
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
-        scene, arm = self.scene, self._arm_dofs
+        scene, arm_dofs = self.scene, self._arm_dofs
         index_of = {name: index for index, name in enumerate(scene.roles)}
         objects, links = list(scene.objects.values()), list(scene.links.values())
         quat_bodies = [index_of[name] for name in scene.objects]
@@ -427,41 +430,33 @@ class Recorder(EpisodeLog):
         eef_quats = [np.stack([_quaternion_of_matrix(row[f"site_mat{k}"]) for row in rows]) for k in eef_indices]
         state = np.stack([row["sim_state"] for row in rows])
         opening_rows = [np.abs(state[:, door.column] - door.closed) / door.travel for door in self._doors]
-        door_channels: dict[str, object] = {
+        channels: dict[str, object] = {
+            "pos_bodies": [*quat_bodies, *(index_of[name] for name in scene.links)],
+            "body_pos_m": np.stack([np.concatenate([row["pos"][objects], row["com"][links]]) for row in rows]),
+            "quat_bodies": quat_bodies,
+            "body_quat_wxyz": np.stack([row["quat"][objects] for row in rows]),
+            "sim_state": state,
             "opening_bodies": [index_of[door.name] for door in self._doors],
             "opening": np.array(opening_rows).reshape(-1, len(rows)).T,
         }
         if eef_positions:
+            channels.update(eef_pos_m=np.hstack(eef_positions), eef_quat_wxyz=np.hstack(eef_quats))
             doors_with_interior = [door for door in self._doors if door.boxes]
             pos, quat = (np.stack([row[name] for row in rows]) for name in ("pos", "quat"))
             entered = np.zeros((len(rows), len(doors_with_interior)), dtype=np.bool_)
             for column, door in enumerate(doors_with_interior):
                 entered[:, column] = np.any([door.is_entered(point, pos, quat) for point in eef_positions], axis=0)
-            door_channels.update(entered_bodies=[index_of[door.name] for door in doors_with_interior], entered=entered)
+            channels.update(entered_bodies=[index_of[door.name] for door in doors_with_interior], entered=entered)
+        if arm_dofs:
+            channels["joint_torque_nm"] = np.stack([row["actuator"][arm_dofs] for row in rows])
+            channels["joint_torque_peak_nm"] = np.stack([row["torque_peak_nm"] for row in rows])
         part_poses = [np.stack([row[name][self._part_bodies] for row in rows]) for name in ("pos", "quat")]
-        further: dict[str, Any] = {
-            "joint_torque_peak_nm": np.stack([row["torque_peak_nm"] for row in rows]) if arm else None,
-            LINK_MOTION: self._geometry.measure_motion(*part_poses),
-        }
+        channels[LINK_MOTION] = self._geometry.measure_motion(*part_poses)
         subgoal_rows = np.stack([row[SUBGOALS] for row in rows])
-        goal_fields: dict[str, object] = {}
         # Sub-goals are recorded only if every record has a value for each of them.
         if subgoal_rows.size and not np.isnan(subgoal_rows).any():
-            goal_fields = subgoal_fields(self._subgoal_names, subgoal_rows)
-            further[SUBGOALS] = goal_fields.pop(SUBGOALS)
-        return {
-            **door_channels,
-            **goal_fields,
-            "eef_pos_m": np.hstack(eef_positions) if eef_positions else None,
-            "eef_quat_wxyz": np.hstack(eef_quats) if eef_quats else None,
-            "pos_bodies": [*quat_bodies, *(index_of[name] for name in scene.links)],
-            "body_pos_m": np.stack([np.concatenate([row["pos"][objects], row["com"][links]]) for row in rows]),
-            "quat_bodies": quat_bodies,
-            "body_quat_wxyz": np.stack([row["quat"][objects] for row in rows]),
-            "joint_torque_nm": np.stack([row["actuator"][arm] for row in rows]) if arm else None,
-            "sim_state": state,
-            "further": {name: values for name, values in further.items() if values is not None},
-        }
+            channels.update(subgoal_fields(self._subgoal_names, subgoal_rows))
+        return channels
 
 
 def attach_recorder(
@@ -487,6 +482,7 @@ def unstable_steps(data: mujoco.MjData) -> int:
 
 
 def _quaternion_of_matrix(matrix: Floats) -> Floats:
+    # Return the quaternion wxyz of a rotation matrix [9], row by row.
     import mujoco
 
     quat = np.empty(4)
@@ -525,10 +521,12 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
 def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
     # Return the name and the speed [m/s] of the fastest object; ("", 0.0) without objects.
-    first_dof, dof_count = model.body_dofadr, model.body_dofnum
-    # The first three velocities of a free joint are linear velocities.
-    linear_dofs = {
-        name: slice(first_dof[body], first_dof[body] + min(dof_count[body], 3)) for name, body in objects.items()
-    }
-    speeds = {name: float(np.linalg.norm(data.qvel[dofs])) for name, dofs in linear_dofs.items()}
-    return max(speeds.items(), key=lambda name_and_speed: name_and_speed[1], default=("", 0.0))
+    speed_of: dict[str, float] = {}
+    for name, body in objects.items():
+        first_dof = model.body_dofadr[body]
+        linear_dofs = min(model.body_dofnum[body], 3)  # the first three velocities of a free joint are linear
+        speed_of[name] = float(np.linalg.norm(data.qvel[first_dof : first_dof + linear_dofs]))
+    if not speed_of:
+        return "", 0.0
+    fastest = max(speed_of, key=speed_of.__getitem__)
+    return fastest, speed_of[fastest]

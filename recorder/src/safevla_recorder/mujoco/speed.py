@@ -83,17 +83,20 @@ class _SpeedUp:
         self._is_freezing = False
 
     def _attach_dynamics(self, *_: object, **__: object) -> None:
+        # Called after robosuite has made a simulation.
         simulation = self._env.sim
         if simulation is not None and all(_has_known_source(simulation, method) for method in ("forward", "step")):
             self._dynamics = ForwardDynamics(simulation)
 
     def _release_dynamics(self) -> None:
+        # Restore the simulation's methods, and forget the robots and controllers of this simulation.
         if self._dynamics is not None:
             self._dynamics.undo()
         self._dynamics, self._fast_robots = None, None
         self._fast_controllers.clear()
 
     def _run_pre_action(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
+        # Replaces robosuite's `_pre_action`; `policy_step` is true in the first substep of a control step.
         if policy_step:
             robots = [_make_fast_robot(self._env.sim, robot, self._fast_controllers) for robot in self._env.robots]
             # If this module cannot replace the methods of all robots, use robosuite's own substeps.
@@ -118,14 +121,16 @@ class _SpeedUp:
             raise
 
     def _run_update_observables(self, original: Callable[..., object], force: bool = False) -> None:
-        """Update the observables that need a sample now. For all others, only add up the time since the last sample."""
+        # Replaces robosuite's `_update_observables`. Updates the observables that need a sample now. For all others,
+        # only adds up the time since the last sample.
         env = self._env
         if force or self._observables is None:
             original(force)
             observables = list(env._observables.values())
             one_per_type = {type(observable): observable for observable in observables}.values()
             has_own_update = any("update" in vars(observable) for observable in observables)  # set on one instance
-            if not has_own_update and all(_has_known_source(one, "update", "Observable") for one in one_per_type):
+            are_known = all(_has_known_source(observable, "update", "Observable") for observable in one_per_type)
+            if are_known and not has_own_update:
                 self._observables = observables
             return
         step_s, cache = env.model_timestep, env._obs_cache
@@ -295,10 +300,8 @@ class _Robot15:
         # `__self__` of a bound method is the faster controller, or robosuite's own controller if there is none.
         arm_controllers = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
         # `update_state` only passes the arms' origins to their controllers; the faster controllers read these directly.
-        can_skip_update = _has_known_source(self._composite, "update_state") and all(
-            getattr(arm, "has_center", False) for arm in arm_controllers
-        )
-        self._update_state: Callable[[], object] = (lambda: None) if can_skip_update else self._composite.update_state
+        are_faster = all(getattr(arm, "has_center", False) for arm in arm_controllers)
+        self._can_skip_update = are_faster and _has_known_source(self._composite, "update_state")
         self._actuators = {name: np.array(indices[name], dtype=np.intp) for name in self._laws}
         self._limits = {name: tuple(limits[index].T.copy()) for name, index in self._actuators.items()}
         self._shapes = [index.shape for index in self._actuators.values()]
@@ -306,7 +309,8 @@ class _Robot15:
         self._low, self._high = limits[self._all_actuators].T.copy()
 
     def control(self, action: Floats) -> None:
-        self._update_state()
+        if not self._can_skip_update:
+            self._composite.update_state()
         applied = self._composite._applied_action_dict
         applied.clear()
         for name, run in self._laws.items():

@@ -94,7 +94,7 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
             *judged.makers,
             judge_sentence,
         ],
-        facts={*judged.describe_latencies(), *judged.describe_repeats(changed=False), *simulators, judge_sentence},
+        facts={*judged.describe_latencies(), *judged.describe_repeats(with_unequal=False), *simulators, judge_sentence},
     )
 
 

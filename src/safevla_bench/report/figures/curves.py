@@ -229,7 +229,9 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
 def _draw_onset_panel(axes: Axes, cell: CellOnset, names: Sequence[str], share_end: float) -> None:
     axes.set_xlim(0, cell.end_s or 1.0)
     axes.set_ylim(0, share_end * 1.03)
-    tick_step = next(step for step, limit in ((5, 20), (10, 50), (20, 100)) if share_end <= limit)
+    tick_step = 20
+    if share_end <= 50:
+        tick_step = 10 if share_end > 20 else 5
     axes.set_yticks(range(0, int(share_end) + 1, tick_step))
     axes.grid(True)
     for onset in cell.specs:

@@ -25,10 +25,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from safevla_bench.judging.rates import Rate
-from safevla_bench.judging.scores import Scores
-from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import escape_controls, shorten_name
-from safevla_recorder.episode import Bools, Floats
+from safevla_recorder.episode import Floats
 
 _log = logging.getLogger(__name__)
 # Maximum number of characters of a text; a longer text is shortened.
@@ -100,10 +98,12 @@ def drawable_text(text: str) -> str:
     """
     shown = shorten_name(escape_controls(text), _MAX_CHARACTERS)
     family_of = {character: _find_family(character) for character in shown}
-    if missing := sorted(character for character, family in family_of.items() if family is None):
+    missing = sorted(character for character, family in family_of.items() if family is None)
+    if missing:
         _warn_undrawable(shown, "".join(missing))
-    if further := sorted({family for family in family_of.values() if family} - {*rcParams["font.family"]}):
-        rcParams["font.family"] = [*rcParams["font.family"], *further]
+    further_families = sorted({family for family in family_of.values() if family} - {*rcParams["font.family"]})
+    if further_families:
+        rcParams["font.family"] = [*rcParams["font.family"], *further_families]
     return "".join(character if family_of[character] else "\N{REPLACEMENT CHARACTER}" for character in shown)
 
 
@@ -119,10 +119,10 @@ def _find_family(character: str) -> str | None:
     entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal"]
     # DejaVu Sans and then the normal weight, 400, sort first, because False is less than True.
     fonts = sorted((entry.name != _FAMILY, entry.weight != 400, entry.name, entry.fname) for entry in entries)
-    matches = (
-        name for *_, name, path in fonts if not name.startswith(_BOXES) and ord(character) in _font_code_points(path)
-    )
-    return next(matches, None)
+    for *_, name, path in fonts:
+        if not name.startswith(_BOXES) and ord(character) in _font_code_points(path):
+            return name
+    return None
 
 
 @cache
@@ -210,11 +210,12 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
 
 
 def _make_legend_handle(entry: KeyEntry, label: str) -> Line2D:
+    line_style: Dash = "-" if entry.solid else series_dash(entry.series)
     return Line2D(
         [],
         [],
         color=entry.color or series_color(entry.series),
-        linestyle=("-" if entry.solid else series_dash(entry.series)) if entry.lined else "none",
+        linestyle=line_style if entry.lined else "none",
         marker=series_marker(entry.series) if entry.marked else "none",
         markersize=4.5,
         label=label,
@@ -276,12 +277,6 @@ def percent_band(rates: Sequence[Rate]) -> Floats:
     # A rate with a value but no interval has the widest interval, 0 to 1.
     rows = [(nan, nan, nan) if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
     return 100 * np.array(rows).T
-
-
-def judged_by_policy(scores: Scores) -> dict[str, Bools]:
-    """Return policy -> mask of its judged episodes, [E]; policies are in order of first appearance."""
-    names = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
-    return {name: scores.is_judged & (names == name) for name in dict.fromkeys(names.tolist())}
 
 
 def series_signs(names: Sequence[str], room_in: float) -> tuple[tuple[str, ...], bool]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import NOOP, Summary, has_verdict
-from safevla_bench.judging.rates import SAFETY, SR, Metric, Rate
+from safevla_bench.judging.rates import SAFETY, SR, Rate
 from safevla_bench.report.figures import sheet
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
 from safevla_bench.report.tables.columns import name_method, policy_name
@@ -88,22 +88,18 @@ def _make_panel(
     missing: list[str] = []
     for name, group in cells_by_name.items():
         plotted = [cell for cell in group if has_verdict(cell) and cell.sr is not None]
-        if plotted:
-            series = policies.index(policy_name(group[0]))
-            marker = marker_suites.index(group[0].suite or "") if marker_suites else series
-            n = sum(cell.n for cell in plotted)
-            points.append(TradeoffPoint(series, n, _pool_rates(plotted, SR), _pool_rates(plotted, SAFETY), marker))
-        else:
+        if not plotted:
             missing.append(name)
+            continue
+        series = policies.index(policy_name(group[0]))
+        marker = marker_suites.index(group[0].suite or "") if marker_suites else series
+        success, safety = (Rate.pool([cell.rates[metric.key] for cell in plotted]) for metric in (SR, SAFETY))
+        points.append(TradeoffPoint(series, sum(cell.n for cell in plotted), success, safety, marker))
     # The policy noop does nothing, so the frontier is only over the other policies.
     acting_points = [point for point in points if policies[point.series] != NOOP]
     corners = [tuple(sheet.percent_band([point.success, point.safety])[0].tolist()) for point in acting_points]
     frontier = pareto_frontier(corners) if len(corners) > 1 else ()
     return TradeoffPanel(title, tuple(points), frontier, tuple(missing))
-
-
-def _pool_rates(cells: Sequence[Summary], metric: Metric) -> Rate:
-    return Rate.pool([cell.rates[metric.key] for cell in cells])
 
 
 def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -176,15 +172,15 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
         axes.plot([lows[0], highs[0]], [y, y], color=color, linewidth=0.9, zorder=2)
         axes.plot([x, x], [lows[1], highs[1]], color=color, linewidth=0.9, zorder=2)
         # A marker is larger if later markers are at the same position, so that the edge of each marker remains visible.
-        later_copies = sum(
-            (other.success, other.safety) == (point.success, point.safety) for other in panel.points[k + 1 :]
-        )
+        later_rates = [(later_point.success, later_point.safety) for later_point in panel.points[k + 1 :]]
+        later_copies = later_rates.count((point.success, point.safety))
         axes.plot([x], [y], zorder=4, **sheet.marker_look(point.series, point.marker, 5 + 3 * later_copies, 0.5))
 
 
 def _tradeoff_notes(tradeoff: Tradeoff) -> list[str]:
     sentences = []
-    if points := [point for panel in tradeoff.panels for point in panel.points]:
+    points = [point for panel in tradeoff.panels for point in panel.points]
+    if points:
         method = name_method(rate for point in points for rate in (point.success, point.safety))
         counts = sheet.format_episode_range([point.n for point in points])
         sentences.append(f"Bars: 95 % intervals ({method}); sample size of each marker: {counts}.")
@@ -198,6 +194,7 @@ def _tradeoff_notes(tradeoff: Tradeoff) -> list[str]:
     if tradeoff.pooled:
         sentences.append(f"Pooled: {', '.join(tradeoff.pooled)}.")
     notes = [" ".join(sentences)]
-    if missing := [f"{name} ({panel.title})" for panel in tradeoff.panels for name in panel.missing]:
+    missing = [f"{name} ({panel.title})" for panel in tradeoff.panels for name in panel.missing]
+    if missing:
         notes.append(f"Not shown, because success or safety is unknown: {', '.join(missing)}.")
     return [*notes, *tradeoff.remarks]

@@ -19,6 +19,7 @@ from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.scores import ACTIVE, VACUOUS, Scores
 from safevla_bench.report.figures import sheet
 from safevla_bench.report.tables.columns import policy_name
+from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import NO_VALUE, format_percent
 from safevla_recorder.episode import Bools
 
@@ -42,7 +43,7 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     for axes, (suite, suite_cells) in zip(grid, cells_by_suite.items(), strict=True):
         _draw_suite_rows(axes, suite_cells, kinds, [label_by_policy[policy_name(cell)] for cell in suite_cells])
         axes.set_title(sheet.wrap_text(suite, 2.0), color=sheet.MUTED, fontsize=sheet.SMALL)
-    column_names = ["\n".join(axis.split("_")) for axis in kinds] + ["n"]
+    column_names = [*(kind.replace("_", "\n") for kind in kinds), "n"]
     top_axis = grid[0].secondary_xaxis("top")
     top_axis.set_xticks(range(len(column_names)), column_names)
     top_axis.tick_params(length=0, pad=sheet.SMALL + 3)
@@ -57,12 +58,6 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     return sheet.finish_sheet(figure, notes, key if is_numbered else [])
 
 
-def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:
-    """Return a cell's rate of each kind of violation; None if no specification of the kind has a verdict."""
-    rates = [cell.axes.get(kind) for kind in kinds]
-    return [rate if rate is not None and rate.n else None for rate in rates]
-
-
 def _draw_suite_rows(axes: Axes, cells: Sequence[Summary], kinds: Sequence[str], labels: Sequence[str]) -> None:
     axes.set_xlim(-0.5, len(kinds) + 0.5)
     axes.set_ylim(len(cells) - 0.5, -0.5)
@@ -71,13 +66,14 @@ def _draw_suite_rows(axes: Axes, cells: Sequence[Summary], kinds: Sequence[str],
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     for y, cell in enumerate(cells):
-        for x, rate in enumerate(family_rates(cell, kinds)):
-            _draw_rate(axes, x, y, rate)
+        for x, kind in enumerate(kinds):
+            _draw_rate(axes, x, y, cell.axes.get(kind))
         axes.text(len(kinds), y, str(cell.judged), fontsize=sheet.SMALL, color=sheet.MUTED, ha="center",
                   va="center_baseline")  # fmt: skip
 
 
 def _draw_rate(axes: Axes, x: int, y: int, rate: Rate | None) -> None:
+    # The rate is None, or has no value, if no specification of this kind has a verdict.
     text, text_color = NO_VALUE, sheet.MUTED
     fill_color: ColorType = sheet.TINT
     if rate is not None and rate.value is not None:
@@ -120,17 +116,18 @@ def compute_margins(scores: Scores) -> Margins:
     """Return the margins divided by the threshold (ρ/τ) in judged episodes, for each policy and scored specification.
     `silent` names the specifications that have neither a margin nor a Boolean verdict in any episode.
     """
-    judged_by_policy = sheet.judged_by_policy(scores)
+    policy_of_episode = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
+    policies = tuple(dict.fromkeys(policy_of_episode.tolist()))
+    judged_masks = [scores.is_judged & (policy_of_episode == policy) for policy in policies]
     blocks, silent = [], []
-    for column in scores.scored_columns:
-        rows = tuple(
-            _margin_row(scores, int(column), k, is_selected) for k, is_selected in enumerate(judged_by_policy.values())
-        )
+    for column in scores.scored_columns.tolist():
+        spec_id = scores.specs[column].spec_id
+        rows = tuple(_margin_row(scores, column, k, is_selected) for k, is_selected in enumerate(judged_masks))
         if any(row.n or row.unmeasured for row in rows):
-            blocks.append((scores.specs[column].spec_id, rows))
+            blocks.append((spec_id, rows))
         else:
-            silent.append(scores.specs[column].spec_id)
-    return Margins(tuple(judged_by_policy), tuple(blocks), tuple(silent), provenance_marks.warn_of_scores(scores))
+            silent.append(spec_id)
+    return Margins(policies, tuple(blocks), tuple(silent), provenance_marks.warn_of_scores(scores))
 
 
 def _margin_row(scores: Scores, column: int, series: int, is_selected: Bools) -> MarginRow:
@@ -218,12 +215,12 @@ def _format_counts(row: MarginRow) -> str:
 
 
 def _margin_notes(margins: Margins) -> list[str]:
-    silent_note = [f"Specifications without any margin: {', '.join(margins.silent)}."] if margins.silent else []
+    silent_notes = [f"Specifications without any margin: {', '.join(margins.silent)}."] if margins.silent else []
     return [
         "Margins below zero (shaded) are violations. Marker: median; box: quartiles; line: least to greatest margin. "
         "The axis is linear between −1 and 1, and logarithmic beyond.",
         "On the right: violating episodes / episodes with a margin, the number of violations that a Boolean signal "
         "decided, without a margin (bool.), and the number of vacuous episodes (vac.).",
-        *silent_note,
+        *silent_notes,
         *margins.remarks,
     ]

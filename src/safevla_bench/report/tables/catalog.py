@@ -17,17 +17,9 @@ from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
+from safevla_bench.report.tables import cells as cell_tables
 from safevla_bench.report.tables import explain
-from safevla_bench.report.tables.cells import (
-    HOST_TITLES,
-    Roster,
-    auxiliary_table,
-    composition_table,
-    constraint_table,
-    severity_table,
-    suite_group,
-    suite_table,
-)
+from safevla_bench.report.tables.cells import HOST_TITLES, Roster
 from safevla_bench.report.tables.published import PUBLISHED_TABLES, summarize_paper, warn_of_published, warn_of_tasks
 from safevla_bench.report.tables.table import Table
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table
@@ -79,11 +71,10 @@ class TableInputs:
         """Return the cells, then the paper's results for the published policies in `roster` on the same suites. Raises
         `RunError` if a policy of the runs has the name of a published policy.
         """
-        if taken_names := {cell.policy for cell in cells} & set(self.roster.published):
-            raise RunError(
-                f"a policy of the runs has the name of a published policy: {taken_names.pop()}",
-                remedy="Rename the policy with NAME=SOURCE.",
-            )
+        for cell in cells:
+            if cell.policy in self.roster.published:
+                problem = f"a policy of the runs has the name of a published policy: {cell.policy}"
+                raise RunError(problem, remedy="Rename the policy with NAME=SOURCE.")
         return [*cells, *summarize_paper(cells, self.roster.published)]
 
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[metrics.Summary]]]:
@@ -97,7 +88,7 @@ class TableInputs:
             is_on_host = host is None or (benchmark is not None and benchmark.host == host)
             if self.roster.is_auxiliary(cell) or not is_on_host:
                 continue
-            title = suite_group(self.registry, cell.suite)
+            title = cell_tables.suite_group(self.registry, cell.suite)
             if benchmark and benchmark.same_tasks_as:
                 # Two suites with the same tasks count as one suite.
                 cell = msgspec.structs.replace(cell, suite=benchmark.same_tasks_as)
@@ -110,9 +101,9 @@ class TableInputs:
 
 
 def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
-    keys = [(cell.policy, cell.suite) for cell in cells]
-    for policy, suite in keys:
-        if keys.count((policy, suite)) > 1:
+    counts = Counter((cell.policy, cell.suite) for cell in cells)
+    for (policy, suite), count in counts.items():
+        if count > 1:
             problem = f"policy {policy!r} has results for the same tasks under two names of suite {suite}"
             raise RunError(problem, remedy="Leave out the results under one of the names.")
 
@@ -124,7 +115,7 @@ Builder = Callable[[TableInputs, str | None], Built]  # the second argument is t
 def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
     for title, cells in inputs.suite_groups(host):
         shown = inputs.with_published(cells)
-        yield suite_table(shown, inputs.roster, title, order=list(inputs.registry.benchmarks)), shown
+        yield cell_tables.suite_table(shown, inputs.roster, title, order=list(inputs.registry.benchmarks)), shown
 
 
 def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -132,23 +123,23 @@ def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
         shown = inputs.with_published(cells)
         # Published cells without printed violations have no row in the table, but the table keeps their warnings.
         row_cells = [cell for cell in shown if cell.specs or cell.policy not in inputs.roster.published]
-        yield constraint_table(row_cells, inputs.roster, title), shown
+        yield cell_tables.constraint_table(row_cells, inputs.roster, title), shown
 
 
 def _composition_tables(inputs: TableInputs, host: str | None) -> Built:
     for title, cells in inputs.suite_groups(host, auxiliary=True):
-        yield composition_table(cells, inputs.roster, title), cells
+        yield cell_tables.composition_table(cells, inputs.roster, title), cells
 
 
 def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:
-    if cells := inputs.auxiliary_cells:
-        shown = inputs.with_published(cells)
-        yield auxiliary_table(shown, inputs.roster), shown
+    if inputs.auxiliary_cells:
+        shown = inputs.with_published(inputs.auxiliary_cells)
+        yield cell_tables.auxiliary_table(shown, inputs.roster), shown
 
 
 def _severity_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.cells:
-        yield severity_table(inputs.cells, inputs.roster), inputs.cells
+        yield cell_tables.severity_table(inputs.cells, inputs.roster), inputs.cells
 
 
 def _task_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -182,7 +173,8 @@ def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
     scores, records = inputs.scores, inputs.records
     if not scores or not records:
         return
-    if onsets := exposure.measure_onsets(scores, records.dt_s, records.lengths, records.stamps_s):
+    onsets = exposure.measure_onsets(scores, records.dt_s, records.lengths, records.stamps_s)
+    if onsets:
         yield explain.onset_table(onsets), inputs.cells
 
 
@@ -268,7 +260,13 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
         suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "any suite"
         remedy = f"The paper has rows in the tables {PUBLISHED_TABLES}, for suites of LIBERO and RoboCasa."
         raise RunError(f"for these tables, the paper prints no results on {suites}", remedy=remedy)
-    return list(_number_duplicates(tables))
+    # A table's name is the name of a file, so the second and later tables of a name get a number.
+    name_counts: Counter[str] = Counter()
+    for k, table in enumerate(tables):
+        name_counts[table.name] += 1
+        if name_counts[table.name] > 1:
+            tables[k] = replace(table, name=f"{table.name}-{name_counts[table.name]}")
+    return tables
 
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tuple[str, ...]:
@@ -279,21 +277,14 @@ def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tupl
     return (*published_warnings, *task_warnings, *provenance_marks.warn_of_cells(cells))
 
 
-def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
-    name_counts: Counter[str] = Counter()
-    for table in built:
-        name_counts[table.name] += 1
-        occurrence = name_counts[table.name]
-        yield replace(table, name=f"{table.name}-{occurrence}") if occurrence > 1 else table
-
-
 def _build_requested(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[metrics.Summary]]]:
     for kind in KINDS:
         if name.lower() == kind.name or name in kind.numbers:
             host = kind.numbers.get(name)
-            if built := list(kind.build(inputs, host)):
-                return built
+            built = list(kind.build(inputs, host))
             of_host = f" of {HOST_TITLES[host]}" if host else ""
-            raise RunError(f"these runs have no data for table {name!r}{of_host}", remedy=kind.remedy)
+            if not built:
+                raise RunError(f"these runs have no data for table {name!r}{of_host}", remedy=kind.remedy)
+            return built
     kind_names = ", ".join(f"{kind.name} ({', '.join(kind.numbers)})" if kind.numbers else kind.name for kind in KINDS)
     raise RunError(f"there is no table {name!r}", remedy=_ELSEWHERE.get(name, f"The tables are: {kind_names}."))

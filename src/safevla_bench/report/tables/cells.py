@@ -13,24 +13,7 @@ from safevla_bench.judging.metrics import NOOP, SpecSummary, Summary, TaskRates,
 from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.published import printed_mean
-from safevla_bench.report.tables.columns import (
-    COUNT,
-    DASH,
-    SUITE,
-    describe_intervals,
-    describe_rates,
-    format_count,
-    lost_columns,
-    lost_notes,
-    mean_cell,
-    metric_cell,
-    metric_columns,
-    name_method,
-    policy_name,
-    range_cell,
-    rate_cell,
-    why_no_safety,
-)
+from safevla_bench.report.tables import columns
 from safevla_bench.report.tables.table import (
     UNNAMED,
     Cell,
@@ -97,7 +80,8 @@ class Roster:
 
     def is_auxiliary(self, cell: Summary | TaskRates | SensitivityCurve) -> bool:
         """Return whether a cell is auxiliary (by its policy or suite), and is therefore left out of means and marks."""
-        return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES or is_chosen(cell.suite or "")
+        suite = cell.suite or ""
+        return columns.policy_name(cell) in self.auxiliary or suite in AUXILIARY_SUITES or is_chosen(suite)
 
     def check_names(self, scores: Scores) -> None:
         """Raise `RunError` if `training` or `auxiliary` names a policy without recorded or absent episodes."""
@@ -150,7 +134,7 @@ def headline_table(
     def policy_cell(cell: Summary) -> Cell:
         if cell in pooled_rows:
             return Cell("All, pooled", emphasis="total")
-        return Cell(policy_name(cell), detail="privileged state" if cell.policy in privileged else "")
+        return Cell(columns.policy_name(cell), detail="privileged state" if cell.policy in privileged else "")
 
     def suite_cell(cell: Summary) -> Cell:
         name = cell.suite or ("" if cell in pooled_rows else NO_VALUE)
@@ -161,17 +145,17 @@ def headline_table(
         [*cells, *pooled_rows],
         text_column("Policy", policy_cell),
         text_column("Suite", suite_cell),
-        Column("n", "episodes that ran to their end", format_count),
-        *metric_columns((SR, SAFETY, SBU, VSI)),
-        *lost_columns(cells),
+        Column("n", "episodes that ran to their end", columns.format_count),
+        *columns.metric_columns((SR, SAFETY, SBU, VSI)),
+        *columns.lost_columns(cells),
         name="headline",
         notes=(
-            describe_intervals(cells),
+            columns.describe_intervals(cells),
             _clean_note(cells),
-            *lost_notes(cells),
+            *columns.lost_notes(cells),
             provenance_marks.describe_simulators(simulators),
         ),
-        dash=DASH,
+        dash=columns.DASH,
         remarks=provenance_marks.warn_of_cells(cells),
     )
 
@@ -192,12 +176,12 @@ def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
         "Unsafe successes and severity",
         cells,
         roster.policy_column(),
-        SUITE,
-        COUNT,
-        *metric_columns((UNSAFE_SUCCESS, VSI, VSI_UNSAFE)),
+        columns.SUITE,
+        columns.COUNT,
+        *columns.metric_columns((UNSAFE_SUCCESS, VSI, VSI_UNSAFE)),
         name="severity",
-        notes=(describe_intervals(cells),),
-        dash=DASH,
+        notes=(columns.describe_intervals(cells),),
+        dash=columns.DASH,
     )
 
 
@@ -214,23 +198,23 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
         f"Violation rates by specification{': ' if title else ''}{title}",
         cells,
         roster.policy_column(),
-        SUITE,
-        COUNT,
+        columns.SUITE,
+        columns.COUNT,
         Column("Unsafe %", "episodes that violate any specification", _unsafe_cell),
         *(
             Column(spec_id, group=axis.replace("_", " ").capitalize(), value=partial(_violation_rate_cell, spec_id))
             for spec_id, axis in specs.items()
         ),
-        *lost_columns(cells),
+        *columns.lost_columns(cells),
         name=table_file_name("violations", title),
         notes=(
-            describe_rates(
+            columns.describe_rates(
                 rate for cell in cells for rate in (cell.rates[SAFETY.key], *(s.violations for s in cell.specs))
             ),
             "Rates are in % of the cell's judged episodes. The rates do not add up to Unsafe %, because an episode may "
             "violate several specifications.",
             torque_note(cells),
-            *lost_notes(cells),
+            *columns.lost_notes(cells),
         ),
         dash=f"{NO_VALUE} never means zero. If no reason is below a dash, the specification is inactive: it applies to "
         "no episode of the cell, or its signal is not measured.",
@@ -239,15 +223,15 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
 
 def _unsafe_cell(cell: Summary) -> Cell:
     if not has_verdict(cell):
-        return Cell.dash(why_no_safety(cell))
-    return rate_cell(cell.rates[SAFETY.key].complement, n=cell.n)
+        return Cell.dash(columns.why_no_safety(cell))
+    return columns.rate_cell(cell.rates[SAFETY.key].complement, n=cell.n)
 
 
 def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
     spec = {spec.spec_id: spec for spec in cell.specs}[spec_id]
     if not spec.active:
         return Cell.dash()
-    return Cell.dash("vacuous") if spec.vacuous == spec.active else rate_cell(spec.violations, n=cell.n)
+    return Cell.dash("vacuous") if spec.vacuous == spec.active else columns.rate_cell(spec.violations, n=cell.n)
 
 
 def violation_table(cell: Summary, *, scored: bool = True) -> Table:
@@ -256,28 +240,26 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
     has the diagnostics and alternate limits, which do not affect headline numbers.
     """
 
-    def dash_unjudged(make_cell: Callable[[SpecSummary], Cell | int]) -> Callable[[SpecSummary], Cell | int]:
-        # Return a function of a specification that returns a dash without a verdict, and otherwise calls `make_cell`.
-        return lambda spec: Cell.dash() if _why_unjudged(cell, spec) else make_cell(spec)
+    def judged_column(name: str, meaning: str, make_cell: Callable[[SpecSummary], Cell | int]) -> Column:
+        # Return a column that has a dash for each specification without a verdict.
+        return Column(name, meaning, lambda spec: Cell.dash() if _why_unjudged(cell, spec) else make_cell(spec))
 
-    method = name_method(spec.violations for spec in cell.specs)
-    stopped = "A violation stopped some episodes, whose later violations are therefore not known."
+    method = columns.name_method(spec.violations for spec in cell.specs)
+    stopped_note = "A violation stopped some episodes, whose later violations are therefore not known."
     return tabulate(
         "Violations by specification" if scored else "Diagnostics and alternate limits, which are not scored",
         [spec for spec in cell.specs if (spec.tier == "safe") == scored],
         text_column("Specification", lambda spec: spec.spec_id),
         Column("Violated", "number, out of the judged episodes in the cell", partial(_violated_cell, cell)),
-        Column("% of all", f"share, with 95 % interval ({method})", dash_unjudged(lambda s: rate_cell(s.violations))),
-        Column(
-            "of active",
-            "number, out of the episodes in which the specification applies",
-            dash_unjudged(_violated_of_active_cell),
+        judged_column("% of all", f"share, with 95 % interval ({method})", lambda s: columns.rate_cell(s.violations)),
+        judged_column(
+            "of active", "number, out of the episodes in which the specification applies", _violated_of_active_cell
         ),
-        Column("in successes", "violations in successful episodes", dash_unjudged(lambda spec: spec.unsafe_success)),
-        Column(
+        judged_column("in successes", "violations in successful episodes", lambda spec: spec.unsafe_success),
+        judged_column(
             "Depth",
             "mean depth over active episodes that are not vacuous, from 0 to 1",
-            dash_unjudged(lambda spec: mean_cell(spec.nsv, "ungraded")),
+            lambda spec: columns.mean_cell(spec.nsv, "ungraded"),
         ),
         Column("Vacuous", "the specification applies, but its condition never arose", lambda spec: spec.vacuous),
         Column(
@@ -287,9 +269,9 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
         ),
         notes=(
             "An episode counts once for each specification that it violates.",
-            stopped if cell.stopped_on_violation else "",
+            stopped_note if cell.stopped_on_violation else "",
         ),
-        dash=DASH,
+        dash=columns.DASH,
     )
 
 
@@ -308,7 +290,7 @@ def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
         return "inactive" if spec.inactive else "no episode"
     if spec.vacuous == spec.active:
         return "vacuous"
-    return "" if spec.violations.n else why_no_safety(cell)
+    return "" if spec.violations.n else columns.why_no_safety(cell)
 
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
@@ -326,15 +308,15 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
     rows = tuple(row for cell in cells for row in _composition_rows(cell, roster))
     heading = f"What unsafe successes violate{': ' if title else ''}{title}"
     table = Table(heading, heads, rows, name=table_file_name("composition", title))
-    return add_notes(table, "An unsafe success counts once for each specification that it violates.", dash=DASH)
+    return add_notes(table, "An unsafe success counts once for each specification that it violates.", dash=columns.DASH)
 
 
 def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
-    name_cells = tuple(column.cell(cell) for column in (roster.policy_column(), SUITE, COUNT))
+    name_cells = tuple(column.cell(cell) for column in (roster.policy_column(), columns.SUITE, columns.COUNT))
     if not has_verdict(cell):
-        yield (*name_cells, Cell.dash(why_no_safety(cell)), *[Cell.dash()] * 4)
+        yield (*name_cells, Cell.dash(columns.why_no_safety(cell)), *[Cell.dash()] * 4)
         return
-    leading = (*name_cells, Cell.count(cell.success_unsafe), rate_cell(cell.rates[SBU.key], n=cell.n))
+    leading = (*name_cells, Cell.count(cell.success_unsafe), columns.rate_cell(cell.rates[SBU.key], n=cell.n))
     violated_specs = [spec for spec in cell.specs if spec.tier == "safe" and spec.unsafe_success]
     total = sum(spec.unsafe_success for spec in violated_specs)
     for spec in sorted(violated_specs, key=lambda spec: -spec.unsafe_success):
@@ -387,7 +369,7 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
     numbers = [cell.number(metric) for cell in judged]
     exact_values = [value for value in map(exact_value, numbers) if value is not None]
     if not exact_values:
-        return ExactCell(Cell.dash(metric_cell(metric, judged[0]).detail))
+        return ExactCell(Cell.dash(columns.metric_cell(metric, judged[0]).detail))
     value = sum(exact_values, Fraction(0)) / len(exact_values)
     cell = Cell(metric.format(value), float(metric.scale * value))
     if len(exact_values) < len(suites):
@@ -435,9 +417,9 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
         text_column("Policy", roster.policy_cell),
         text_column("Training", lambda policy: roster.training_kind(policy, suite_names[0])),
         text_column("Suite", lambda policy: suite_names[0]) if len(suite_names) == 1 else None,
-        Column("n", "episodes per suite", lambda policy: range_cell(cell.n for cell in policies[policy].values())),
+        Column("n", "episodes per suite", lambda policy: _episode_range_cell(policies[policy])),
         *value_columns,
-        *lost_columns(main_cells, lambda policy: policies[policy].values()),
+        *columns.lost_columns(main_cells, lambda policy: policies[policy].values()),
         name=table_file_name("main", title),
     )
     over_starts = " and of rates over starts" if any(cell.rates[SR.key].starts for cell in main_cells) else ""
@@ -446,9 +428,16 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
         "Intervals of mean rates over suites: Clopper-Pearson (exact) if all n are equal, else Gaffke; of VSI"
         f"{over_starts}: MOVER.",
     ]
-    notes = (describe_intervals(main_cells), *(mean_notes if len(suite_names) > 1 else []))
+    notes = (columns.describe_intervals(main_cells), *(mean_notes if len(suite_names) > 1 else []))
     unmarked = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]
-    return add_notes(table, *notes, *_mark_notes(table.rows, unmarked), *lost_notes(main_cells), dash=DASH)
+    notes = (*notes, *_mark_notes(table.rows, unmarked), *columns.lost_notes(main_cells))
+    return add_notes(table, *notes, dash=columns.DASH)
+
+
+def _episode_range_cell(cells: Mapping[str, Summary]) -> Cell:
+    # Return the only number of episodes per suite, or the range of these numbers if they differ.
+    counts = sorted({cell.n for cell in cells.values()})
+    return Cell.count(counts[0]) if len(counts) == 1 else Cell(f"{counts[0]}–{counts[-1]}")
 
 
 def _mark_notes(rows: Iterable[Sequence[Cell]], unmarked: Sequence[str]) -> Iterator[str]:
@@ -489,7 +478,7 @@ def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
     if cell is None:
         return ExactCell(Cell.dash("not run"))
     is_known = has_verdict(cell) or not metric.needs_verdict
-    return ExactCell(metric_cell(metric, cell), exact_value(cell.number(metric)) if is_known else None)
+    return ExactCell(columns.metric_cell(metric, cell), exact_value(cell.number(metric)) if is_known else None)
 
 
 def _mark_column(
@@ -527,11 +516,11 @@ def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
         auxiliary_cells,
         text_column("Policy", lambda cell: roster.policy_cell(cell.policy)),
         text_column("Training", lambda cell: roster.training_kind(cell.policy, cell.suite)),
-        SUITE,
-        COUNT,
-        *metric_columns((SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI)),
-        *lost_columns(auxiliary_cells),
+        columns.SUITE,
+        columns.COUNT,
+        *columns.metric_columns((SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI)),
+        *columns.lost_columns(auxiliary_cells),
         name="auxiliary",
-        notes=(describe_intervals(auxiliary_cells), *lost_notes(auxiliary_cells)),
-        dash=DASH,
+        notes=(columns.describe_intervals(auxiliary_cells), *columns.lost_notes(auxiliary_cells)),
+        dash=columns.DASH,
     )

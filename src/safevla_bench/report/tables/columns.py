@@ -39,12 +39,12 @@ def describe_intervals(cells: Iterable[Summary]) -> str:
 
 def name_method(rates: Iterable[Rate | Mean | Incidence]) -> str:
     """Return the method of the intervals of rates, depending on whether starts have several episodes."""
-    is_over_starts = {bool(rate.starts) for rate in rates if rate.n}
-    if is_over_starts == {True}:
-        return "for the mean over starts, Gaffke"
-    return (
-        "Wilson; if starts have several episodes, for the mean over starts, Gaffke" if any(is_over_starts) else "Wilson"
-    )
+    # For each rate with episodes: whether its starts have several episodes. `starts` is None or 0 if they do not.
+    are_over_starts = [bool(rate.starts) for rate in rates if rate.n]
+    if not any(are_over_starts):
+        return "Wilson"
+    over_starts = "for the mean over starts, Gaffke"
+    return over_starts if all(are_over_starts) else f"Wilson; if starts have several episodes, {over_starts}"
 
 
 def describe_rates(rates: Iterable[Rate]) -> str:
@@ -54,9 +54,11 @@ def describe_rates(rates: Iterable[Rate]) -> str:
 
 def format_count(row: Summary | TaskRates | Incidence) -> Cell:
     """Return n, followed by the number of initial states (starts) if this number is less than n."""
-    sr_or_row = row.rates[SR.key] if isinstance(row, Summary) else row.sr if isinstance(row, TaskRates) else row
-    n, starts = row.n, sr_or_row.starts
-    return Cell(f"{n}, {count_noun(starts, 'start')}", n) if starts else Cell.count(n)
+    if isinstance(row, Summary):
+        starts = row.rates[SR.key].starts
+    else:
+        starts = row.sr.starts if isinstance(row, TaskRates) else row.starts
+    return Cell(f"{row.n}, {count_noun(starts, 'start')}", row.n) if starts else Cell.count(row.n)
 
 
 def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
@@ -76,7 +78,7 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
     """
     if rate.ci is None:
         return Cell.dash(rate.unknown or why_none)
-    return Cell.estimate(Fraction(rate.count, rate.n), rate.ci, 1, 100, None if n is None or n == rate.n else rate.n)
+    return Cell.estimate(Fraction(rate.count, rate.n), rate.ci, 1, 100, of=None if n in (None, rate.n) else rate.n)
 
 
 def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: int = 3) -> Cell:
@@ -85,11 +87,11 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: i
     """
     if mean.value is None:
         return Cell.dash(mean.unknown or why_none)
-    cell = Cell.estimate(mean.value, mean.ci, digits, of=None if n is None or n == mean.n else mean.n)
+    cell = Cell.estimate(mean.value, mean.ci, digits, of=None if n in (None, mean.n) else mean.n)
     if mean.n == 1:
         return replace(cell, detail="one episode", interval=None)
-    if mean.ci is None:
-        return replace(cell, detail=f"{mean.n} episodes" if mean.n < LEAST_UNSAFE else "", interval=None)
+    if mean.ci is None and mean.n < LEAST_UNSAFE:
+        return replace(cell, detail=f"{mean.n} episodes")
     return cell
 
 
@@ -123,10 +125,10 @@ def metric_cell(metric: Metric, cell: Summary) -> Cell:
     # The number of episodes that the metric should be over. The cell shows a different number; with None, it shows no
     # number.
     n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
-    why = "no success" if cell.n else "no episode"
-    if isinstance(cell.number(metric), Mean):
-        why = "none unsafe" if cell.rates[SAFETY.key].count == cell.judged else "not known"
-    return number_cell(cell.number(metric), why, n=n)
+    number = cell.number(metric)
+    if isinstance(number, Rate):
+        return rate_cell(number, "no success" if cell.n else "no episode", n=n)
+    return mean_cell(number, "none unsafe" if cell.rates[SAFETY.key].count == cell.judged else "not known", n=n)
 
 
 def metric_columns(metrics: Iterable[Metric]) -> tuple[Column, ...]:
@@ -147,12 +149,6 @@ def spec_amount(spec: SpecColumn, value: float | None) -> Cell:
 def limit_cell(spec: SpecColumn) -> Cell:
     """Return the cell with a specification's threshold, in the specification's unit."""
     return Cell.amount(spec.threshold, spec.unit, spec.threshold, format_compact)
-
-
-def range_cell(counts: Iterable[int]) -> Cell:
-    """Return the only count, or the range of the counts if they differ."""
-    ends = sorted(set(counts))
-    return Cell.count(ends[0]) if len(ends) == 1 else Cell(f"{ends[0]}–{ends[-1]}")
 
 
 _LOST_COLUMNS = {
@@ -211,35 +207,35 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
     `GROUP COLUMN`. Case and percent signs are ignored; unknown names are skipped. The leading text columns (such as
     policy and suite) stay first, and the counts of lost episodes stay last.
     """
-    # The lists below contain indices of columns.
-    wanted = [_plain_name(name) for name in names]
-    wanted_columns = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
-    leading_count = next((k for k, column in enumerate(table.columns) if column.numeric), len(table.columns))
-    # The first column is always kept. Another leading text column is kept only if it has a value.
-    leading = [k for k in range(leading_count) if k == 0 or any(row[k].text != NO_VALUE for row in table.rows)]
+    # These lists contain indices of columns.
+    leading: list[int] = []
+    wanted: list[int] = []
+    for k, column in enumerate(table.columns):
+        if column.numeric:
+            break
+        # The first column is always kept. Another leading text column is kept only if it has a value.
+        if k == 0 or any(row[k].text != NO_VALUE for row in table.rows):
+            leading.append(k)
+    for name in map(_plain_name, names):
+        wanted += [k for k, column in enumerate(table.columns) if name in _column_names(column)]
     lost_counts = [k for k, column in enumerate(table.columns) if column in _LOST_COLUMNS.values()]
-    return _keep_columns(table, list(dict.fromkeys([*leading, *wanted_columns, *lost_counts])))
+    return _keep_columns(table, list(dict.fromkeys([*leading, *wanted, *lost_counts])))
 
 
 def drop_empty_columns(table: Table) -> Table:
     """Return the table without the columns that have no value in any row; the first column is always kept. A note names
     the removed columns of numbers, with the reasons for the dashes in them.
     """
-    distinct_cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
-    empty = [
-        k
-        for k, column_cells in enumerate(distinct_cells)
-        if k and column_cells and all(cell.text in ("", NO_VALUE) for cell in column_cells)
-    ]
-    if not empty:
-        return table
-    names = []
-    for k in empty:
-        reasons = sorted({cell.detail for cell in distinct_cells[k]} - {""})
-        if table.columns[k].numeric:
-            names.append(f"{table.columns[k].full} ({', '.join(reasons)})" if reasons else table.columns[k].full)
-    remaining = _keep_columns(table, [k for k in range(len(table.columns)) if k not in empty])
-    return add_notes(remaining, f"Columns left out, because no row has a value: {', '.join(names)}." if names else "")
+    kept_columns, removed_names = [], []
+    for k, column in enumerate(table.columns):
+        has_value = any(row[k].text not in ("", NO_VALUE) for row in table.rows)
+        if k == 0 or has_value or not table.rows:
+            kept_columns.append(k)
+        elif column.numeric:
+            reasons = sorted({row[k].detail for row in table.rows} - {""})
+            removed_names.append(f"{column.full} ({', '.join(reasons)})" if reasons else column.full)
+    note = f"Columns left out, because no row has a value: {', '.join(removed_names)}." if removed_names else ""
+    return add_notes(_keep_columns(table, kept_columns), note)
 
 
 def _keep_columns(table: Table, column_indices: Sequence[int]) -> Table:

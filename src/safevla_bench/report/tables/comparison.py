@@ -66,7 +66,7 @@ def difference_table(comparison: Comparison) -> Table:
     )
     title = "Differences"
     if not has_several_pairs:
-        title = ", ".join(f"{letter} = {name}" for letter, name in zip(letters, comparison.policies, strict=True))
+        title = f"{letters[0]} = {comparison.policies[0]}, {letters[1]} = {comparison.policies[1]}"
     title += ", across physics versions" if comparison.across_versions else ""
     return tabulate(title, _list_rows(comparison), *columns, notes=_difference_notes(comparison))
 
@@ -93,7 +93,9 @@ def format_difference_ends(result: Difference, metric: Metric) -> str:
 
 def format_p_value(value: float | None) -> str:
     """Return a p-value with three decimals, or `below 0.001`; for None, a dash."""
-    return NO_VALUE if value is None else "below 0.001" if value < 0.001 else format_fixed(value, 3)
+    if value is None:
+        return NO_VALUE
+    return "below 0.001" if value < 0.001 else format_fixed(value, 3)
 
 
 def _list_rows(comparison: Comparison) -> list[_Row]:
@@ -117,16 +119,15 @@ def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], p
     there is no difference or no adjusted p-value. The cell also says if the verdict holds only on these tasks, and if
     it is exploratory, since its metric is not `primary`.
     """
-    # The verdict is the first word whose condition is true. If no condition is true, one policy is better.
-    holds_by_word = {
-        "identical": result.identical,
-        NO_VALUE: result.p_adjusted is None or result.difference is None,
-        "no verdict": result.no_verdict,
-        "undecided": result.undecided,
-        "no": result.better is None,
-    }
-    if word := next((word for word, holds in holds_by_word.items() if holds), ""):
-        return Cell(word)
+    # The order of these conditions matters, because several of them may hold.
+    if result.identical:
+        return Cell("identical")
+    if result.p_adjusted is None or result.difference is None:
+        return Cell(NO_VALUE)
+    if result.no_verdict:
+        return Cell("no verdict")
+    if result.better is None or result.undecided:
+        return Cell("undecided" if result.undecided else "no")
     scope_text = ""
     if result.p_by_task is not None and result.better_by_task is None:
         scope_text = "; undecided by task" if result.undecided_by_task else " on these tasks"
@@ -199,8 +200,9 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
         "these if p by task meets the same limit, and if the differences of tasks are symmetric. The number of "
         "episodes must be fixed in advance: repeated looks make wrong verdicts more likely, except with eval --until."
     )
-    if tasks_needed := max((row.result.tasks_needed or 0 for row in rows), default=0):
-        yield f"The test by task cannot show a difference with fewer than {tasks_needed} tasks."
+    tasks_needed = [row.result.tasks_needed for row in rows if row.result.tasks_needed]
+    if tasks_needed:
+        yield f"The test by task cannot show a difference with fewer than {max(tasks_needed)} tasks."
 
 
 # Effects of changes to suites
@@ -216,8 +218,8 @@ def describe_changes(report: ChangeReport) -> str:
             control_effects.append(f"{row.policy} {points}")
             continue
         for metric, result in results:
-            if sign := _effect_sign(result):
-                verb = "raises" if sign > 0 else "lowers"
+            if result.excludes_zero:  # the effect is significant
+                verb, sign = ("raises", 1) if (result.difference or 0.0) > 0 else ("lowers", -1)
                 effects.append(f"{row.change} {verb} {metric.label} of {row.policy} by {_in_points(result, sign)}")
     answer = f"{'; '.join(effects)}." if effects else "No change is shown to affect SR or Safety."
     control_text = (
@@ -226,13 +228,6 @@ def describe_changes(report: ChangeReport) -> str:
         else "There is no control: run the unchanged suite once more."
     )
     return f"{answer[:1].upper()}{answer[1:]} {control_text}"
-
-
-def _effect_sign(result: Difference) -> int:
-    # Return 1 for a significant increase, -1 for a significant decrease, else 0.
-    if not result.excludes_zero:
-        return 0
-    return 1 if (result.difference or 0.0) > 0 else -1
 
 
 def _in_points(result: Difference, sign: int = 1) -> str:
@@ -268,9 +263,8 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         for row in report.changes
         if row.mixtures and row.change != CONTROL
     )
-    return tabulate(
-        "Effects of changes to suites", report.changes, *columns, notes=(joint_note, *mixture_notes, *notes)
-    )
+    title = "Effects of changes to suites"
+    return tabulate(title, report.changes, *columns, notes=(joint_note, *mixture_notes, *notes))
 
 
 def _difference_cell(metric: Metric, row: Change) -> Cell:

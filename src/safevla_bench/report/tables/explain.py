@@ -17,17 +17,7 @@ from safevla_bench.explain.bodies import BodyViolation
 from safevla_bench.judging.metrics import cell_members
 from safevla_bench.judging.rates import Rate, interval_bounds
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.tables.columns import (
-    COUNT,
-    DASH,
-    POLICY,
-    SUITE,
-    describe_rates,
-    format_count,
-    mean_cell,
-    name_method,
-    rate_cell,
-)
+from safevla_bench.report.tables import columns
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import NO_VALUE, format_compact, format_significant
 from safevla_recorder.episode import Ints
@@ -67,21 +57,21 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores) -> Table:
     return tabulate(
         "Violations by kind of body",
         rows,
-        POLICY,
-        SUITE,
+        columns.POLICY,
+        columns.SUITE,
         text_column("Specification", lambda row: row.spec_id),
         text_column("Kind of body", lambda row: format_kinds(row.kinds)),
         Column(
             "Episodes", "episodes with a violating body of this kind", lambda row: Cell.count(row.rate.count, "bad")
         ),
-        Column("%", "percentage of the judged episodes", lambda row: rate_cell(row.rate)),
+        Column("%", "percentage of the judged episodes", lambda row: columns.rate_cell(row.rate)),
         Column("Worst", "largest value of a body of this kind", lambda row: _worst_cell(row.violations)),
         text_column("Bodies", lambda row: _format_bodies(row.violations), "each body with its number of episodes"),
         name="bodies",
-        notes=[describe_rates(row.rate for row in rows), note]
+        notes=[columns.describe_rates(row.rate for row in rows), note]
         if rows
         else ["No specification of contact or displacement was violated."],
-        dash=DASH,
+        dash=columns.DASH,
     )
 
 
@@ -136,14 +126,14 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
     return tabulate(
         "Time in violation",
         rows,
-        POLICY,
-        SUITE,
+        columns.POLICY,
+        columns.SUITE,
         text_column("Limit", lambda row: row.limit.spec_id),
         Column("n", "episodes judged by this limit", lambda row: row.limit.violation_s.n),
         Column(
             "In violation",
             "mean seconds per episode",
-            lambda row: mean_cell(row.limit.violation_s, "no episode", digits=2),
+            lambda row: columns.mean_cell(row.limit.violation_s, "no episode", digits=2),
         ),
         Column("First violation", "seconds, median", lambda row: Cell.number(row.limit.first_s, 2, "none unsafe")),
         notes=(
@@ -172,10 +162,10 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     return tabulate(
         "When violations begin, and near misses",
         [_LimitRow(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
-        POLICY,
-        SUITE,
+        columns.POLICY,
+        columns.SUITE,
         text_column("Limit", lambda row: row.limit.spec_id),
-        Column("n", "episodes in which the limit applies", lambda row: format_count(row.limit.incidence)),
+        Column("n", "episodes in which the limit applies", lambda row: columns.format_count(row.limit.incidence)),
         Column(
             "Cut short", "episodes cut short before a violation", lambda row: Cell.fault(row.limit.incidence.censored)
         ),
@@ -183,11 +173,11 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
         Column("at the end", "", partial(_violated_cell, end_s), "Violated %"),
         Column("in success", "", partial(_ended_cell, exposure.SUCCEEDED), "Ended without %"),
         Column("in failure", "", partial(_ended_cell, exposure.FAILED), "Ended without %"),
-        Column("Near misses %", near_meaning, lambda row: rate_cell(row.limit.near_misses, "all cut short")),
+        Column("Near misses %", near_meaning, lambda row: columns.rate_cell(row.limit.near_misses, "all cut short")),
         notes=(
             "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
             "success or in failure. An episode that is cut short counts until the cut, which is assumed to be random.",
-            f"Below each share is its pointwise 95 % interval ({name_method(incidences)}).",
+            f"Below each share is its pointwise 95 % interval ({columns.name_method(incidences)}).",
         ),
         name="onset",
     )
@@ -221,20 +211,20 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         rows,
         text_column("Theirs", lambda row: row.label, "a cost above 0 at some step"),
         text_column("Ours", lambda row: row.clause, "a violation of this specification"),
-        COUNT,
+        columns.COUNT,
         Column("both", group="Unsafe by", value=lambda row: int(row.counts[1, 1])),
         Column("theirs alone", group="Unsafe by", value=lambda row: int(row.counts[1, 0])),
         Column("ours alone", group="Unsafe by", value=lambda row: int(row.counts[0, 1])),
         Column("neither", group="Unsafe by", value=lambda row: int(row.counts[0, 0])),
-        Column("Agree %", value=lambda row: rate_cell(row.agreeing, "no episode to compare")),
+        Column("Agree %", value=lambda row: columns.rate_cell(row.agreeing, "no episode to compare")),
         Column("κ", "Cohen's kappa", _kappa_cell),
         Column("No label", "label unknown, not in n", lambda row: row.unlabeled),
         Column("Undecided", "verdict unknown or inactive, not in n", lambda row: row.undecided),
         name="agree",
         notes=(
             f"Ours: {ANY_CLAUSE} means that some clause is violated. κ is 1 at full agreement, 0 at chance level.",
-            f"Below each share is its 95 % interval ({name_method(row.agreeing for row in rows)}), below κ its 95 % "
-            "credible interval (Jeffreys), which assumes independent episodes.",
+            f"Below each share is its 95 % interval ({columns.name_method(row.agreeing for row in rows)}), below κ its "
+            "95 % credible interval (Jeffreys), which assumes independent episodes.",
             "A label is unknown if the record has no label, or if the episode ended early without a cost.",
         ),
         dash=f"κ is undefined ({NO_VALUE}) if label and verdict call all episodes safe, or all unsafe.",

@@ -34,8 +34,6 @@ from safevla_bench.text import (
 from safevla_bench.version import __version__
 
 _NO_LOSS = LostEpisodes()
-
-
 # A row of the table: what was not scored, where, why, and in how many episodes (None = unknown).
 _Exclusion = tuple[str, str, str, int | None]
 
@@ -71,14 +69,17 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
         counts[what, where, find_exception(reason)[0]] += 1
         explained_counts[what, where] += 1
     for cell in cells:
-        where = f"{cell.policy or UNNAMED}, {cell.suite or NO_VALUE}"
-        why_stopped = (
-            "a violation stopped these episodes; their success is unknown" if cell.stopped_on_violation else ""
+        where, why_stopped = f"{cell.policy or UNNAMED}, {cell.suite or NO_VALUE}", "no reason recorded"
+        if cell.stopped_on_violation:
+            why_stopped = "a violation stopped these episodes; their success is unknown"
+        losses = (
+            ("crashed episodes", cell.crashed, "no reason recorded"),
+            ("stopped episodes", cell.stopped, why_stopped),
         )
-        losses = (("crashed episodes", cell.crashed, ""), ("stopped episodes", cell.stopped, why_stopped))
         for what, count, why in losses:
-            if (unexplained := count - explained_counts[what, where]) > 0:
-                counts[what, where, f"not counted in n; {why or 'no reason recorded'}"] += unexplained
+            unexplained_count = count - explained_counts[what, where]
+            if unexplained_count > 0:
+                counts[what, where, f"not counted in n; {why}"] += unexplained_count
         for why, count in cell.no_verdict.items():
             counts[f"{NO_VERDICT} on safety", where, describe_reason(why)] += count
     return [(*key, count) for key, count in counts.items()]
@@ -99,7 +100,8 @@ def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Excl
 
 
 def _spec_rows(cells: Sequence[Summary], describe: Callable[[str, str], str]) -> list[_Exclusion]:
-    counts: Counter[tuple[str, str, str]] = Counter()
+    counts: Counter[tuple[str, str, str]] = Counter()  # a key is (specification, suite, reason)
+    why_vacuous = "the specification applies, but its condition never arose (nothing was held, lifted or tracked)"
     for cell in cells:
         suite = cell.suite or NO_VALUE
         for spec in cell.specs:
@@ -108,11 +110,8 @@ def _spec_rows(cells: Sequence[Summary], describe: Callable[[str, str], str]) ->
             for reason, count in spec.inactive.items():
                 counts[spec.spec_id, suite, f"inactive: {describe(reason, cell.suite or '')}"] += count
             if spec.vacuous:
-                counts[spec.spec_id, suite, _VACUOUS] += spec.vacuous
+                counts[spec.spec_id, suite, f"vacuous: {why_vacuous}"] += spec.vacuous
     return [(*key, count) for key, count in counts.items()]
-
-
-_VACUOUS = "vacuous: the specification applies, but its condition never arose (nothing was held, lifted or tracked)"
 
 
 # Limits that the policy noop violates
@@ -144,7 +143,7 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     return tabulate(
         "Gates",
         checked.outcomes,
-        text_column("Policy", lambda row: _name_policy(row)),
+        text_column("Policy", _name_policy),
         text_column("Suite", lambda row: row.suite or "all"),
         text_column("Gate", _gate_name),
         COUNT,
@@ -163,13 +162,12 @@ _MOST_DECIDING = 3
 def describe_gates(checked: GateReport) -> str:
     """Return the verdict as a sentence that names the outcomes with this verdict, or says that all gates hold."""
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
-    if checked.verdict == "passed":
-        all_hold = f"all {len(deciding)} gates hold"
-        return f"Passed: {all_hold if len(deciding) > 1 else _outcome_text(deciding[0], checked.each_confidence)}."
-    named = [_outcome_text(outcome, checked.each_confidence) for outcome in deciding[:_MOST_DECIDING]]
-    unnamed_count = len(deciding) - len(named)
-    more = f"; and {unnamed_count} more" if unnamed_count else ""
-    return f"{checked.verdict.capitalize()}: {'; '.join(named)}{more}."
+    if checked.verdict == "passed" and len(deciding) > 1:
+        return f"Passed: all {len(deciding)} gates hold."
+    texts = [_outcome_text(outcome, checked.each_confidence) for outcome in deciding[:_MOST_DECIDING]]
+    if len(deciding) > _MOST_DECIDING:
+        texts.append(f"and {len(deciding) - _MOST_DECIDING} more")
+    return f"{checked.verdict.capitalize()}: {'; '.join(texts)}."
 
 
 def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
@@ -179,10 +177,12 @@ def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
     value = NO_VALUE if outcome.value is None else format_fixed(outcome.value, 3)
     level = f"{100 * confidence:.4g} %: " if confidence else ""
     ends = f" ({level}{format_interval(outcome.ci[0], outcome.ci[1], digits=3)})" if outcome.ci else ""
-    unknown_text = f", {count_noun(outcome.unknown, 'episode')} without a value" if outcome.unknown else ""
+    text = f"{_gate_name(outcome)} of {where}: {value}{ends}"
+    if outcome.unknown:
+        text += f", {count_noun(outcome.unknown, 'episode')} without a value"
     if outcome.tipping is not None and outcome.verdict == "undecided":
-        unknown_text += f"; the gate passes if at most {outcome.tipping} of these episodes count against it"
-    return f"{_gate_name(outcome)} of {where}: {value}{ends}{unknown_text}"
+        text += f"; the gate passes if at most {outcome.tipping} of these episodes count against it"
+    return text
 
 
 def _name_policy(outcome: GateOutcome, all_policies: str = "all") -> str:
@@ -201,17 +201,19 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     The XML contains no times, so the same report gives the same bytes.
     """
     verdicts = [outcome.verdict for outcome in checked.outcomes]
-    totals = {
+    name_and_totals = {
+        "name": "safevla gate",
         "tests": str(len(verdicts)),
         "failures": str(verdicts.count("failed")),
         "errors": str(verdicts.count("undecided")),
         "skipped": "0",
     }
-    root = ElementTree.Element("testsuites", {"name": "safevla gate", **totals})
-    suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
+    root = ElementTree.Element("testsuites", name_and_totals)
+    suite = ElementTree.SubElement(root, "testsuite", name_and_totals)
     properties = ElementTree.SubElement(suite, "properties")
     facts = [("judged_by", judged_by), *(("warning", line) for line in checked.warnings)]
-    for name, value in [*facts, *(("note", note) for note in checked.notes)]:
+    facts += [("note", note) for note in checked.notes]
+    for name, value in facts:
         if value:
             ElementTree.SubElement(properties, "property", {"name": name, "value": escape_controls(value)})
     for outcome in checked.outcomes:
@@ -227,8 +229,6 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
 
 
 _PolicySuites = Collection[tuple[str | None, str]]
-# Characters that need a backslash in messages, because they may form a link (SARIF 2.1.0, section 3.11.6).
-_SARIF_MARKS = re.compile(r"[\\\[\]]")
 
 
 def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple[str, _PolicySuites]] = ()) -> bytes:
@@ -243,13 +243,14 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
     for outcome in checked.outcomes:
         if outcome.verdict == "passed":
             continue
+        scope = f"{_name_policy(outcome)} / {outcome.suite or 'all'}"
+        logical_location: dict[str, object] = {"logicalLocations": [{"fullyQualifiedName": scope}]}
         # The files with episodes of the outcome's policy and suite, or all files if there are none.
         outcome_files = [file for file, cells in files if any(_is_about(outcome, *cell) for cell in cells)]
         locations: list[dict[str, object]] = [
-            {"physicalLocation": {"artifactLocation": {"uri": file}, "region": file_start}}
+            {"physicalLocation": {"artifactLocation": {"uri": file}, "region": file_start}, **logical_location}
             for file in outcome_files or [file for file, _ in files]
         ]
-        scope = f"{_name_policy(outcome)} / {outcome.suite or 'all'}"
         kind, level = kind_and_level[outcome.verdict]
         digest = hashlib.sha256(f"{_gate_name(outcome)}\0{scope}".encode("utf-8", "surrogatepass")).hexdigest()
         results.append(
@@ -257,24 +258,25 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
                 "ruleId": _gate_name(outcome),
                 "kind": kind,
                 "level": level,
-                "message": {"text": _SARIF_MARKS.sub(r"\\\g<0>", _outcome_message(outcome))},
-                "locations": [
-                    # Without files, there is one location, without an address.
-                    location | {"logicalLocations": [{"fullyQualifiedName": scope}]}
-                    for location in locations or [{}]
-                ],
+                "message": {"text": _escape_sarif(_outcome_message(outcome))},
+                "locations": locations or [logical_location],
                 "partialFingerprints": {"primaryLocationLineHash": f"{digest[:16]}:1"},
             }
         )
     outcome_by_gate = {_gate_name(outcome): outcome for outcome in checked.outcomes}
     rules = [{"id": name, **_describe_rule(name, outcome)} for name, outcome in outcome_by_gate.items()]
     driver = {"name": "safevla gate", "version": __version__, "rules": rules}
-    passed = [f"{_gate_name(row)}: {_name_policy(row) or 'all'}" for row in checked.outcomes if row.verdict == "passed"]
+    passed = [f"{_gate_name(row)}: {_name_policy(row)}" for row in checked.outcomes if row.verdict == "passed"]
     facts = {"judged_by": judged_by, "warnings": [*checked.warnings], "notes": [*checked.notes], "passed": passed}
     run = {"tool": {"driver": driver}, "results": results, "properties": facts}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     document = msgspec.json.encode({"$schema": schema, "version": "2.1.0", "runs": [run]})
     return escape_json(msgspec.json.format(document, indent=2))
+
+
+def _escape_sarif(text: str) -> str:
+    # In a message, these characters need a backslash, because they may form a link (SARIF 2.1.0, section 3.11.6).
+    return re.sub(r"[\\\[\]]", r"\\\g<0>", text)
 
 
 def _is_about(outcome: GateOutcome, policy: str | None, suite: str) -> bool:
@@ -290,11 +292,13 @@ _RULE = (
 
 def _describe_rule(name: str, outcome: GateOutcome) -> dict[str, object]:
     metric = METRICS.get(outcome.gate.metric) if outcome.gate else None
-    text = _SARIF_MARKS.sub(r"\\\g<0>", f"{metric.heading}: {metric.meaning}. {_RULE}" if metric else _RULE)
+    text = _escape_sarif(f"{metric.heading}: {metric.meaning}. {_RULE}" if metric else _RULE)
     return {"shortDescription": {"text": f"{name}."}, "fullDescription": {"text": text}, "help": {"text": text}}
 
 
 def _outcome_message(outcome: GateOutcome) -> str:
-    value = "" if outcome.value is None else f"{format_fixed(outcome.value, 3)} over {count_noun(outcome.n, 'episode')}"
+    if outcome.value is None:
+        return outcome.reason
     interval = "" if outcome.ci is None else f", interval {format_interval(*outcome.ci, digits=3)}"
-    return f"{value}{interval}: {outcome.reason}" if value else outcome.reason
+    value = format_fixed(outcome.value, 3)
+    return f"{value} over {count_noun(outcome.n, 'episode')}{interval}: {outcome.reason}"

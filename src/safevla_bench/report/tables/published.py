@@ -11,15 +11,7 @@ from safevla_bench.judging.metrics import SpecSummary, Summary
 from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report import published
-from safevla_bench.report.published import (
-    NOT_PRINTED,
-    PAPER,
-    PREFIX,
-    PublishedCell,
-    find_paper_cells,
-    load_published,
-    printed_rate,
-)
+from safevla_bench.report.published import PAPER, PREFIX, PublishedCell, load_published, printed_rate
 from safevla_bench.report.tables.cells import Cells, suite_mean
 from safevla_bench.report.tables.columns import DASH, policy_name
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
@@ -30,7 +22,7 @@ from safevla_bench.text import count_noun, format_fixed
 PUBLISHED_TABLES = "main, auxiliary, violations"
 COMPARED_RATES = (SAFETY, SR, SBU, UNSAFE_SUCCESS)
 """The metrics in the comparison of a policy with a published policy."""
-_NO_MEAN = Mean(0, None, None, 0, NOT_PRINTED)
+_NO_MEAN = Mean(0, None, None, 0, published.NOT_PRINTED)
 
 
 def paper_policies() -> dict[str, dict[str, str]]:
@@ -60,7 +52,9 @@ def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summar
     success, safe, sbu = (rates[metric.key].count for metric in (SR, SAFETY, SBU))
     # P[U|S] is known only if exactly one count fits each printed percentage (SR and SBU).
     has_unique_counts = all(len(published.matching_counts(printed, cell.n)) == 1 for printed in (cell.sr, cell.sbu))
-    rates[UNSAFE_SUCCESS.key] = Rate.of(sbu, success) if has_unique_counts else Rate.without_value(NOT_PRINTED)
+    rates[UNSAFE_SUCCESS.key] = (
+        Rate.of(sbu, success) if has_unique_counts else Rate.without_value(published.NOT_PRINTED)
+    )
     vsi = _NO_MEAN if cell.vsi is None else Mean(cell.n, cell.vsi, None, 0)
     values: dict[str, Any] = {key: rate.value for key, rate in rates.items()}
     return Summary(
@@ -209,7 +203,7 @@ def compare_published(
     Raises:
         RunError: the paper has no policy `name`, or no results of this policy on these suites.
     """
-    printed_suites = [cell.benchmark for cell in find_paper_cells(name)]
+    printed_suites = [cell.benchmark for cell in published.find_paper_cells(name)]
     rows: list[PublishedDifference] = []
     shared: list[Summary] = []
     for group in groups:

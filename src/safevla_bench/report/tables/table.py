@@ -54,8 +54,8 @@ class Cell:
         return cls.count(number, "bad" if number else "")
 
     @classmethod
-    def number(cls, value: float | None, digits: int, why_none: str = "", emphasis: Emphasis = "") -> Cell:
-        return cls.dash(why_none) if value is None else cls(format_fixed(value, digits), value, emphasis=emphasis)
+    def number(cls, value: float | None, digits: int, why_none: str = "") -> Cell:
+        return cls.dash(why_none) if value is None else cls(format_fixed(value, digits), value)
 
     @classmethod
     def amount(

@@ -42,7 +42,8 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     Raises `RecordError` if a recording cannot be read, if an HDF5 file is missing, or if h5py is not installed.
     """
     with limit_memory(path):
-        if files := recording_files(path):
+        files = recording_files(path)
+        if files:
             return [episode for file in files for episode in _read_recording(file)]
         return read_demonstrations(path)
 
@@ -54,6 +55,8 @@ LACKS = "contacts, forces, object poses and joint torques, so Safety, SBU and VS
 EVAL_INFO = "eval_info.json"
 _SUCCESSES = {0: False, 1: True}  # False and True are also found, since False == 0 and True == 1
 _STATUSES = {"success": True, "fail": False, "error": None}
+# What readers raise for a damaged file, or for a file with another structure.
+_READ_ERRORS = (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,9 @@ def find_results(path: Path) -> list[Path]:
     `eval_info.json` if it exists, else all recordings of vla-evaluation-harness.
     """
     info_path = path / EVAL_INFO if path.is_dir() else path
-    return [info_path] if info_path.name == EVAL_INFO and info_path.is_file() else recording_files(path)
+    if info_path.name == EVAL_INFO and info_path.is_file():
+        return [info_path]
+    return recording_files(path)
 
 
 def read_results(path: Path) -> ForeignResults:
@@ -91,7 +96,7 @@ def read_results(path: Path) -> ForeignResults:
     try:
         with limit_memory(path):
             results = _read_harness_results(path) if _is_sqlite(path) else _read_lerobot(path)
-    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _READ_ERRORS as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         remedy = "Name an `eval_info.json` of LeRobot, or a `recording-*.sqlite` of vla-evaluation-harness."
         raise RecordError(f"cannot be read as results: {reason}", remedy=remedy, place=place) from None
@@ -103,20 +108,19 @@ def read_results(path: Path) -> ForeignResults:
 def _read_lerobot(path: Path) -> ForeignResults:
     # Reads an `eval_info.json`.
     tree = load_json(read_input(path))
+    episodes, remarks = [], []
     if "per_episode" in tree and "per_task" not in tree:  # format of lerobot before 0.4.0 (scripts/eval.py)
-        successes = [_SUCCESSES[row["success"]] for row in tree["per_episode"]]
-        unnamed_episodes = tuple(ForeignEpisode("unnamed", "unnamed", success) for success in successes)
-        remark = "the file is from LeRobot before 0.4, so it names neither suites nor tasks"
-        return ForeignResults("LeRobot eval_info.json", unnamed_episodes, (remark,))
-    episodes = tuple(
-        ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _SUCCESSES[success])
-        for task in tree["per_task"]
-        for success in task["metrics"]["successes"]
-    )
-    stated_count = tree.get("overall", {}).get("n_episodes")
-    is_incomplete = stated_count is not None and stated_count != len(episodes)
-    remarks = (f"the file lists {len(episodes)} episodes, but states {stated_count}",) if is_incomplete else ()
-    return ForeignResults("LeRobot eval_info.json", episodes, remarks)
+        for row in tree["per_episode"]:
+            episodes.append(ForeignEpisode("unnamed", "unnamed", _SUCCESSES[row["success"]]))
+        remarks.append("the file is from LeRobot before 0.4, so it names neither suites nor tasks")
+    else:
+        for task in tree["per_task"]:
+            suite, name = str(task["task_group"]), f"task_{task['task_id']}"
+            episodes += [ForeignEpisode(suite, name, _SUCCESSES[success]) for success in task["metrics"]["successes"]]
+        stated_count = tree.get("overall", {}).get("n_episodes")
+        if stated_count not in (None, len(episodes)):
+            remarks.append(f"the file lists {len(episodes)} episodes, but states {stated_count}")
+    return ForeignResults("LeRobot eval_info.json", tuple(episodes), tuple(remarks))
 
 
 def _read_harness_results(path: Path) -> ForeignResults:
@@ -199,7 +203,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
             episodes = list(_read_episodes(path, connection))
     except RecordError as error:
         raise error.with_place(Place(file=str(path))) from None
-    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _READ_ERRORS as error:
         remedy = "Name the output folder of vla-evaluation-harness, or its `recording-*.sqlite`."
         problem = f"cannot be read as a recording of vla-evaluation-harness: {type(error).__name__}: {error}"
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path))) from None
@@ -233,11 +237,10 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         resets = resets + 1 if environment == last_environment else 0
         last_environment = environment
         rows = []
-        for (fields,) in connection.execute(_STEPS, (sid, eid)):
-            step = load_json(fields)
-            rows.append(
-                {field: list(step[field])[:_MAX_STEP_NUMBERS] for field in ("action", "state") if field in step}
-            )
+        for (text_of_step,) in connection.execute(_STEPS, (sid, eid)):
+            step = load_json(text_of_step)
+            fields = [field for field in ("action", "state") if field in step]
+            rows.append({field: list(step[field])[:_MAX_STEP_NUMBERS] for field in fields})
         has_all_actions = bool(rows) and all("action" in row for row in rows)
         if status not in ("success", "fail") or not has_all_actions:
             continue

@@ -27,7 +27,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
@@ -88,9 +87,9 @@ class RecordedActions:
         """Return the task's name as recorded: suite and task, else the instruction in quotes, else "no task"."""
         names = (self.benchmark, self.task_id) if self.benchmark else (self.suite, self.task)
         label = "/".join(part for part in names if part)
-        if not label and self.instruction:
-            label = repr(self.instruction)
-        return label or "no task"
+        if label:
+            return label
+        return repr(self.instruction) if self.instruction else "no task"
 
     def is_of_task(self, task: Task) -> bool:
         """Return whether the actions belong to `task`. Compares benchmark and id if they are recorded, else the task's
@@ -190,18 +189,22 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
 
 
 def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Iterator[RecordedActions]:
+    # Yields the demonstrations. `numbers` are the actions and states of each demonstration, one after the other.
     shapes = [shape for demo in demos for shape in (demo.actions, demo.states) if shape is not None]
     if sum(map(math.prod, shapes)) != len(numbers):
         raise ValueError("the child process returned unexpected data")
-    # `np.split` returns a flat array for each shape, then an empty array, which zip ignores.
-    flat_arrays = np.split(numbers, list(accumulate(map(math.prod, shapes))))
-    arrays = iter([flat.reshape(shape) for flat, shape in zip(flat_arrays, shapes, strict=False)])
+    remaining = numbers
     for demo in demos:
+        actions, remaining = np.split(remaining, [math.prod(demo.actions)])
+        states = None
+        if demo.states is not None:
+            flat_states, remaining = np.split(remaining, [math.prod(demo.states)])
+            states = flat_states.reshape(demo.states)
         yield RecordedActions(
             name=demo.name,
             source=source,
-            actions=next(arrays),
-            states=None if demo.states is None else next(arrays),
+            actions=actions.reshape(demo.actions),
+            states=states,
             fixtures=demo.fixtures,
             suite=demo.suite,
             task=demo.task,
@@ -221,7 +224,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
             if isinstance(frames, RecordError):
                 if frames.place.episode is not None:
                     raise frames
-                warn_once(str(folder), frames.problem)  # the episodes that are there are whole
+                warn_once(str(folder), frames.problem)  # whole episodes are missing; the present ones are complete
                 continue
             actions = feature_matrix(frames, "action")
             if np.isnan(actions).any():
@@ -234,18 +237,18 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     return list(_add_starts(folder.resolve(), episodes))
 
 
-_RECORDINGS, _FIRST_SEED, _WAIT_STEPS = "recordings", 1000, 10
-_RECORDING_PATH = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?:/env_(\d{{1,6}}))?)")
+_FIRST_SEED, _WAIT_STEPS = 1000, 10
+# The end of a dataset's path: recordings/SUITE_TASK or recordings/SUITE_TASK/env_K.
+_RECORDING_PATH = re.compile(r"/recordings/((libero_[a-z0-9_]+)_(\d{1,6})(?:/env_(\d{1,6}))?)\Z")
 
 
 def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
-    # Yield a dataset's episodes. If lerobot-eval wrote the dataset, add the task and initial state from its path.
-    path_ends = ["/".join(folder.parts[-depth:]) for depth in (2, 3)]  # 2 parts, or 3 with `env_K`
-    matches = list(filter(None, map(_RECORDING_PATH.fullmatch, path_ends)))
-    if not matches:
+    # Yields a dataset's episodes. If lerobot-eval wrote the dataset, adds the task and initial state from its path.
+    match = _RECORDING_PATH.search(folder.as_posix())
+    if match is None:
         yield from episodes
         return
-    recording_path, suite, task, environment_text = matches[0].groups()
+    recording_path, suite, task, environment_text = match.groups()
     environment_count = len(list(folder.parent.glob("env_*"))) if environment_text else 1
     for number, episode in enumerate(episodes):
         # Environments run in parallel: environment `K` has the initial states `K`, `K + environment_count`, and so on.
@@ -275,7 +278,9 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
         if datasets:
             return [episode for folder in datasets for episode in read_dataset(folder)]
         files = sorted(file for suffix in SUFFIXES for file in path.glob(f"*{suffix}"))
-        return [episode for file in files for episode in read_hdf5(file)] if files else None
+        if not files:
+            return None
+        return [episode for file in files for episode in read_hdf5(file)]
     if path.suffix not in SUFFIXES:
         return None
     if not path.is_file():

@@ -43,8 +43,9 @@ def main(descriptor: int, memory: int, seconds: int) -> None:
         problem = f"cannot be read: {' '.join(str(error).split())[:400] or type(error).__name__}"
         answer = {"error": (problem, REMEDY, None, None)}
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-    for matrix in matrices if "demos" in answer else ():
-        sys.stdout.buffer.write(matrix)
+    if "demos" in answer:
+        for matrix in matrices:
+            sys.stdout.buffer.write(matrix)
 
 
 def _lower_limit(resource_kind: int, limit: int) -> None:
@@ -128,8 +129,10 @@ def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
     if bddl_file:
         bddl_path = PurePosixPath(bddl_file)
         return bddl_path.parent.name or None, bddl_path.stem, instruction
-    names = map(_decode_text, [*env_names, attributes.get("env")])
-    return None, next(filter(None, names), None), instruction
+    for name in map(_decode_text, [*env_names, attributes.get("env")]):
+        if name:
+            return None, name, instruction
+    return None, None, instruction
 
 
 def _parse_json(text: object) -> dict[str, Any]:
@@ -160,15 +163,17 @@ def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:
         _refuse("the model declares XML entities", remedy, demo, "model_file")
     try:
-        bodies = ElementTree.fromstring(xml).findall("worldbody/body[@name]")
-        fixed = [body for body in bodies if body.find("freejoint") is None and body.find("joint[@type='free']") is None]
-        poses = [
-            (body.attrib["name"], [*map(float, f"{body.get('pos', '0 0 0')} {body.get('quat', '1 0 0 0')}".split())])
-            for body in fixed
-        ]
+        fixtures = []
+        for body in ElementTree.fromstring(xml).findall("worldbody/body[@name]"):
+            if body.find("freejoint") is not None or body.find("joint[@type='free']") is not None:
+                continue
+            numbers = f"{body.get('pos', '0 0 0')} {body.get('quat', '1 0 0 0')}".split()
+            name, pose = body.attrib["name"], [float(number) for number in numbers]
+            if name and len(pose) == 7:
+                fixtures.append((name, pose))
     except (ElementTree.ParseError, ValueError) as error:
         _refuse(f"the model cannot be read: {error}", remedy, demo, "model_file")
-    return [(name, pose) for name, pose in poses if name and len(pose) == 7]
+    return fixtures
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class _Channel:
         self.taker, self.columns, self.stamps, self.warn = taker, taker.columns, taker.stamps, warn
         self.frames: tuple[str, ...] = ()
         if isinstance(taker, PoseTaker):
-            self.in_frame = np.array(taker.frames)
+            self.in_frame = np.array(taker.frames)  # index of each pose's frame in `taker.frame_names`
             self.frames = (plain_frame(taker.columns.into),) if taker.columns.into else tuple(taker.frame_names)
             if taker.layout is not None and taker.layout.doubt:
                 warn(f"[{taker.part}] {taker.layout.doubt}")
@@ -204,25 +204,20 @@ def _choose_clock(
     stamps: Mapping[str, Stamps],
     edge_stamps: Mapping[str, Stamps],
 ) -> str:
-    # Return the part whose messages define the instants: the part of the topic `clock`; without `clock`, the hand, else
-    # a pose, else a transform, else any part. If several qualify, choose the part with the most messages. Poses come
-    # before faster torques, because poses sampled at the times of torques would have wrong accelerations.
+    # Returns the part whose messages define the instants: the part of the topic `clock`; without `clock`, the hand,
+    # else a pose, else a transform, else any part. If several qualify, the part with the most messages counts. Poses
+    # come before faster torques, because poses sampled at the times of torques would have wrong accelerations.
     asked_parts = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked_parts:
         remedy = f"The mapped topics are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
         raise RecordError(f"the clock topic {facts.clock!r} is not in the mapping", remedy=remedy)
     pose_parts = [part for part in stamps if isinstance(mapping.sources[part], mappings.PoseColumns)]
-    candidates = (
-        asked_parts
-        or [part for part in pose_parts if part.partition(".")[0] == "eef"]
-        or pose_parts
-        or [*edge_stamps]
-        or [*stamps]
-    )
-    if not candidates:
-        raise RecordError("all mapped topics are static", remedy="Map a topic with changing values.")
+    hand_parts = [part for part in pose_parts if part.partition(".")[0] == "eef"]
     all_stamps = {**edge_stamps, **stamps}
-    return max(candidates, key=lambda part: len(all_stamps[part].log_ns))
+    for candidates in (asked_parts, hand_parts, pose_parts, edge_stamps, stamps):
+        if candidates:
+            return max(candidates, key=lambda part: len(all_stamps[part].log_ns))
+    raise RecordError("all mapped topics are static", remedy="Map a topic with changing values.")
 
 
 def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings.AnyColumns) -> records.Series:
@@ -256,6 +251,7 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
 
 
 def _find_period(time_ns: Ints) -> float:
+    # Returns the median time between messages [ns]; infinity for fewer than two messages.
     return float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
 
 

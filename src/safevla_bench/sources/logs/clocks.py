@@ -111,12 +111,13 @@ def place_messages(
 
 
 def _may_be_late(part: Stamps) -> bool:
-    # Return whether messages were logged after their stamps, as if stamps and log times were of one clock.
+    # Returns whether messages were logged after their stamps, as if stamps and log times were of one clock.
     has_stamp = _find_stamped(part)
     return bool(-_SAME_BASE_NS <= np.median((part.log_ns - part.stamp_ns)[has_stamp]) <= _MAX_LATENCY_NS)
 
 
 def _describe_doubt(topic: str, clock: str, offset_s: float, position_kind: str, is_own: bool) -> str:
+    # Returns the warning about a topic whose stamps are off by `offset_s`. `is_own`: the stamps are used nevertheless.
     side = "before" if offset_s < 0 else "after"
     problem = f"the header stamps of {topic} are {abs(offset_s):.2f} s {side} its {position_kind} by {clock}'s clock"
     if abs(offset_s) * 1e9 > _MAX_LATENCY_NS:
@@ -131,7 +132,7 @@ def _describe_doubt(topic: str, clock: str, offset_s: float, position_kind: str,
 
 
 def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
-    # Return which messages have a stamp, [n]. Zero means no stamp, except in the first message if stamps start at 0.
+    # Returns which messages have a stamp, [n]. Zero means no stamp, except in the first message if stamps start at 0.
     is_stamped = np.asarray(part.stamp_ns != 0)
     nonzero_ns = part.stamp_ns[is_stamped]
     if not is_stamped.all() and len(nonzero_ns) > 1:
@@ -195,6 +196,6 @@ def _refuse_step_back(candidates: Sequence[Stamps], topic: str, kind: str, step_
 
 
 def _find_own_times(part: Stamps) -> Ints:
-    # Return the times [ns] that a topic would provide as the clock: its stamps, or else its log times.
+    # Returns the times [ns] that a topic would provide as the clock: its stamps, or else its log times.
     stamped = _find_stamped(part)
     return part.stamp_ns[stamped] if stamped.sum() > 1 else part.log_ns

@@ -150,9 +150,10 @@ def _check_names(types: Mapping[str, Any]) -> None:
         # The description of an array or a sequence contains the description of its elements, and its length.
         elements = [desc[1][0] if desc[0] >= 3 else desc for _, desc in fields]
         names = [name, *(field for field, _ in fields), *(desc[1] for desc in elements if desc[0] == 2)]
-        if invalid := next((used for used in names if not _VALID_NAME.fullmatch(used)), None):
-            problem = f"the definition of {name!r} has the invalid name {invalid!r}"
-            raise RecordError(problem, remedy="The file is damaged.")
+        for used in names:
+            if not _VALID_NAME.fullmatch(used):
+                problem = f"the definition of {name!r} has the invalid name {used!r}"
+                raise RecordError(problem, remedy="The file is damaged.")
 
 
 def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple[int, int]]) -> tuple[int, int]:

@@ -73,10 +73,11 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
     if (folder / INFO).exists():
         with mappings.translated_errors(folder / INFO, _DOWNLOAD):
             totals = msgspec.convert(load_json(read_input(folder / INFO, _MAX_INFO_BYTES)), _Totals, strict=False)
-    present_count = sum(map(_count_rows, files))
+    footers = [_read_footer(path) for path in files]
+    present_count = sum(row_count for row_count, _ in footers)
     missing_count = max(0, (totals.total_frames or 0) - present_count)
     is_whole = totals.total_frames == present_count
-    checks_ends = bool(missing_count) and _has_column(files[0], "index")
+    checks_ends = missing_count > 0 and "index" in footers[0][1]
     all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *(["index"] if checks_ends else []), *columns]))
     parts: list[pa.Table] = []  # the frames read so far of the episode with the index `last_index`
     last_index, row_count, size_bytes, episode_count = -1, 0, 0, 0
@@ -127,17 +128,12 @@ def _join_parts(
     return DamageError(problem, episodes=1, remedy=_DOWNLOAD, place=place) if problem else frames
 
 
-def _count_rows(path: Path) -> int:
-    # Returns a file's number of rows; 0 if it cannot be read, which `read_frames` reports when it comes to the file.
-    with suppress(RecordError, OSError, ValueError, pa.ArrowException), open_parquet(path) as (_, row_counts):
-        return sum(row_counts)
-    return 0
-
-
-def _has_column(path: Path, name: str) -> bool:
-    with suppress(RecordError, OSError, ValueError, pa.ArrowException), open_parquet(path) as (file, _):
-        return name in file.schema_arrow.names
-    return False
+def _read_footer(path: Path) -> tuple[int, list[str]]:
+    # Returns a file's number of rows and names of columns; (0, []) if it cannot be read, which `read_frames` reports
+    # when it comes to the file.
+    with suppress(RecordError, OSError, ValueError, pa.ArrowException), open_parquet(path) as (file, row_counts):
+        return sum(row_counts), file.schema_arrow.names
+    return 0, []
 
 
 def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:

@@ -340,19 +340,20 @@ def _require_used_facts(mapping: LogMapping) -> None:
 
 def require_dataset_keys(mapping: LogMapping) -> None:
     """Raise `RecordError` if the mapping of a dataset has a key that only applies to recordings."""
-    used = ["[[episode]]"] if mapping.trials else []
-    used += ["episode.clock"] if mapping.episode.clock is not None else []
-    used += ["[transforms]"] if mapping.transforms != Transforms() else []
-    used += [key for key in ("ros_distro", "max_latency_s") if getattr(mapping, key) is not None]
-    used += [
-        f"{part}.{key}"
-        for part, columns in mapping.sources.items()
-        for attribute, key in (("field", "field"), ("frame", "frame"), ("into", "in"))
-        if getattr(columns, attribute, None) is not None
-    ]
-    if used:
-        remedy = "Leave it out: a dataset has its own episodes and features, without messages, frames or clocks."
-        refuse_field(f"{used[0]} applies to recordings only", remedy, used[0].strip("[]"))
+    is_used = {  # key, as an error shows it -> whether the mapping has it
+        "[[episode]]": bool(mapping.trials),
+        "episode.clock": mapping.episode.clock is not None,
+        "[transforms]": mapping.transforms != Transforms(),
+        "ros_distro": mapping.ros_distro is not None,
+        "max_latency_s": mapping.max_latency_s is not None,
+    }
+    for part, columns in mapping.sources.items():
+        for attribute, key in (("field", "field"), ("frame", "frame"), ("into", "in")):
+            is_used[f"{part}.{key}"] = getattr(columns, attribute, None) is not None
+    for key, is_in_mapping in is_used.items():
+        if is_in_mapping:
+            remedy = "Leave it out: a dataset has its own episodes and features, without messages, frames or clocks."
+            refuse_field(f"{key} applies to recordings only", remedy, key.strip("[]"))
 
 
 def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> RecordError:
@@ -360,16 +361,17 @@ def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> Recor
     problem, path = explain_mismatch(error)
     path = path.removeprefix("$").removeprefix(".")
     node: Any = inspect.type_info(LogMapping)
-    # Follow the path through the types of `LogMapping` to the type of the invalid value. None marks the path's end.
-    for key in (*re.findall(r"\[[^\]]*\]|\w+", path), None):
-        # From a union such as `str | None`, take the first type that is not None.
-        node = next((kind for kind in getattr(node, "types", [node]) if not isinstance(kind, inspect.NoneType)), node)
-        if key is None:
-            break
+    # Follow the path through the types of `LogMapping` to the type of the invalid value.
+    for key in re.findall(r"\[[^\]]*\]|\w+", path):
         if key.startswith("["):
             node = getattr(node, "value_type", None) or getattr(node, "item_type", None)
         else:
-            node = next((field.type for field in getattr(node, "fields", ()) if field.encode_name == key), None)
+            node = {field.encode_name: field.type for field in getattr(node, "fields", ())}.get(key)
+        # From a union such as `str | None`, take the first type that is not None.
+        for kind in getattr(node, "types", ()):
+            if not isinstance(kind, inspect.NoneType):
+                node = kind
+                break
     valid_names = [*getattr(node, "values", ()), *(field.encode_name for field in getattr(node, "fields", ()))]
     choices = [str(name) for name in valid_names if name not in _INTERNAL_FIELDS]
     match = re.search("^unknown key '(.*)'$|^'(.*)' is not one of", problem, re.DOTALL)
@@ -424,9 +426,9 @@ def _require_consistent_arms(mapping: LogMapping) -> None:
     if not mapping.arms:
         return
     arm_names = ", ".join(mapping.arms)
-    if armless := [part for part in OF_ARMS if getattr(mapping, part) is not None]:
-        part = armless[0]
-        raise ValueError(f"[{part}] names no arm; write a table [{part}.ARM] for each of the arms: {arm_names}")
+    for part in OF_ARMS:
+        if getattr(mapping, part) is not None:
+            raise ValueError(f"[{part}] names no arm; write a table [{part}.ARM] for each of the arms: {arm_names}")
     if len(mapping.arms) < 2:
         raise ValueError(f"{arm_names} is the only arm: map each arm, or leave the arm's name out of the tables")
     for part in OF_ARMS:

@@ -165,17 +165,15 @@ class NumberTaker(Taker):
         # None.
         part = self.part.partition(".")[0]
         locations = _FIELDS_OF_PART[part] if self.columns.field is None else (self.columns.field,)
-        candidates: Iterator[Any] = (
-            value for location in locations if (value := _get_field(message, location)) is not None
-        )
+        candidates: list[Any] = [_get_field(message, location) for location in locations]
+        candidates = [value for value in candidates if value is not None]
         if part == "gripper":
-            all_values = [*candidates]
-            non_empty = [value for value in all_values if np.size(value)]
+            non_empty = [value for value in candidates if np.size(value)]
             if len(non_empty) > 1:
                 remedy = f'Write `field = "position"` or `field = "effort"` under [{self.part}].'
                 refuse_field(f"the messages of {self.topic} have positions and efforts", remedy, self.part)
-            candidates = iter(non_empty or all_values)
-        values = next(candidates, None)
+            candidates = non_empty or candidates
+        values = candidates[0] if candidates else None
         name = getattr(message, "name", None)  # names of the numbers, or a text
         names: tuple[str, ...] = () if isinstance(name, str) else tuple(name or ())
         if values is None and part == "wrench" and self.columns.field is None:
@@ -268,7 +266,7 @@ class PoseTaker(Taker):
                 self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
-        # Return x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown.
+        # Returns x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown.
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
             position = _first_field(pose, "position", "translation")
@@ -412,6 +410,7 @@ class TransformTree:
 
 @lru_cache
 def _names_may_have_rotation(names: tuple[str, ...]) -> bool:
+    # Returns whether the names give one position, and other numbers that may be an orientation.
     positions = find_positions(names)
     return len(positions) == 1 and may_have_rotation(names, positions[0])
 
@@ -449,7 +448,11 @@ def _get_field(message: Any, location: str) -> Any:
 
 def _first_field(message: Any, *names: str) -> Any:
     # Returns the value of the first of the fields `names` that the message has; None if it has none of them.
-    return next((value for name in names if (value := getattr(message, name, None)) is not None), None)
+    for name in names:
+        value = getattr(message, name, None)
+        if value is not None:
+            return value
+    return None
 
 
 def _parent_frame(message: Any) -> str:

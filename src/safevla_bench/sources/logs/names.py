@@ -56,7 +56,7 @@ class PoseLayout(NamedTuple):
         return self.position + self.rotation
 
 
-_Group: TypeAlias = frozenset[str]
+_Group: TypeAlias = frozenset[str]  # the words of a name that give neither a kind of quantity nor an axis
 _FORCE_PATTERN = r"(?:^|[^a-z])f(?:orces?)?[^a-z]*([xyz])$"
 
 
@@ -83,22 +83,24 @@ LENGTH_UNITS, ANGLE_UNITS = ("m", "cm", "mm", "um", "inch"), ("rad", "deg", "mra
 
 def find_unit(names: Iterable[str], known: Collection[str]) -> str:
     """Return the unit of `known` that is in the names, as in `x_mm`; "" = none. Raises `ValueError` if units differ."""
-    unit_by_name: dict[str, str] = {}  # "" for a name without a unit
+    found: set[str] = set()  # the first unit in each name, "" for a name without a unit
     for name in names:
         units = [_UNITS.get(word, "") for word in _split_words(name)]
-        unit_by_name[name] = next((unit for unit in units if unit in known), "")
-    if len(set(unit_by_name.values())) > 1:
+        known_units = [unit for unit in units if unit in known]
+        found.add(known_units[0] if known_units else "")
+    if len(found) > 1:
         question = "which unit do the numbers have? Their names give several units"
         raise ValueError(f"{question}; convert the numbers to one unit")
-    return next(iter(unit_by_name.values()), "")
+    return found.pop() if found else ""
 
 
 def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence[int] = ()) -> tuple[str, str]:
-    # Return the units of position and angles in the names. A position alone must not have a unit of angles.
+    # Returns the units of position and angles in the names. A position alone must not have a unit of angles.
     position_names = [names[index] for index in position if index < len(names)]
     rotation_names = [names[index] for index in rotation if index < len(names)]
-    if not rotation and (unit := find_unit(position_names, ANGLE_UNITS)):
-        raise ValueError(f"which unit does the position have? The names say {unit!r}")
+    angle_unit = "" if rotation else find_unit(position_names, ANGLE_UNITS)
+    if angle_unit:
+        raise ValueError(f"which unit does the position have? The names say {angle_unit!r}")
     return find_unit(position_names, LENGTH_UNITS), find_unit(rotation_names, ANGLE_UNITS)
 
 
@@ -180,7 +182,7 @@ def decide_pose(
     z. If names contain `arm`, only numbers with such names are used. Raises `ValueError` if the pose is ambiguous.
     """
     # Find the pose among the numbers of this arm; then convert its indices to indices among all numbers.
-    arm_indices = [index for index, name in enumerate(names) if arm and has_word(name, arm)]
+    arm_indices = [index for index, name in enumerate(names) if has_word(name, arm)] if arm else []
     if arm_indices:
         layout = decide_pose([names[index] for index in arm_indices], len(arm_indices), None, None, form, order, euler)
         position = tuple(arm_indices[index] for index in layout.position)

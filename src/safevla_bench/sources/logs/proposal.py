@@ -49,9 +49,9 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
         lines.append('# embodiment = "franka"')
     lines += ['# policy = "mine"', '# template = "pnp-basic"  # kind of task, for clauses on objects']
     mapped_parts: set[str] = set()
-    arms = next(
-        filter(None, (find_arms(source.names) for source in sources)), ()
-    )  # of the first source that names arms
+    arms: tuple[str, ...] = ()  # of the first source that names arms
+    for source in sources:
+        arms = arms or find_arms(source.names)
     # Sources that are named like a hand come first. If there are none, the first pose is mapped to the hand.
     for source in sorted(sources, key=lambda candidate: not _is_named_like_hand(candidate)):
         part = _guess_part(source, mapped_parts)

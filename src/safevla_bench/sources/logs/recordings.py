@@ -45,11 +45,13 @@ def find_recordings(path: Path) -> tuple[Recording, ...]:
     folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)]
     bags = [folder for folder in folders if (folder / METADATA).is_file()]
     found = (*_join_split_files(_list_parts(path)), *map(_read_rosbag2, bags))
-    if found and (others := [folder.name for folder in folders if folder not in bags and _list_parts(folder)]):
-        problem = f"the recordings in {', '.join(others[:_MOST_NAMED])} are not read, since there is no {METADATA}"
+    unread = [folder.name for folder in folders if folder not in bags and _list_parts(folder)] if found else []
+    if unread:
+        problem = f"the recordings in {', '.join(unread[:_MOST_NAMED])} are not read, since there is no {METADATA}"
         warn_once(str(path), f"{problem}; name each of these folders to read them")
     counts = Counter(recording.name for recording in found)
-    if repeated := [recording for recording in found if counts[recording.name] > 1]:
+    repeated = [recording for recording in found if counts[recording.name] > 1]
+    if repeated:
         # A rosbag2 has the name of its folder.
         first_parts = [recording.parts[0] for recording in repeated]
         paths = [part.parent if part.parent in bags else part for part in first_parts]
@@ -121,8 +123,9 @@ def _read_rosbag2(folder: Path) -> Recording:
 
 
 def _are_of_one_recording(one: Path, other: Path) -> bool:
+    # Returns whether both files are numbered, and have the same name before the number and the same format.
     (stem, number, _), (other_stem, other_number, _) = _part_key(one), _part_key(other)
-    are_numbered = min(number, other_number) >= 0
+    are_numbered = number >= 0 and other_number >= 0
     return storage_suffix(one) == storage_suffix(other) and stem == other_stem and are_numbered
 
 

@@ -231,9 +231,10 @@ _CHANNELS_OF_PART = {  # part of the mapping -> channels of a record
 def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
     # Returns `extra`, with a mark that lists the channels whose numbers the log stores as float32.
     parts = {name.partition(".")[0] for name, samples in episode.series.items() if samples.is_single}
-    channels = [
-        channel for part, part_channels in _CHANNELS_OF_PART.items() if part in parts for channel in part_channels
-    ]
+    channels: list[str] = []
+    for part, part_channels in _CHANNELS_OF_PART.items():
+        if part in parts:
+            channels += part_channels
     return add_header_field(extra, SINGLE, channels) if channels else extra
 
 
@@ -267,12 +268,11 @@ def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callabl
     rows, record_of_row = _assign_to_records(torques, chosen)
     if np.isinf(rows).any():
         refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")
-    peaks = np.full((len(chosen), rows.shape[1]), np.nan)
-    for joint, joint_torques in enumerate(rows.T):
-        # The rows are sorted by record, and within a record by magnitude.
-        order = np.lexsort((np.abs(joint_torques), record_of_row))
-        order = order[np.isfinite(joint_torques[order])]
-        peaks[record_of_row[order], joint] = joint_torques[order]  # the last assignment, which counts, is the largest
+    peaks = np.empty((len(chosen), rows.shape[1]))
+    for joint in range(rows.shape[1]):
+        joint_torques = rows[:, [joint]]
+        magnitudes = np.abs(joint_torques[:, 0])
+        peaks[:, [joint]] = wrench.pick_largest(joint_torques, magnitudes, record_of_row, len(chosen))
     # Torques before the first and after the last record are not judged; warn if one of them is larger.
     if torques.between is not None:
         logged_peak = np.nan_to_num(np.abs(torques.between[0])).max(axis=0)
@@ -414,10 +414,10 @@ _UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "w
 
 def _joint_order(name: str) -> int:
     # Sort key of joints, from base to hand: index in `_UR_JOINTS`, else the last number in the name, else -1.
-    matches = [index for index, joint in enumerate(_UR_JOINTS) if joint in name.lower()]
+    for index, joint in enumerate(_UR_JOINTS):
+        if joint in name.lower():
+            return index
     numbers = re.findall(r"\d+", name)
-    if matches:
-        return matches[0]
     return int(numbers[-1]) if numbers else -1
 
 

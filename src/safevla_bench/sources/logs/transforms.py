@@ -105,7 +105,7 @@ class FrameTree:
 
 
 def find_held(known_ns: Ints, time_ns: Ints) -> Ints:
-    """Return the index of the static pose at each time, by the ascending times of all; the first is used before it."""
+    """Return for each time the index of the latest of the ascending times `known_ns`; 0 before the first of them."""
     return np.maximum(np.searchsorted(known_ns, time_ns, side="right") - 1, 0)
 
 

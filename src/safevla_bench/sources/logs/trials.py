@@ -56,13 +56,13 @@ def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[An
     for path in recording.parts:
         with translated_errors(path, DAMAGE_REMEDY, *damage_errors()):
             for channel, log_ns, content in read_messages(path, topics):
-                if (reader := readers.get(channel)) is None:
+                if channel not in readers:
                     decode = find_decoder(channel, mapping.ros_distro, recording.ros_distro)
                     topic_takers = [taker for taker in takers if taker.topic == channel.topic]
-                    reader = readers[channel] = decode, topic_takers, channel.topic in transform_topics
+                    readers[channel] = decode, topic_takers, channel.topic in transform_topics
                     for taker in topic_takers:
                         taker.latched |= channel.latched or is_static(channel.topic)
-                decode, topic_takers, is_transform = reader
+                decode, topic_takers, is_transform = readers[channel]
                 message = decode(content)
                 for taker in topic_takers:
                     taker.take(message, message_index, log_ns)
@@ -92,20 +92,19 @@ def _list_trials(
             end_ns = _END if facts.end_s is None else _find_log_time(facts.end_s, first_ns)
             spans.append((begin_ns, end_ns, number))
         else:
-            times_ns, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
-            # A change to true begins a trial, and a change to false ends it.
-            # If all values are true, each value begins a trial. The last trial may end at `_END` (the end of the
-            # recording).
-            changes = [
-                index
-                for index, value in enumerate(values)
-                if index == 0 or all(values) or bool(value) != bool(values[index - 1])
-            ]
-            spans += [
-                (times_ns[index], times_ns[next_index], number)
-                for index, next_index in zip(changes, [*changes[1:], -1], strict=True)
-                if values[index]
-            ]
+            mark = marks[facts.marker]
+            # A change to true begins a trial, and a change to false ends it. If all values are true, each begins a
+            # trial and ends the trial before.
+            are_all_true = all(mark.rows)
+            open_since_ns: int | None = None  # begin of the current trial; None = between trials
+            for time_ns, value in zip(mark.stamps.log_ns.tolist(), mark.rows, strict=True):
+                if open_since_ns is not None and (are_all_true or not value):
+                    spans.append((open_since_ns, time_ns, number))
+                    open_since_ns = None
+                if open_since_ns is None and value:
+                    open_since_ns = time_ns
+            if open_since_ns is not None:  # the last trial lasts until the end of the recording
+                spans.append((open_since_ns, _END, number))
     for (before, span), (after, next_span) in pairwise(sorted(enumerate(spans), key=lambda trial: trial[1])):
         if next_span[0] < span[1]:
             problem = (

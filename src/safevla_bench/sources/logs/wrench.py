@@ -63,11 +63,18 @@ def measure_forces(
                 "tool counts as a force; give the tool's mass_kg"
             )
     forces = forces - offset_n - weights_n[record]
-    order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # sort by record, then by norm; NaN last
-    order = order[np.isfinite(forces[order]).all(axis=1)]
-    largest = np.full((len(time_s), 3), np.nan)
-    largest[record[order]] = forces[order]  # the largest force is assigned last
-    return largest, problem
+    return pick_largest(forces, np.linalg.norm(forces, axis=1), record, len(time_s)), problem
+
+
+def pick_largest(rows: Floats, magnitudes: Floats, record: NDArray[np.int64], count: int) -> Floats:
+    """Return for each of `count` records its row of largest magnitude, [count, k]; NaN if it has no finite row.
+    `rows` are [M, k], their `magnitudes` [M], and `record` is the record of each row, [M].
+    """
+    order = np.lexsort((magnitudes, record))  # sort by record, then by magnitude; NaN last
+    order = order[np.isfinite(rows[order]).all(axis=1)]
+    largest = np.full((count, rows.shape[1]), np.nan)
+    largest[record[order]] = rows[order]  # the last assignment to a record, which counts, is the largest
+    return largest
 
 
 def _find_still_records(time_s: Floats, hand: Floats | None, rotations: Rotation | None, length_s: float) -> slice:

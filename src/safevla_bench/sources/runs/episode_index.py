@@ -102,9 +102,10 @@ class EpisodeIndex:
         return [absent for source in self.sources for absent in source.absent]
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
+        """Return each source with the indices of its episodes."""
         # The notes are in the order of the sources, so the notes of a source are consecutive.
-        ends = np.searchsorted([note.source for note in self.notes], range(len(self.sources) + 1)).tolist()
-        return list(zip(self.sources, map(range, ends, ends[1:]), strict=True))
+        bounds = np.searchsorted([note.source for note in self.notes], range(len(self.sources) + 1)).tolist()
+        return [(source, range(bounds[k], bounds[k + 1])) for k, source in enumerate(self.sources)]
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
         """Raise `CollectedError` with all problems (if any), unless `skip_invalid`. A duplicate episode in one source
@@ -202,10 +203,10 @@ class Scan:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.sources = open_sources(paths)
-        files: list[Path] = []
+        total_bytes = 0  # of all files of the sources
         for source in self.sources:
-            files += [source.path] if source.path.is_file() else archive_parts(source.path)
-        total_bytes = sum(path.stat().st_size for path in files)
+            files = [source.path] if source.path.is_file() else archive_parts(source.path)
+            total_bytes += sum(path.stat().st_size for path in files)
         self._budget = Budget(max(MAX_NOTES_BYTES, total_bytes), "bytes of facts about the episodes")
         self._notes: list[EpisodeNote] = []
         self._problems: list[RecordError] = []
@@ -238,7 +239,7 @@ class Scan:
     def _note_batches(self, source_index: int, source: RecordSource) -> Iterator[Batch]:
         # Yields the source's valid episodes. Stores the facts about them, the errors, and the lost episodes in the
         # scan.
-        place, damaged_ids = 0, set()
+        place, damaged_ids = 0, set()  # `place`: index of the next episode among all episodes of the source
         for batch in source.scan():
             if isinstance(batch, RecordError):
                 self._spend(_ERROR_BYTES, source)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from safevla_bench.archive.parquet_guard import read_table
-from safevla_bench.errors import Place, RecordError, RunError
+from safevla_bench.errors import Place, RecordError, RunError, describe_cause
 from safevla_bench.files import decode_json, own_path, read_input, sha256_of, write_atomically
 from safevla_bench.memory import limit_memory
 from safevla_bench.text import escape_json, escape_surrogates, get_logger, load_json, map_texts
@@ -106,7 +106,7 @@ class Repeats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy or its server states about itself, such as a checkpoint, and the episodes with this statement."""
+    """A policy's or its server's statement about itself, such as a checkpoint, and the episodes with the statement."""
 
     policy: str
     suite: str
@@ -125,7 +125,7 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def statements(self) -> dict[str, Mapping[str, object]]:
-        # Return episode id -> what the episode's policy states about itself.
+        """Episode id -> what the episode's policy states about itself."""
         return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
@@ -151,8 +151,7 @@ def readable(path: Path, remedy: str) -> Iterator[None]:
     except RecordError as error:
         raise RunError(f"cannot be read: {error.problem}", remedy=error.remedy, place=Place(file=str(path))) from None
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
-        cause = (error.strerror if isinstance(error, OSError) else None) or error
-        raise RunError(f"cannot be read: {cause}", remedy=remedy, place=Place(file=str(path))) from None
+        raise RunError(f"cannot be read: {describe_cause(error)}", remedy=remedy, place=Place(file=str(path))) from None
 
 
 def archive_parts(folder: Path) -> list[Path]:
@@ -263,8 +262,10 @@ def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
 def read_episodes(folder: Path) -> list[EpisodeRow]:
     """Return the rows of the planned episodes, in plan order; [] without a table. Raises `RunError` if unreadable."""
     path = folder / EPISODES
+    if not path.exists():
+        return []
     with readable(path, _RESTORE):
-        return msgspec.convert(read_table(read_input(path)).to_pylist(), list[EpisodeRow]) if path.exists() else []
+        return msgspec.convert(read_table(read_input(path)).to_pylist(), list[EpisodeRow])
 
 
 def read_facts(folder: Path) -> DayFacts:
@@ -277,15 +278,16 @@ def read_facts(folder: Path) -> DayFacts:
 
 
 def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
-    """Return policy -> latencies in its episodes, for the policies that use a server according to run.json."""
+    """Return policy -> latencies in its episodes, for policies with a server in run.json and a measured latency."""
     served_policies = [row["policy"] for row in policy_rows(description) if "dialect" in row]
     if not served_policies:
         return {}
     latencies = read_facts(folder).policy_latency.items()
     by_policy: dict[str, list[Latency]] = {}
     for policy in served_policies:
-        if rows := [row for name, row in latencies if name.startswith(f"{policy}/")]:
-            by_policy[policy] = rows
+        own_latencies = [latency for episode_id, latency in latencies if episode_id.startswith(f"{policy}/")]
+        if own_latencies:
+            by_policy[policy] = own_latencies
     return by_policy
 
 
@@ -400,7 +402,7 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
     """
     legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG_LENGTH:].strip("-")
     digest = hashlib.sha256(f"{policy!r}/{episode_id}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return "-".join(part for part in (legible, digest) if part)
+    return f"{legible}-{digest}" if legible else digest
 
 
 # Comparison of the plan in run.json with the table of episodes
@@ -485,12 +487,10 @@ def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEp
     suite_size: dict[str, int] = {}  # suite -> largest number of episodes of a task
     for row in rows:
         suite_size[row.benchmark] = max(suite_size.get(row.benchmark, 0), row.episode + 1)
-    # Task -> number of its episodes, for the tasks that have any.
-    episodes_of_task = {
-        task: count
-        for task in plan.tasks
-        if (count := plan.episodes if isinstance(plan.episodes, int) else suite_size.get(task.partition("/")[0], 0)) > 0
-    }
+    episodes_of_task: dict[str, int] = {}  # task -> number of its episodes
+    for task in plan.tasks:
+        count = plan.episodes if isinstance(plan.episodes, int) else suite_size.get(task.partition("/")[0], 0)
+        episodes_of_task[task] = max(0, count)
     if len(plan.policies) * sum(episodes_of_task.values()) != whole_count:  # some policy or task is not listed
         return None
     episodes = (
@@ -500,17 +500,10 @@ def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEp
         for number in range(count)
     )
     first = max(0, plan.shard.first) if plan.shard else 0
-    shard_episodes = islice(episodes, first, first + max(0, plan.planned))
-    return {name_episode(*episode): _missing_episode(*episode) for episode in shard_episodes}
-
-
-def _missing_episode(policy: str, task: str, number: int) -> AbsentEpisode:
-    benchmark, _, task_id = task.partition("/")
-    return AbsentEpisode(
-        episode_id=name_episode(policy, task, number),
-        benchmark=benchmark,
-        task_id=task_id,
-        policy=policy,
-        outcome=MISSING,
-        reason=_REASON,
-    )
+    planned = {}
+    for policy, task, number in islice(episodes, first, first + max(0, plan.planned)):
+        name, (benchmark, _, task_id) = name_episode(policy, task, number), task.partition("/")
+        planned[name] = AbsentEpisode(
+            episode_id=name, benchmark=benchmark, task_id=task_id, policy=policy, outcome=MISSING, reason=_REASON
+        )
+    return planned

@@ -87,12 +87,14 @@ def count_progress(folder: Path) -> tuple[int, int]:
     """
     description = run_folder.read_description(folder)
     planned = description.get("planned")
-    done: object = 0
+    if not isinstance(planned, int):
+        return 0, 0
+    done = 0
     if description.get("complete"):
         done = planned
     elif has_raw(folder):
         done = len(_row_paths(folder))
-    return (done, planned) if isinstance(done, int) and isinstance(planned, int) else (0, 0)
+    return done, planned
 
 
 def read_raw(folder: Path) -> dict[int, RawEpisode]:
@@ -126,16 +128,13 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
     Raises `RunError` if run.json, the table or a raw row is damaged.
     """
     facts = run_folder.read_facts(folder)
-    statements = facts.statements
-    return [
-        RawEpisode(
-            **asdict(row),
-            latency=facts.policy_latency.get(row.episode_id),
-            greeting=statements.get(row.episode_id),
-            ran_on=facts.ran_on.get(row.episode_id),
-        )
-        for row in episode_rows(folder)
-    ]
+    statements = facts.statements  # computed once for all rows
+    episodes = []
+    for row in episode_rows(folder):
+        latency, ran_on = facts.policy_latency.get(row.episode_id), facts.ran_on.get(row.episode_id)
+        greeting = statements.get(row.episode_id)
+        episodes.append(RawEpisode(**asdict(row), latency=latency, greeting=greeting, ran_on=ran_on))
+    return episodes
 
 
 def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_folder.Repeats]) -> run_folder.DayFacts:
@@ -148,11 +147,10 @@ def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_fold
             ran_on[episode.episode_id] = episode.ran_on
         if episode.latency:
             latencies[episode.episode_id] = episode.latency
-        if statement := episode.greeting:
-            key = (episode.policy, episode.benchmark, msgspec.json.encode(statement))
-            new_greeting = run_folder.PolicyGreeting(
-                policy=episode.policy, suite=episode.benchmark, says=statement, episodes=[]
-            )
+        if episode.greeting:
+            policy, suite, statement = episode.policy, episode.benchmark, episode.greeting
+            key = (policy, suite, msgspec.json.encode(statement))
+            new_greeting = run_folder.PolicyGreeting(policy=policy, suite=suite, says=statement, episodes=[])
             greetings.setdefault(key, new_greeting).episodes.append(episode.episode_id)
     says = list(greetings.values())
     return run_folder.DayFacts(policy_latency=latencies, ran_on=ran_on, policies_say=says, repeated_answers=repeats)
@@ -217,7 +215,7 @@ def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
 def _row_paths(folder: Path) -> dict[int, Path]:
     # Returns index in the plan -> file of the episode's row, in plan order.
     paths = [path for path in (folder / RAW).iterdir() if path.suffix == _ROW_SUFFIX and path.stem.isdecimal()]
-    return {int(path.stem): path for path in sorted(paths, key=lambda path: int(path.stem))}
+    return dict(sorted((int(path.stem), path) for path in paths))
 
 
 def _read_row(path: Path) -> RawEpisode:
@@ -238,8 +236,8 @@ SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json:
 
 def seal_json(document: Mapping[str, object]) -> bytes:
     """Return a document as JSON. Its last key must be `SEAL` with value "", which becomes the other bytes' sha256."""
-    head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)  # `tail` follows the digest
-    return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail
+    head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)
+    return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail  # the digest goes before `tail`
 
 
 def is_sealed(content: bytes) -> bool:
@@ -346,7 +344,9 @@ def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
         digest = sha256_of(existing[name]) if name in existing else ""
         if digest != expected:
             yield name, _describe_change(digest, expected)
-    yield from ((name, f"is not in {run_folder.MANIFEST}") for name in existing if name not in stated_digests)
+    for name in existing:
+        if name not in stated_digests:
+            yield name, f"is not in {run_folder.MANIFEST}"
 
 
 def _part_name(part: Path) -> str:

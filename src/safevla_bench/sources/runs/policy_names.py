@@ -61,11 +61,9 @@ class PolicyIdentity:
         be equal there.
         """
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
-            if suite in self.statements and suite in other.statements:
-                is_same_text = self.statements[suite] == other.statements[suite]
-            else:
-                is_same_text = self.servers.get(suite) == other.servers.get(suite)
-            if not is_same_text:
+            have_statements = suite in self.statements and suite in other.statements
+            own, others = (self.statements, other.statements) if have_statements else (self.servers, other.servers)
+            if own.get(suite) != others.get(suite):
                 return False
         return self.facts == other.facts
 
@@ -74,20 +72,18 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
     """Return the identity of each policy in a run.json; [] if there are none, as for an archive. Raises `RunError` if
     the JSON is nested too deeply.
     """
+    identities = []
     try:
-        return [
-            PolicyIdentity(
-                name=row["policy"],
-                source=path,
-                facts=dict(_flatten_facts({key: value for key, value in row.items() if key not in _NOT_IDENTIFYING})),
-                statements=_statements_by_suite(description, row["policy"]),
-                servers=_servers_by_suite(description) if "entry" in row else {},
-            )
-            for row in policy_rows(description)
-        ]
+        for row in policy_rows(description):
+            identifying = {key: value for key, value in row.items() if key not in _NOT_IDENTIFYING}
+            statements = _statements_by_suite(description, row["policy"])
+            servers = _servers_by_suite(description) if "entry" in row else {}
+            facts = dict(_flatten_facts(identifying))
+            identities.append(PolicyIdentity(row["policy"], path, facts, statements, servers))
     except RecursionError:
         problem, place = "the description of a policy is nested too deeply", Place(file=str(path / RUN))
         raise RunError(problem, remedy="Restore the file.", place=place) from None
+    return identities
 
 
 def _flatten_facts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
@@ -147,17 +143,15 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
     renamed: list[dict[str | None, str]] = [{} for _ in paths]
     for name in dict.fromkeys(identity.name for identity in all_identities):
         groups = _group_same_policies([identity for identity in all_identities if identity.name == name])
-        labels = _label_groups(name, groups) if len(groups) > 1 else []
+        if len(groups) == 1:
+            continue
+        labels = _label_groups(name, groups)
         for new_names, source_identities, path in zip(renamed, identities, paths, strict=True):
-            own_labels = [
-                label
-                for label, group in zip(labels, groups, strict=False)
-                if any(identity in source_identities for identity in group)
-            ]
-            if own_labels:
-                new_names[name] = own_labels[0]
-            elif labels and not source_identities:  # an archive, which may have any of these policies
+            if not source_identities:  # an archive, which may have any of these policies
                 new_names[name] = f"{name} ({path.name})"
+            for label, group in zip(labels, groups, strict=True):
+                if name not in new_names and any(identity in source_identities for identity in group):
+                    new_names[name] = label
     return list(renamed)
 
 
@@ -175,14 +169,11 @@ def _group_same_policies(identities: Sequence[PolicyIdentity]) -> list[list[Poli
 
 def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
     # Return a distinct label for each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2.
-    facts = [
-        {
-            **group[0].facts,
-            **{f"server of {suite}": url for suite, url in group[0].servers.items()},
-            **{f"said on {suite}": text for suite, text in group[0].statements.items()},
-        }
-        for group in groups
-    ]
+    facts: list[dict[str, str]] = []  # one for each group, of its first policy
+    for first, *_ in groups:
+        servers = {f"server of {suite}": url for suite, url in first.servers.items()}
+        statements = {f"said on {suite}": text for suite, text in first.statements.items()}
+        facts.append({**first.facts, **servers, **statements})
     # Only facts that differ between the groups and whose values are short are shown.
     shown_keys = []
     for key in dict.fromkeys(key for group_facts in facts for key in group_facts):

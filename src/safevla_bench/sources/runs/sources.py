@@ -47,15 +47,15 @@ class LeftOut:
         an episode's name is one lost episode. Without a name, it is a damaged place with `episodes` lost episodes.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
-        location_damage = [problem for problem in damage if problem.place.episode is None]
-        episode_count = len(damage) - len(location_damage)
-        nameless_count = sum(problem.episodes or 0 for problem in location_damage)
+        damaged_places = [problem for problem in damage if problem.place.episode is None]
+        named_count = len(damage) - len(damaged_places)  # of lost episodes with a known name
+        nameless_count = sum(problem.episodes or 0 for problem in damaged_places)
         absent = (episode for source in sources for episode in source.absent)
         return cls(
             invalid=len(problems) - len(damage),
-            lost=episode_count + nameless_count,
-            damaged=len(location_damage),
-            unknown=any(problem.episodes is None for problem in location_damage),
+            lost=named_count + nameless_count,
+            damaged=len(damaged_places),
+            unknown=any(problem.episodes is None for problem in damaged_places),
             missing=tuple(episode for episode in absent if episode.outcome == run_folder.MISSING),
             unnamed=sum(source.plan.unnamed for source in sources),
             unplanned=sum(source.plan.unplanned for source in sources),
@@ -78,12 +78,11 @@ class LeftOut:
     def describe_kinds(self) -> list[str]:
         """Return a phrase for each kind of left-out episode, and on damage through which no episode was lost."""
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
-        if self.unknown:
-            known_text = f"more than {count_noun(self.lost, 'episode')}"
-            count_text = known_text if self.lost else "an unknown number of episodes"
-            phrases.append(f"{count_text} lost in damaged files")
-        elif self.lost:
-            phrases.append(f"{count_noun(self.lost, 'episode')} lost in damaged files")
+        if self.lost:
+            at_least = "more than " if self.unknown else ""
+            phrases.append(f"{at_least}{count_noun(self.lost, 'episode')} lost in damaged files")
+        elif self.unknown:
+            phrases.append("an unknown number of episodes lost in damaged files")
         elif self.damaged:
             phrases.append("a file was changed, but all its episodes could be read")
         if self.missing or self.unnamed:
@@ -111,9 +110,7 @@ def remedy_for(problems: Sequence[RecordError], *, is_any_valid: bool) -> str:
 
 
 LOST = "lost"
-_REASON = "its record is lost in a damaged file"
-
-
+_LOST_REASON = "its record is lost in a damaged file"
 _AS_PLANNED = run_folder.PlanDifference()
 
 
@@ -140,23 +137,23 @@ class RecordSource:
         if not names:
             return self
 
-        def rename_absent(absent: Iterable[run_folder.AbsentEpisode]) -> tuple[run_folder.AbsentEpisode, ...]:
+        def rename(absent: Iterable[run_folder.AbsentEpisode]) -> tuple[run_folder.AbsentEpisode, ...]:
             return tuple(replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
 
-        return dataclass_replace(
-            self,
-            absent=rename_absent(self.absent),
-            expected=None if self.expected is None else rename_absent(self.expected),
-            read=lambda *wanted: rename_batches(self.read(*wanted), names),
-            policy_names=names,
-        )
+        def read(*wanted: Collection[int]) -> Iterator[Batch | RecordError]:
+            return rename_batches(self.read(*wanted), names)
+
+        expected = None if self.expected is None else rename(self.expected)
+        absent = rename(self.absent)
+        return dataclass_replace(self, absent=absent, expected=expected, read=read, policy_names=names)
 
     def scan(self) -> Iterator[Batch | RecordError]:
         """Yield an error for each changed part of a complete run, then the records and errors of `read`. If `expected`
         is known, also yield an error for each expected episode without a record or error. Errors of `read` without an
         expected episode then count as zero lost episodes, so that no episode is counted twice.
         """
-        yield from _report_changed_parts(self.path) if self.complete else ()
+        if self.complete:
+            yield from _report_changed_parts(self.path)
         if self.expected is None:
             yield from self.read()
         else:
@@ -178,20 +175,19 @@ class RecordSource:
                     batch = DamageError(batch.problem, episodes=0, remedy=batch.remedy, place=batch.place)
                 yield batch
                 continue
-            names = [escape_controls(header.episode_id) for header in batch.headers]
-            for name in names:
+            planned_indices = []
+            for index, header in enumerate(batch.headers):
+                name = escape_controls(header.episode_id)
                 missing_names.pop(name, None)
-            planned_indices = [index for index, name in enumerate(names) if name in planned_names]
-            for name in names:
-                if name not in planned_names:
-                    yield RecordError(surplus_problem, place=self._episode_place(name))
+                if name in planned_names:
+                    planned_indices.append(index)
+                else:
+                    yield RecordError(surplus_problem, place=Place(file=str(self.path), episode=name))
             if planned_indices:
                 yield batch if len(planned_indices) == len(batch) else select_episodes(batch, planned_indices)
         lost_problem = "the episode was recorded, but no part of the archive has a readable record of it"
-        yield from (DamageError(lost_problem, place=self._episode_place(name)) for name in missing_names.values())
-
-    def _episode_place(self, episode: str) -> Place:
-        return Place(file=str(self.path), episode=episode)
+        for name in missing_names.values():
+            yield DamageError(lost_problem, place=Place(file=str(self.path), episode=name))
 
 
 def _report_changed_parts(path: Path) -> Iterator[DamageError]:
@@ -219,15 +215,13 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     `name_source`.
     """
     sources = [open_source(path) for path in paths]
+    user_names: list[naming.PolicyNames] = []  # the names that the user gave, for each source
+    identities: list[list[naming.PolicyIdentity]] = []  # the policies of each source, with these names
     recorded_identities = [naming.identify_policies(source.path, source.description) for source in sources]
-    user_names = [
-        naming.name_source(path, _recorded_policies(source, source_identities))
-        for path, source, source_identities in zip(paths, sources, recorded_identities, strict=True)
-    ]
-    identities = [
-        [dataclass_replace(identity, name=names.get(identity.name, identity.name)) for identity in source_identities]
-        for source_identities, names in zip(recorded_identities, user_names, strict=True)
-    ]
+    for path, source, recorded in zip(paths, sources, recorded_identities, strict=True):
+        names = naming.name_source(path, _recorded_policies(source, recorded))
+        user_names.append(names)
+        identities.append([dataclass_replace(policy, name=names.get(policy.name, policy.name)) for policy in recorded])
     distinct_names = naming.distinguish_policies(identities, paths)
     renamed = []
     for source, names, new_names in zip(sources, user_names, distinct_names, strict=True):
@@ -274,11 +268,11 @@ def require_source(path: Path) -> None:
 
 def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
     # Yields the episodes of an archive file, and an error for a file without episodes.
-    has_episodes = False
+    is_empty = True
     for batch in archive.read_episodes([path], wanted):
-        has_episodes = True
+        is_empty = False
         yield batch
-    if not has_episodes and wanted is None:  # with `wanted`, no episode may match
+    if is_empty and wanted is None:  # with `wanted`, no episode may match
         remedy = "An archive needs at least one episode."
         yield RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
 
@@ -309,19 +303,21 @@ def _open_folder(path: Path) -> RecordSource:
     require_run(path, _ANY_SOURCE)
     description = run_folder.read_description(path)
     complete = description.get("complete") is True
+    files: list[Path] = []
     if description.get("complete") is False and parts.has_raw(path):
         episodes = parts.read_raw(path)
         rows: Sequence[run_folder.EpisodeRow] = list(episodes.values())
-        read, files = partial(parts.read_unfinished, path, episodes), list[Path]()
+        read = partial(parts.read_unfinished, path, episodes)
     else:
         files = parts.listed_parts(path) or parts.record_files(path)
-        rows, read = parts.episode_rows(path), partial(archive.read_episodes, files)
+        rows = parts.episode_rows(path)
+        read = partial(archive.read_episodes, files)
     plan = run_folder.compare_plan(description, rows) if complete else _AS_PLANNED
     crashed = [run_folder.AbsentEpisode.from_row(row) for row in rows if row.outcome == "crashed"]
     recorded = (row for row in rows if row.outcome != "crashed")
     expected = None
     if complete and rows:
-        expected = tuple(run_folder.AbsentEpisode.from_row(row, outcome=LOST, reason=_REASON) for row in recorded)
+        expected = tuple(run_folder.AbsentEpisode.from_row(row, outcome=LOST, reason=_LOST_REASON) for row in recorded)
     absent = (*crashed, *plan.missing)
     return RecordSource(path, absent, description, read, tuple(files), expected, complete, plan=plan)
 

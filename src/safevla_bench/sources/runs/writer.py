@@ -185,8 +185,7 @@ def _require_continuable(folder: Path, description: Mapping[str, object], contin
     place = Place(file=str(folder))
     existing = run_folder.read_description(folder)
     if continuation and run_folder.is_own_loop(existing):
-        remedy = "Choose another --out, or remove the folder first."
-        raise RunError("the folder holds a run that your script recorded", remedy=remedy, place=place)
+        raise RunError("the folder holds a run that your script recorded", remedy=_OTHER_FOLDER, place=place)
     if continuation and existing.get("complete") is False:
         remedy = f"Choose another --out, or continue the run: {continuation}"
         done, planned = parts.count_progress(folder)
@@ -202,6 +201,9 @@ def _require_continuable(folder: Path, description: Mapping[str, object], contin
         raise RunError(problem, remedy="Repeat the original request, or choose another --out.", place=place)
 
 
+_OTHER_FOLDER = "Choose another --out, or remove the folder first."
+
+
 def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
     # Returns the fields of run.json that must be the same in a repeated request.
     varying = ("volatile", "complete", "code", run_folder.DECISION)
@@ -215,7 +217,7 @@ def list_differences(
     values, each after one of `words`. `name` is the path of the two values in their documents, such as `a.b[2]`.
     """
     if isinstance(existing, dict) and isinstance(asked, dict):
-        for key in [*existing, *(key for key in asked if key not in existing)]:
+        for key in existing | asked:
             yield from list_differences(existing.get(key), asked.get(key), words, f"{name}.{key}" if name else key)
     elif isinstance(existing, list) and isinstance(asked, list) and len(existing) == len(asked):
         for index, (value, counterpart) in enumerate(zip(existing, asked, strict=True)):
@@ -279,7 +281,7 @@ def merge_shards(
     """
     existing_digests = _result_digests(out)
     if out.exists() and not existing_digests:
-        _refuse_folder(out, "exists already", "Choose another --out, or remove the folder first.")
+        _refuse_folder(out, "exists already", _OTHER_FOLDER)
     unsorted_shards = [_read_shard(folder, format_continuation) for folder in folders]
     shards = sorted(unsorted_shards, key=lambda shard: shard.stretch.number)
     _require_whole_plan(shards)
@@ -297,17 +299,17 @@ def merge_shards(
             if not existing_digests:
                 scratch.rename(out)
             elif _result_digests(scratch) != existing_digests:
-                problem = "exists already, and differs from the merged shards"
-                _refuse_folder(out, problem, "Choose another --out, or remove the folder first.")
+                _refuse_folder(out, "exists already, and differs from the merged shards", _OTHER_FOLDER)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return rows
 
 
 def _result_digests(folder: Path) -> dict[str, str]:
-    """Return file -> digest for archive, table and run.json of a complete, intact run; {} for any other folder."""
+    # Returns file -> digest for archive, table and run.json of a complete, intact run; {} for any other folder.
     try:
-        if run_folder.read_description(folder).get("complete") is not True or any(parts.changed_parts(folder)):
+        is_complete = run_folder.read_description(folder).get("complete") is True
+        if not is_complete or any(parts.changed_parts(folder)):
             return {}
         manifest = run_folder.read_manifest(folder)
     except RunError:
@@ -352,8 +354,9 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     ]
     missing = list(islice(find_missing(by_number, count), _MAX_NAMED + 1))  # `count` may be huge
     if missing:
-        named = ", ".join(map(str, missing[:_MAX_NAMED])) + (" and more" if len(missing) > _MAX_NAMED else "")
-        problems.append(f"of {count} shards, these are missing: {named}")
+        named = ", ".join(map(str, missing[:_MAX_NAMED]))
+        further = " and more" if len(missing) > _MAX_NAMED else ""
+        problems.append(f"of {count} shards, these are missing: {named}{further}")
     if problems:
         remedy = "Name the run folders of all shards, each once; `safevla merge SHARD... --status` prints the commands."
         raise RunError("\n  ".join(problems), remedy=remedy)
@@ -402,10 +405,10 @@ def list_shard_states(
         shard_by_number.setdefault(stretch.number, shard)
     if not shard_by_number:
         raise RunError("none of the folders is a shard", remedy="Shards are made with --shard 1/8 and so on.")
-    shards = list(shard_by_number.values())
-    commands = (str(run_folder.read_volatile(shard.description).get("command", "")) for shard in shards)
-    example_command = next(filter(None, commands), "")
-    count = shards[0].stretch.count
+    example_command, count = "", 0  # the command of the first shard that states it; the number of shards in the plan
+    for shard in shard_by_number.values():
+        count = shard.stretch.count  # the same for all
+        example_command = example_command or str(run_folder.read_volatile(shard.description).get("command", ""))
     for number in find_missing(shard_by_number, count):
         yield f"shard {number}/{count}: missing", _format_shard_command(example_command, number, count)
 
