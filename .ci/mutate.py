@@ -220,6 +220,7 @@ class TestFile:
 def _run_file(root: Path, file: str, cpu_s: int, calls: Path | None) -> None:
     """Run a file of tests in this process, a fork; write what it calls to `calls` if given."""
     os.setsid()
+    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]  # some tests ask for the parent
     os.chdir(root)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
     null = os.open(os.devnull, os.O_WRONLY)
