@@ -101,7 +101,8 @@ def format_compact(value: float) -> str:
 
 def format_against_limit(value: float, limit: float) -> str:
     """Return a value with three significant figures, or with more if the value would otherwise look like the limit."""
-    value = limit if math.isclose(value, limit, rel_tol=1e-9) else value
+    if math.isclose(value, limit, rel_tol=1e-9):  # such a difference is only a rounding error
+        value = limit
     for figures in range(3, 16):
         text = format_significant(value, figures)
         # A value needs no further figures if it equals the limit or is infinitely far from the limit.

@@ -86,7 +86,7 @@ class BatchRecorder:
         self._substeps = 0
         self._last_row_of: dict[int, int] = {}  # maps a number of substeps in a step to its last row
         self._accumulated: dict[str, Array] = {}  # peaks, sums and last values of the current control step
-        # Number of substeps without contact after which a pair's contacts count: in total, and still needed, [N, K].
+        # How many substeps without contact a pair needs before its contacts count, and how many it still needs, [N, K].
         self._substeps_needed = self._arrays.make_zeros((self.num_envs, self._pairs.count))
         self._substeps_left = self._arrays.make_zeros((self.num_envs, self._pairs.count))
 

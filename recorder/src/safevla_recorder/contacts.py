@@ -307,7 +307,7 @@ class ContactFilter:
         resting_count = self._resting_entries.shape[1]
         # Column k is for resting pair k. The first and the last column are for all other pairs, and are not used.
         is_touching = np.zeros((contacts.substeps, resting_count + 2), dtype=np.bool_)
-        is_touching[contacts.substep, fate] = True  # a fate of −1 is the index of the last column
+        is_touching[contacts.substep, fate] = True  # a fate of −1 selects the last column, as intended
         resting_touch = is_touching[:, 1:-1]
         if resting_touch.all():  # no pair was apart, so none is released
             self._substeps_apart[:] = 0
@@ -333,7 +333,8 @@ class ContactFilter:
 
 
 def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
-    # Return the sorted pairs of bodies, lower first: listed contacts of a and b, finger groups, and parts of a fixture.
+    # Return sorted pairs of bodies, the lower index first: bodies of listed contacts, of a gripper's two finger
+    # groups, and of one fixture.
     place, fingers, fixtures = geoms.place, geoms.finger_groups, geoms.fixtures
     pairs = set(zip(a[is_listed].tolist(), b[is_listed].tolist()))
     # Finger groups 1 and 2 belong to the first gripper, groups 3 and 4 to the second, and so on.

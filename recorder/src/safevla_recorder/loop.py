@@ -49,7 +49,8 @@ class RecordingSession:
         self.env, self._begin = env, begin
         # The result of `begin` for the current simulator; None before the first simulator and after the end.
         self._recording: tuple[EpisodeCutter, RunFolder, Undo] | None = None
-        self._simulator, self._process_id = _find_simulator(env), os.getpid()
+        self._simulator = _find_simulator(env)
+        self._process_id = os.getpid()  # a forked child must not end this recording
         is_made_by_reset = self._simulator is None and attachment.is_unmade(env)
         if not is_made_by_reset:
             self._attach(env)

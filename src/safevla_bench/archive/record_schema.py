@@ -308,8 +308,8 @@ def _require_writable(extra: dict[str, object]) -> dict[str, object]:
 
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
     """Parse the host-specific fields of an episode that has `records` records and `contacts` contacts; omit empty
-    levels. Raises `RecordError` if the text is not strict JSON, or if fields are not grouped by level and number. Also
-    raises it for a name that the schema has, a number that is not finite, and fields that are nested too deeply.
+    levels. Raises `RecordError` if the text is not strict JSON, or if fields are not grouped by level, step and
+    contact. Also raises it for a name that the schema has, a number that is not finite, and too deeply nested fields.
     """
     extra = parse_json(text)
     _check_rule(extra.keys() <= _SCHEMA.keys(), "only header, steps and contacts are allowed as keys")

@@ -167,7 +167,7 @@ def _holds_tasks(path: Path) -> bool:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the settings in the texts of --set, named as in `load_ruleset`. Raises `RunError` for an invalid value."""
+    """Parse the values of --set. Return the arguments of `load_ruleset`. Raises `RunError` for an invalid value."""
     settings: dict[str, Any] = {"thresholds": [], _CAPABILITIES: []}
     for text in texts:
         name, _, value = text.partition("=")

@@ -156,7 +156,7 @@ class PairedResults:
         first, second, first_n, second_n = (
             first[pairs[:, 0]], second[pairs[:, 1]], first_n[pairs[:, 0]], second_n[pairs[:, 1]]
         )  # fmt: skip
-        # the largest number of episodes in a state in which both policies have a value, [R]
+        # The largest number of episodes from one state. Only states in which both policies have a value count, [R].
         most = np.where((first_n > 0) & (second_n > 0), np.maximum(first_n, second_n), 0).max(axis=1, initial=0)
         return first - second, np.asarray(most <= 1)
 

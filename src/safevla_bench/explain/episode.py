@@ -263,7 +263,7 @@ def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
 
 
 def _add_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:
-    # Return the cause, with the name of the phase in the record `step` if the episode was judged phase by phase.
+    # Return the cause. If the episode was judged phase by phase, add the name of the phase that contains record `step`.
     phases = scores.phases[episode] if scores.phases else None
     name = phases.name_components(step) if phases else ""
     if cause is None or not name:

@@ -225,7 +225,7 @@ def _group_episodes(
     keys: Iterable[_Key], absent: Iterable[tuple[_Key, str]]
 ) -> dict[_Key, tuple[NDArray[np.int64], list[str]]]:
     # `keys` has the key of each recorded episode. `absent` has the key and outcome of each absent episode. Map each key
-    # to the indices of its recorded episodes and the outcomes of its absent episodes. Recorded keys come first.
+    # to the indices of its recorded episodes and the outcomes of its absent episodes. Keys in `keys` come first.
     groups: dict[_Key, tuple[list[int], list[str]]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(key, ([], []))[0].append(index)

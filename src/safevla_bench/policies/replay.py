@@ -347,6 +347,7 @@ def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
     divergence = replay.get("divergence")
     if not replay.get("compared") or not isinstance(divergence, Mapping):
         return True
+    # `first_step` is the first step at which a coordinate's difference exceeds `TOLERANCE`.
     exceeds_tolerance = any(coordinate["first_step"] is not None for coordinate in divergence.values())
     return exceeds_tolerance or replay.get("recorded_success", succeeded) != succeeded
 

@@ -195,7 +195,7 @@ def true_runs(flags: Bools) -> list[tuple[int, int]]:
 
 
 def _label_worst(chart: TraceChart, area: PlotArea) -> dict[str, str]:
-    # Return the fields of a chart that place the mark and the label of the worst value.
+    # Return the positions of the mark and the label of the worst value, as fields of a chart.
     value, x = float(chart.values[chart.worst]), area.x(chart.worst)
     y = area.y(value) if math.isfinite(value) else float(TOP)
     # Near the edges of the chart, the label begins or ends at the point, so that it stays inside the chart.

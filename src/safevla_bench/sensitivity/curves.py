@@ -237,7 +237,7 @@ def _require_placeholder(spec: Spec) -> Formula:
 def _is_decided_by_extreme(spec: Spec) -> bool:
     # Return whether the worst value of the signal decides the verdict for every threshold.
     match _require_placeholder(spec):
-        # Then the gate depends on the threshold, or the robustness may be a margin of the gate.
+        # Here the condition (gate) depends on the threshold, or the robustness may be the margin of the condition.
         case Always(_, Implies(gate, _, plain)) if has_placeholder(gate) or (plain and not is_boolean_only(gate)):
             return False
     return match_clause(spec.formula) is not None

@@ -179,7 +179,9 @@ class EpisodeFirmness:
         return [spec_id for spec_id in ids if self.compare(replay, spec_id) == "flips"]
 
     def verdict(self, replay: PhysicsReplay) -> Comparison:
-        """Compare the verdicts on the episode. Undecided specifications keep the recorded verdict."""
+        """Compare the verdicts on the episode: `flips`, `same`, or `left` if the replay left the recorded path too
+        early. Undecided specifications keep the recorded verdict.
+        """
         flipped = set(self.flips(replay))
         violated = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
         violated_in_replay = violated ^ flipped

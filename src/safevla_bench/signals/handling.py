@@ -24,7 +24,8 @@ def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Int
     # value before the change, the value after it, and whether the episode ends too early to know that the change lasts.
     rows = np.arange(len(values))
     is_begin = np.concatenate([[True], values[1:] != values[:-1]]) | (rows == fields.first_record)
-    # Divide each episode into runs of equal values. A run lasts if it has over `GAP_RECORDS` records, or is the first.
+    # Divide each episode into runs of equal values. A run counts as lasting if it is
+    # the first of its episode, or has more than `GAP_RECORDS` records.
     begin_rows = np.flatnonzero(is_begin)
     ends = np.append(begin_rows[1:], len(values))
     is_first_run = begin_rows == fields.first_record[begin_rows]

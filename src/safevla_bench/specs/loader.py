@@ -152,7 +152,7 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
 
 
 def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[str, ...]) -> Library:
-    # Returns `before` with a specification in two versions: as in `after` for these suites, unchanged for all others.
+    # Return `before` with two versions of a specification: that of `after` for `suites`, its own for all other suites.
     index = before.specs.index(before[spec_id])
     original, changed = before.specs[index], after.specs[index]
     if original.suites or changed.spec_id in before or {*suites} & {*original.except_suites}:

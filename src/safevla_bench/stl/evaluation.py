@@ -287,7 +287,7 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
 
 
 def _drop_missing_stamps(trace: Trace, steps_s: Floats) -> Trace:
-    # Return the trace without time stamps, unless all episodes have them (then each step in `steps_s` is infinite).
+    # Return the trace, without time stamps if some episode lacks them. `steps_s` is infinite for episodes with stamps.
     return trace if trace.time_s is None or np.isinf(steps_s).all() else replace(trace, time_s=None)
 
 

@@ -265,6 +265,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     @staticmethod
     def _make_part(node: syntax.Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
+        # The parser limits the nesting of operators (`depth`) and of parentheses, which make no node.
         depth, parentheses = max(part.depth for part in parts), max(part.parentheses for part in parts)
         return _ParsedPart(node, column, depth + 1, parentheses)
 

@@ -55,7 +55,7 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
-    """A mechanism of tasks, such as pick and place, with its tags: a table `[templates.NAME]`."""
+    """A kind of task, such as pick and place, with its tags: a table `[templates.NAME]`."""
 
     name: str = ""
     meaning: str

@@ -36,8 +36,8 @@ class TaskRules(HostRules):
     """Rules: the host lists its tasks and versions, and the action `Task.still` lets objects come to rest."""
 
     def test_tasks_are_well_formed(self) -> None:
-        """Fail unless the host, its suites and its tasks have names. Each task must have an instruction, a unique id
-        and a start. Indices must count from 0. A second instance of the host must list the same tasks.
+        """Fail unless the host has a name and suites, each listed once, with tasks. Each task must have names, an
+        instruction, a unique id and a start. Indices must count from 0. A second instance must list the same tasks.
         """
         host, second_host = self.host(), self.host()
         suites = host.suites()
@@ -53,6 +53,7 @@ class TaskRules(HostRules):
             for task in tasks:
                 require(all((task.benchmark, task.task_id, task.name)), f"{suite}: a task lacks a name: {task}.")
                 require(bool(task.instruction.strip()), f"{suite} {task.task_id} has no instruction.")
+                # `init_states` is the number of starts; None = unlimited
                 require(task.init_states is None or task.init_states > 0, f"{suite} {task.task_id} cannot start.")
 
     def test_an_unknown_suite_is_an_error_that_lists_the_suites(self) -> None:

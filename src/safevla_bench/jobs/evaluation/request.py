@@ -254,7 +254,7 @@ class ExecutionOptions:
     stop_after_s: float | None = None
     """Time [s] after which no episode starts. Running episodes continue. If episodes are left, raise `TimeUpError`."""
     other_code: bool = False
-    """Whether the run, or Ray actors, may have different code. run.json and the episodes' rows name the code."""
+    """True permits code that differs from that of the run so far or, on Ray actors, of this process."""
 
 
 DEFAULT_EXECUTION = ExecutionOptions()  # one process, no resuming

@@ -103,7 +103,8 @@ def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
 def _audit_policies(
     source: Path, records: episode_index.EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[files.Finding]]]:
-    # Yield for each policy: its name, the result of its audit, and one finding per replay.
+    # Yield for each policy: its name, the result of its audit, and one finding per replay (a single one if records are
+    # damaged). The digest of the archive is the seed of the draw.
     for policy, indices in plan.draw(records.headers, folder.archive_digest(source) or "").items():
         if records.problems:
             findings = [files.open_check(AUDIT, str(records.problems[0]))]

@@ -219,7 +219,7 @@ class ChunkedPolicy(ChunkQueue):
         self._follow_model()
 
     def _follow_model(self) -> None:
-        # A server's greeting may change the model's dialect.
+        # A server's greeting may change the model's dialect. Only `replan` stays as the user chose it.
         self.wants, self.clip = self.model.wants, self.model.dialect.inference.clip
         self.dialect = replace(self.model.dialect, replan=self._replan)
 

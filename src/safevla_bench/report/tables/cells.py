@@ -49,7 +49,7 @@ def torque_note(cells: Iterable[Summary]) -> str:
 
 
 def suite_group(registry: Registry, suite: str | None) -> str:
-    """Return the title of the suite's group: its host's title if the paper has the suite, else the suite's name."""
+    """Return the title of the suite's group: its host's title if the paper reports the suite, else the suite's name."""
     benchmark = registry.benchmarks.get(suite or "")
     if benchmark is None or not benchmark.published:
         return suite or ""

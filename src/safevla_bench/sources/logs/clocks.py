@@ -21,7 +21,8 @@ from safevla_recorder.episode import Ints
 
 # A topic's stamps are on the common time base if their median difference from converted log times is at most this.
 _SAME_BASE_NS = 50_000_000
-# Up to this difference, messages may be late or their clock may differ. A warning says which is assumed.
+# If the two differ by more, but at most by this, messages may be late, or the clocks differ. A warning says which of
+# these is assumed.
 _MAX_LATENCY_NS = 1_000_000_000
 _MAX_RATE_RATIO = 50  # warn if stamps advance this many times faster or slower than log times
 _MAX_ROUGHNESS = 1e-2  # limit on the error of interpolated stamps, as a multiple of the clock's median step

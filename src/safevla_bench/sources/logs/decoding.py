@@ -115,7 +115,7 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
         if asked_distro is not None and asked_distro not in by_distro:
             remedy = f"Known distributions: {', '.join(by_distro)}."
             raise RecordError(f"{asked_distro!r} is not a known distribution of ROS 2", remedy=remedy)
-        # Use the distribution in the mapping, or else in the recording; if neither is known, try all distributions.
+        # Use the ROS distribution that the mapping names, or else the recording; if neither names one, try all of them.
         named_stores = [by_distro[name] for name in (asked_distro, recorded_distro) if name in by_distro]
         candidates = named_stores[:1] or list(by_distro.values())
         defining_stores = [store for store in map(get_typestore, candidates) if channel.kind in store.fielddefs]

@@ -462,6 +462,7 @@ def _parent_frame(message: Any) -> str:
 
 
 def _read_floats(values: Any, names: str) -> list[float]:
+    # Return the fields whose names are the letters of `names`, such as `xyzw`; NaN for a missing field.
     return [_to_float(name, getattr(values, name, None)) for name in names]
 
 

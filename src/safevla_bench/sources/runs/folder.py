@@ -229,8 +229,8 @@ def read_volatile(description: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def recorded_code(description: Mapping[str, object]) -> list[str]:
-    """Return the versions of the code that recorded a run's episodes, as distinct texts of
-    `safevla_recorder.identity.describe_code`; [`unknown`] if no version was recorded, as in older runs.
+    """Return the versions of the code that recorded a run's episodes, each as `safevla_recorder.identity.describe_code`
+    writes it, without repetitions. Return [`unknown`] if no version was recorded, as in older runs.
     """
     codes = description.get("code")
     return [str(code) for code in codes] if isinstance(codes, list) and codes else [UNKNOWN]
@@ -336,7 +336,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     value: float | None = None
     threshold: float | None = None
     unit: str | None = None
-    bodies: tuple[str, ...] = ()  # the bodies in contact or displaced, which the viewer should look at
+    bodies: tuple[str, ...] = ()  # the bodies in contact or displaced, at which the camera should point
     success: bool
     camera: str
     width: int

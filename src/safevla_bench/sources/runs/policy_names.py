@@ -56,9 +56,9 @@ class PolicyIdentity:
     servers: Mapping[str, str]  # suite -> the server that was queried
 
     def is_same(self, other: PolicyIdentity) -> bool:
-        """Return whether two policies are the same. Their facts must be equal. In each suite that both ran, their
-        statements must also be equal; if one policy made no statement in a suite, the addresses of their servers must
-        be equal there.
+        """Return whether two policies are the same. Their facts must be equal. In each suite that both ran, what
+        their servers state about themselves must also be equal; if one server stated nothing in a suite, the servers'
+        addresses must be equal there.
         """
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             have_statements = suite in self.statements and suite in other.statements
