@@ -48,7 +48,7 @@ class RecordedEpisode:
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     ending: str = "timeout"  # outcome after the last action without success; `stopped` if the recording ended early
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """The actions to replay, [steps, A]; None if the policy holds them."""
+    """The actions to replay, [steps, A]; None if the policy itself has them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """Positions of targets and hands in the first n records, [n, bodies, 3] in m. A replay ends if it deviates."""
 

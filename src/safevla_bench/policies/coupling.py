@@ -417,7 +417,7 @@ def _advance_origin(origin: tuple[int, int] | None, steps: int) -> tuple[int, in
 
 @dataclass(frozen=True, slots=True)
 class Coupling:
-    """The texts of a policy's filter and delay, such as `speed-cap` and `120ms`; None = no filter or no delay."""
+    """A policy's filter and delay as texts, such as `speed-cap` and `120ms`; either is None if the policy has none."""
 
     filter: str | None = None
     delay: str | None = None

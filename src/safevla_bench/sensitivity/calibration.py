@@ -187,7 +187,7 @@ def format_limits(calibrations: Sequence[Calibration]) -> str:
     """
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "See the table of limits: record more episodes, choose another reference, or keep the library."
-        raise RunError("no limit replaces a threshold of the library", remedy=remedy)
+        raise RunError("the calibration gives no limit that can replace a threshold of the library", remedy=remedy)
     return fill_template(__package__, "limits.toml.jinja", {}, calibrations=calibrations)
 
 

@@ -449,7 +449,7 @@ def _make_channel_check(name: str) -> Callable[[RecordFields], Bools]:
 
 
 def _lacks_whose_grip(fields: RecordFields) -> Bools:
-    """Return a mask of the episodes in which several arms have contact and any gripped body is unknown, [E]."""
+    """Return a mask [E] of the episodes in which several arms touch something, but some gripped body is unknown."""
     counts, starts = fields.arm_counts, fields.batch.starts[:-1]
     gripping_arm_count, is_unknown = np.zeros(len(counts), dtype=np.int64), np.zeros(len(counts), dtype=np.bool_)
     if counts.max(initial=1) == 1:

@@ -283,7 +283,7 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
             problem = "a binary specification cannot have a severe magnitude"
             raise origin.make_error(problem, field="severe", remedy="omit the key severe")
     elif not row.binary and row.tier != "diagnostic":
-        remedy = "add severe = NUMBER (the magnitude of full depth), or binary = true"
+        remedy = "add severe = NUMBER (the value at which a violation has the full depth, 1), or binary = true"
         raise origin.make_error("a scored specification needs a severe magnitude", field="severe", remedy=remedy)
 
 
@@ -333,7 +333,7 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
         # `set_limit` keeps the order of the specifications, so an index stays valid.
         earlier, value = change_by_index.setdefault(library.specs.index(spec), (change, threshold))
         if value != threshold:
-            problem = f"--set {earlier!r} and --set {change!r} give two thresholds of one specification"
+            problem = f"--set {earlier!r} and --set {change!r} give two thresholds for one specification"
             raise SpecError(problem, remedy="keep one of them")
         if threshold == spec.threshold:
             continue

@@ -514,7 +514,8 @@ def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
 
 
 def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) -> Floats:
-    # Returns the score of the hypothesis that the rates differ by `difference`. If they do, it is nearly normal(0, 1).
+    # Return the score statistic for the hypothesis that the rates differ by `difference`. Under it, the statistic is
+    # nearly standard normal.
     # The outcome occurs in x of n episodes of the first policy, and in y of m of the second. Shapes: [K] or [R, K].
     is_used = (n > 0) & (m > 0)
     n, m = np.where(is_used, n, 1), np.where(is_used, m, 1)

@@ -101,7 +101,7 @@ class State:
 
     @property
     def is_of_benchmark(self) -> bool:
-        """True if a benchmark evaluates this start: a policy that learned from it must not be evaluated on it."""
+        """True if a benchmark uses this start. A policy trained on it must not be evaluated on it."""
         return self.candidates[0].is_of_benchmark
 
     @property

@@ -87,7 +87,7 @@ class Contacts:
     net_impulse_ns: Floats
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
-        """Return the contacts at the indices `rows`, with the offsets `starts`. Add `shift` to their body indices."""
+        """Return the contacts at the indices `rows`, with new offsets `starts`. Add `shift` to their body indices."""
         numbers = {name: _take(getattr(self, name), rows) for name in CONTACT_NUMBERS}
         return Contacts(present, starts, self.a[rows] + shift, self.b[rows] + shift, **numbers)
 

@@ -90,7 +90,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     geometry: str | None = None
     """The scene's parts, their poses, and boxes around their shapes, as JSON: see `trajectory.geometry`."""
     arms: tuple[str, ...] | None = None
-    """Names of the arms, in the order in which rows of channels contain the arms' numbers; None = one arm."""
+    """Names of the arms, in the order of their values in a channel's row; None = one arm."""
     arm_joints: tuple[int, ...] | None = None
     """Number of joints of each arm, if there are several; a row of torques lists the joints arm by arm."""
     arm_bodies: dict[str, str] | None = None

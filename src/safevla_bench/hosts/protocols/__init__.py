@@ -194,7 +194,7 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
 
 
 def describe_field(field: str) -> str:
-    """Return the description of a field that a row of `protocol_rows` names."""
+    """Return the description of the field named in a row of `protocol_rows`."""
     return FIELDS[_nearest_key(FIELDS, field)]
 
 

@@ -70,7 +70,7 @@ def align(
         last_s = f"{(held.log_ns.max() - trial.first_ns) / 1e9:.9f}".rstrip("0").rstrip(".")
         problem = f"has different static poses, the last {last_s} s after the first message"
         remedy = f"To use only the last, write start_s = {last_s} in an [[episode]]"
-        warn(f"[{name}] {problem}; each is used from its time on, the first also before. {remedy}")
+        warn(f"[{name}] {problem}; each is used from its time on, and the first also before its time. {remedy}")
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
     if clock in stamps:  # False if the clock is a transform
         is_placeless = find_placeless(stamps[clock])
