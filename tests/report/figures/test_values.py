@@ -170,8 +170,7 @@ def test_an_axis_without_an_active_specification_has_no_rate():
 def test_an_axis_whose_limits_were_vacuous_in_all_episodes_has_no_rate_and_never_zero():
     summaries = cells(verdicts((True, 1, INF), (True, 1, INF)))
     texts = read(violations.draw_families(summaries))
-    assert "—" in texts
-    assert "0.0" not in texts
+    assert (texts.count("0.0"), texts.count("—")) == (1, 1)  # the rate of the other axis, and this axis
     mixed = cells(verdicts((True, 1, INF), (True, 1, -1)))[0]
     assert (mixed.axes["object_handling"].count, mixed.axes["object_handling"].n) == (1, 1)
 

@@ -71,11 +71,14 @@ def _describe_intervention(effect: Intervention, name: str) -> str:
 
 def _lead_scope(comparison: Comparison) -> SuiteComparison:
     # Return all suites pooled (the last scope) if a metric is known for them, else the first suite with a known metric.
-    return next(scope for scope in (comparison.scopes[-1], *comparison.scopes) if scope.metrics)
+    known_scopes = [scope for scope in comparison.scopes if scope.metrics]
+    return comparison.scopes[-1] if comparison.scopes[-1].metrics else known_scopes[0]
 
 
 def _lead_metric(scope: SuiteComparison) -> MetricComparison:
-    return next((compared for compared in scope.metrics if compared.metric == SAFETY.key), scope.metrics[0])
+    # Return the comparison of Safety if there is one, else the first comparison.
+    by_key = {compared.metric: compared for compared in scope.metrics}
+    return by_key.get(SAFETY.key, scope.metrics[0])
 
 
 def _rename_policies(result: Difference, names: Mapping[str, str]) -> Difference:
@@ -140,10 +143,9 @@ def _tipping_sentences(results: Sequence[Difference], metric: Metric) -> Iterato
             better, worse = _better_and_worse(result, metric)
             than_worse = f" than {worse}" if len(results) > 1 else ""
             condition = "none of its episodes without a value counts against it"
-            if result.tipping:
-                condition = (
-                    f"at most {result.tipping} of its episodes without a value (no matter which) count against it"
-                )
+            if result.tipping > 0:
+                which = "of its episodes without a value (no matter which)"
+                condition = f"at most {result.tipping} {which} count against it"
             yield (
                 f"{better} stays {metric.praise}{than_worse} if {condition}, even if all episodes of {worse} without a "
                 "value count in favor of that policy."
@@ -253,14 +255,18 @@ def _several_sentences(
             for result in established
         ]
         yield f"Established {_HERE}: {'; '.join(claims)}."
-    if by_task := [result for result in results if result.better_by_task]:
-        yield f"{_LIKE_THESE.capitalize()} too: {_name_pairs(by_task)}."
-    if undecided := [result for result in results if result.undecided]:
+    established_by_task = [result for result in results if result.better_by_task]
+    undecided = [result for result in results if result.undecided]
+    without_verdict = [result for result in results if result.no_verdict]
+    uncompared = [result for result in results if result.difference is None]
+    if established_by_task:
+        yield f"{_LIKE_THESE.capitalize()} too: {_name_pairs(established_by_task)}."
+    if undecided:
         yield f"Undecided: {_name_pairs(undecided)}; {_describe_doubt(undecided)}."
         yield from _tipping_sentences(undecided, metric)
-    if refused := [result for result in results if result.no_verdict]:
-        yield f"No verdict: {_name_pairs(refused)}; {refused[0].no_verdict}."
-    if uncompared := [result for result in results if result.difference is None]:
+    if without_verdict:
+        yield f"No verdict: {_name_pairs(without_verdict)}; {without_verdict[0].no_verdict}."
+    if uncompared:
         yield f"{metric.label} is not compared for {_name_pairs(uncompared)}."
 
 
@@ -292,12 +298,10 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
     lead = _lead_metric(scope)
-    others_text = "; all other verdicts are exploratory" if len(scope.metrics) > 1 else ""
-    status = (
-        f"The primary verdict is on {METRICS[lead.metric].label}{others_text}"
-        if lead.primary
-        else "All verdicts are exploratory"
-    )
+    status = "All verdicts are exploratory"
+    if lead.primary:
+        others_text = "; all other verdicts are exploratory" if len(scope.metrics) > 1 else ""
+        status = f"The primary verdict is on {METRICS[lead.metric].label}{others_text}"
     weights = "" if comparison.paired else " Values are pooled over episodes; in differences, tasks have equal weights."
     level = (
         "Intervals (Wilson for rates, or Gaffke if starts have several episodes) and verdicts have the confidence "
@@ -367,7 +371,7 @@ def _scope_title(comparison: Comparison, scope: SuiteComparison) -> str:
 
 
 def _find_standing(compared: MetricComparison, policy: str) -> PolicyStanding:
-    return next(standing for standing in compared.standings if standing.policy == policy)
+    return {standing.policy: standing for standing in compared.standings}[policy]
 
 
 def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
@@ -440,18 +444,16 @@ def _describe_limit(gate: Gate) -> str:
 
 def describe_next(selection: Selection) -> str:
     """Return a sentence on what more episodes would decide, followed by a space; "" if there is nothing to say."""
-    best, findings = selection.candidates[0], []
-    if selection.chosen is not None:
-        findings += [
-            f"{count_noun(row.n_needed, 'episode')} would establish "
-            f"{METRICS[gate.metric].label} {_describe_limit(gate)}"
-            for row, gate in zip(best.conditions, selection.conditions, strict=True)
-            if row.n_needed is not None
-        ]
-        if selection.episodes is not None:
-            findings.append(
-                f"{count_noun(selection.episodes, 'episode')} of each task would separate the policy from the runner-up"
-            )
+    if selection.chosen is None:
+        return ""
+    findings = []
+    for row, gate in zip(selection.candidates[0].conditions, selection.conditions, strict=True):
+        if row.n_needed is not None:
+            condition = f"{METRICS[gate.metric].label} {_describe_limit(gate)}"
+            findings.append(f"{count_noun(row.n_needed, 'episode')} would establish {condition}")
+    if selection.episodes is not None:
+        episodes = count_noun(selection.episodes, "episode")
+        findings.append(f"{episodes} of each task would separate the policy from the runner-up")
     return f"In 80 % of cases, if the true rates are as measured: {'; '.join(findings)}. " if findings else ""
 
 

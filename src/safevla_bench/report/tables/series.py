@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint, Trend
 from safevla_bench.judging.rates import METRICS, SAFETY, SR, VSI, Bounds, Mean, Metric
@@ -21,25 +23,29 @@ from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, tex
 from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.text import count_noun, format_compact, format_fixed
 
-_Run = tuple[SeriesCurve, SeriesPoint]
+
+class _Run(NamedTuple):
+    curve: SeriesCurve
+    point: SeriesPoint
 
 
 def series_table(compared: SeriesComparison) -> Table:
     """Return the table of runs in the order of their labels: metrics with intervals, and gains over the first run."""
     has_names = any(compared.series)
-    rows = [(curve, point) for curve in compared.curves for point in curve.points]
-    has_bootstrap_interval = any(has_bootstrap(point) for _, point in rows)
-    over_starts = OVER_STARTS if any(point.numbers[metric].starts for _, point in rows for metric in NUMBERS) else ""
+    runs = [_Run(curve, point) for curve in compared.curves for point in curve.points]
+    interval_note = PAPER_INTERVALS if any(has_bootstrap(run.point) for run in runs) else INTERVALS
+    if any(run.point.numbers[metric].starts for run in runs for metric in NUMBERS):
+        interval_note += OVER_STARTS
     gain_group = "Gain over the first, points"
     return tabulate(
         "Runs in the order of their labels",
-        rows,
-        text_column("Run", lambda row: row[1].policy if has_names else row[1].name),
-        text_column("Suite", lambda row: row[0].suite or "all, pooled") if len(compared.suites) > 1 else None,
-        Column("n", value=lambda row: row[1].n),
+        runs,
+        text_column("Run", lambda run: run.point.policy if has_names else run.point.name),
+        text_column("Suite", lambda run: run.curve.suite or "all, pooled") if len(compared.suites) > 1 else None,
+        Column("n", value=lambda run: run.point.n),
         *(Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in NUMBERS),
         *(Column(metric.label, value=partial(_gain_cell, metric), group=gain_group) for metric in GAINS),
-        notes=((PAPER_INTERVALS if has_bootstrap_interval else INTERVALS) + over_starts, *_gain_notes(compared)),
+        notes=(interval_note, *_gain_notes(compared)),
         dash=DASH,
         name="series",
         remarks=compared.warnings,
@@ -52,27 +58,26 @@ def has_bootstrap(point: SeriesPoint) -> bool:
     return isinstance(number, Mean) and number.bootstrap
 
 
-def _number_cell(metric: Metric, row: _Run) -> Cell:
-    return number_cell(row[1].numbers[metric], NO_VERDICT, n=row[1].n)
+def _number_cell(metric: Metric, run: _Run) -> Cell:
+    return number_cell(run.point.numbers[metric], NO_VERDICT, n=run.point.n)
 
 
-def _gain_cell(metric: Metric, row: _Run) -> Cell:
-    curve, point = row
-    gain = point.gains.get(metric)
+def _gain_cell(metric: Metric, run: _Run) -> Cell:
+    gain = run.point.gains.get(metric)
     if gain is None or gain.difference is None:
-        return Cell.dash("the first" if point is curve.points[0] else "not comparable")
-    value = 100 * gain.difference
+        return Cell.dash("the first" if run.point is run.curve.points[0] else "not comparable")
+    cell = Cell(format_points(gain.difference), 100 * gain.difference)
     if gain.ci is None:
-        return Cell(format_points(gain.difference), value)
+        return cell
     low, high = gain.ci
-    return Cell(format_points(gain.difference), value, _format_points_range(gain.ci), interval=(100 * low, 100 * high))
+    return replace(cell, detail=_format_points_range(gain.ci), interval=(100 * low, 100 * high))
 
 
 def _gain_notes(compared: SeriesComparison) -> list[str]:
-    if not any(len(curve.points) > 1 for curve in compared.curves):
-        return []
     levels = sorted({curve.confidence for curve in compared.curves if len(curve.points) > 1})
-    level = " to ".join(f"{format_compact(round(100 * value, 2))} %" for value in dict.fromkeys(levels))
+    if not levels:  # no run has an earlier run to be compared with
+        return []
+    level = " to ".join(f"{format_compact(round(100 * value, 2))} %" for value in levels)
     return [
         "Below each gain is its interval for repeated runs of the same tasks. All intervals of a suite's gains have a "
         f"joint confidence of 95 % (a single interval: {level}). A gain is over the episodes that both runs finished."
@@ -86,10 +91,11 @@ def describe_series(compared: SeriesComparison) -> list[str]:
     """Return a paragraph per series and suite. It says whether success or Safety rises first, if intervals show it."""
     paragraphs = []
     for curve in compared.curves:
-        series = curve.series if len(compared.series) > 1 else ""
-        where = (curve.suite or "all suites pooled") if len(compared.suites) > 1 else ""
-        head = ", ".join(part for part in (series, where) if part)
-        paragraphs.append((f"{head}: " if head else "") + " ".join(_describe_first_rise(curve)))
+        subjects = [curve.series] if len(compared.series) > 1 and curve.series else []
+        if len(compared.suites) > 1:
+            subjects.append(curve.suite or "all suites pooled")
+        heading = f"{', '.join(subjects)}: " if subjects else ""
+        paragraphs.append(heading + " ".join(_describe_first_rise(curve)))
     return paragraphs
 
 
@@ -102,16 +108,15 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
     ]
     if not points:
         return [f"It is unknown whether SR or Safety rises first: no run can be compared with {first} in both metrics."]
-    tasks = max(gain.tasks for point in points for gain in point.gains.values())
-    reasons = dict.fromkeys(gain.no_verdict for point in points for gain in point.gains.values())
-    reasons.pop("", None)
+    gains = [gain for point in points for gain in point.gains.values()]
+    reasons = dict.fromkeys(gain.no_verdict for gain in gains if gain.no_verdict)
     if reasons:
         return [*describe_trends(curve.trends), f"No verdict on the gains over {first}: {'; '.join(reasons)}."]
     return [
         *describe_trends(curve.trends),
         _describe_rise_order(points, first),
         *_describe_safety_changes(curve, points, first),
-        f"These results are only about {count_noun(tasks, 'task')}.",
+        f"These results are only about {count_noun(max(gain.tasks for gain in gains), 'task')}.",
     ]
 
 
@@ -154,10 +159,8 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
                 gains = " points against ".join(_format_points_range(_gain_interval(point, m)) for m in (metric, other))
                 finding = f"at {point.name}, the gain over {first} in {name} is larger ({gains})"
                 return f"{name} rises before {other_name}: {finding}."
-    rises = []
-    for metric, name, *_ in _LEADS:
-        if risen_points := _select_risen(points, metric):
-            rises.append(f"{name} at {_list_labels(risen_points)}")
+    risen_by_name = {name: _select_risen(points, metric) for metric, name, *_ in _LEADS}
+    rises = [f"{name} at {_list_labels(risen)}" for name, risen in risen_by_name.items() if risen]
     if not rises:
         return f"No run is shown to be above {first} in success or in Safety."
     return f"It is undecided whether success or Safety rises first. Shown to be above {first}: {', '.join(rises)}."
