@@ -67,9 +67,8 @@ def measure_forces(
 
 
 def pick_largest(rows: Floats, magnitudes: Floats, record: NDArray[np.int64], count: int) -> Floats:
-    """Return for each of `count` records its row of largest magnitude, [count, k]; NaN if it has no finite row.
-    `rows` are [M, k], their `magnitudes` [M], and `record` is the record of each row, [M].
-    """
+    """Return for each of `count` records its row [k] of largest magnitude, [count, k]; NaN without a finite row."""
+    # `magnitudes` and `record` have the magnitude and the record of each row.
     order = np.lexsort((magnitudes, record))  # sort by record, then by magnitude; NaN last
     order = order[np.isfinite(rows[order]).all(axis=1)]
     largest = np.full((count, rows.shape[1]), np.nan)

@@ -102,8 +102,8 @@ class EpisodeIndex:
         return [absent for source in self.sources for absent in source.absent]
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
-        """Return each source with the indices of its episodes."""
-        # The notes are in the order of the sources, so the notes of a source are consecutive.
+        # Returns each source with the indices of its episodes. The notes are in the order of the sources, so the notes
+        # of a source are consecutive.
         bounds = np.searchsorted([note.source for note in self.notes], range(len(self.sources) + 1)).tolist()
         return [(source, range(bounds[k], bounds[k + 1])) for k, source in enumerate(self.sources)]
 

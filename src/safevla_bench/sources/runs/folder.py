@@ -125,7 +125,7 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def statements(self) -> dict[str, Mapping[str, object]]:
-        """Episode id -> what the episode's policy states about itself."""
+        # Returns episode id -> what the episode's policy states about itself.
         return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
