@@ -333,12 +333,8 @@ class ContactFilter:
 
 
 def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
-<<<<<<< ours
     # Return sorted pairs of bodies, the lower index first: bodies of listed contacts, of a gripper's two finger
     # groups, and of one fixture.
-=======
-    # Return the sorted pairs of bodies, lower first: listed contacts of a and b, finger groups, and parts of a fixture.
->>>>>>> theirs
     place, fingers, fixtures = geoms.place, geoms.finger_groups, geoms.fixtures
     pairs = set(zip(a[is_listed].tolist(), b[is_listed].tolist()))
     # Finger groups 1 and 2 belong to the first gripper, groups 3 and 4 to the second, and so on.

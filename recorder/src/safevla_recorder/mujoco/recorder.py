@@ -482,11 +482,7 @@ def unstable_steps(data: mujoco.MjData) -> int:
 
 
 def _quaternion_of_matrix(matrix: Floats) -> Floats:
-<<<<<<< ours
     # Return the quaternion wxyz of a rotation matrix, given as its 9 numbers row by row.
-=======
-    # Return the quaternion wxyz of a rotation matrix [9], row by row.
->>>>>>> theirs
     import mujoco
 
     quat = np.empty(4)
