@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import InvalidActionError
-from safevla_bench.hosts.fake.host import FakeEnv, FakeHost, FakeStage
+from safevla_bench.hosts.fake.host import CAMERA, FakeEnv, FakeHost, FakeStage
 from safevla_bench.interface.policy import UnrenderedImages
 
 _counter = itertools.count()
@@ -204,9 +204,9 @@ class Outdated(Mutant):
 
     breaks = "test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that"
 
-    def _render_if_wanted(self, render):
+    def _read_images(self):
         if self._renders_next or not hasattr(self, "_last"):
-            self._last = super()._render_if_wanted(render)
+            self._last = super()._read_images()
         self._renders_next = True
         return self._last
 
@@ -520,7 +520,7 @@ class Askew(FakeHost):
             def _body_positions(self, record):
                 return {name: at + 0.01 for name, at in super()._body_positions(record).items()}
 
-        return Crooked(episode)
+        return Crooked(episode, CAMERA)
 
 
 class Cramped(FakeHost):
@@ -533,7 +533,7 @@ class Cramped(FakeHost):
             def render(self, record, camera, size, bodies=()):
                 return super().render(record, camera, (8, 8), bodies)
 
-        return Tiny(episode)
+        return Tiny(episode, CAMERA)
 
 
 # Hosts that list the wrong thing

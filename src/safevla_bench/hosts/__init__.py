@@ -9,17 +9,16 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, InvalidActionError, PluginError
 from safevla_bench.interface.environment import Host, HostEnv, HostSupport
-from safevla_bench.interface.policy import Action, UnrenderedImages, Wants, check_action, check_extra
+from safevla_bench.interface.policy import Action, Wants, check_action, check_extra
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, OWN_DISTRIBUTION, PluginGroup, format_call, require_trust
 from safevla_bench.tasks.loader import load_registry
@@ -69,8 +68,9 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
 
 
 def record_versions(host: Host) -> dict[str, str]:
-    """Return the version of each package that affects records: the host's packages and this package."""
-    # The version of this package is read from its code, because the installation's metadata may be older.
+    """Return a mapping from package to version for all packages that affect records: the host's packages and this
+    package. The version of this package is read from its code, because the installation's metadata may be older.
+    """
     return {**host.versions(), OWN_DISTRIBUTION: __version__}
 
 
@@ -199,7 +199,6 @@ class RecordLog(WritableEpisode, Protocol):
 
 
 Log = TypeVar("Log", bound=RecordLog)
-Images = Mapping[str, NDArray[np.uint8]]  # maps each wanted camera to its upright image [H, W, 3]
 
 
 class RecordedEnv(HostEnv, Generic[Log]):
@@ -217,7 +216,6 @@ class RecordedEnv(HostEnv, Generic[Log]):
         self._recorder: Log | None = None
         self._seed = EpisodeSeed(0, 0, 0)
         self._success = False
-        self._renders_next = True
 
     @abstractmethod
     def _target_object(self) -> str | None:
@@ -234,14 +232,6 @@ class RecordedEnv(HostEnv, Generic[Log]):
     def _instruction(self) -> str:
         # Returns the episode's instruction; a host overrides this if a reset determines the instruction.
         return self.task.instruction
-
-    def render_next(self, wanted: bool) -> None:
-        self._renders_next = wanted
-
-    def _render_if_wanted(self, render: Callable[[], Images]) -> Images:
-        # Returns the images that `render` returns, unless `render_next` excluded this observation.
-        is_wanted, self._renders_next = self._renders_next, True  # the next observation has images by default
-        return render() if is_wanted else UnrenderedImages(self._wants.cameras)
 
     def recorded(self) -> Batch:
         """Return the episode up to now as a validated one-episode batch; raise `HostError` before the first reset."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_shipped
-from safevla_bench.hosts.protocols import SERVER_SEED, EvaluationProtocol, find_suite_value
+from safevla_bench.hosts.protocols import SERVER_SEED, EvaluationProtocol
 from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy
 from safevla_bench.interface.task import EpisodeSeed, FoundStart, Task
 from safevla_bench.sources.runs.folder import name_episode
@@ -165,7 +165,7 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
     if episodes is None:
         return task.episodes or 1
     runs_once = task.episodes == task.init_states == 1
-    protocol_count = None if runs_once else find_suite_value(rules.trials, task.benchmark)
+    protocol_count = None if runs_once else rules.suite_trials(task.benchmark)
     count = protocol_count or task.episodes
     if count is None:
         problem = f"neither the protocol {rules.name!r} nor the host says how many episodes {task.benchmark!r} has"
@@ -200,7 +200,7 @@ def _check_plan(
 def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) -> int:
     if max_steps is not None:
         return max_steps
-    horizon = find_suite_value(rules.horizons, task.benchmark) or task.horizon
+    horizon = rules.suite_horizon(task.benchmark) or task.horizon
     if horizon is None:
         suites = ", ".join(rules.horizons) or "none"
         problem = f"the protocol {rules.name!r} has no horizon for {task.benchmark!r}, only for {suites}"

@@ -10,7 +10,7 @@ from safevla_bench.cli import run_command_line
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts import drawn_reset_seed
 from safevla_bench.hosts.metaworld import host as metaworld_host
-from safevla_bench.hosts.metaworld.host import CAMERAS, MetaworldHost
+from safevla_bench.hosts.metaworld.host import CAMERAS, MetaworldHost, suite_tasks
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -21,7 +21,6 @@ from safevla_bench.rollout.found import read_suite
 from safevla_bench.tasks.loader import load_registry
 
 pytestmark = [pytest.mark.metaworld, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-suite_tasks = MetaworldHost().tasks
 START = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
 _FLAT_M = 0.03
 """Goals of pushes are no higher above the object than this."""

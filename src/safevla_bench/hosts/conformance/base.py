@@ -208,12 +208,10 @@ class HostRules:
         """
         if not hasattr(cls, "trials"):
             return  # a class without `trials` only groups rules
-        has_cameras = any(wants.cameras for wants in cls.other_wants)
-        unused = set() if has_cameras else set(_IMAGE_RULES)
-        for hook, rules in _HOOK_RULES.items():
-            if getattr(cls, hook) is None:
-                unused.update(rules)
-        for rule in unused - set(vars(cls)):
+        unused = [rule for hook, rules in _HOOK_RULES.items() if getattr(cls, hook) is None for rule in rules]
+        if not any(wants.cameras for wants in cls.other_wants):
+            unused += _IMAGE_RULES
+        for rule in set(unused) - set(vars(cls)):
             setattr(cls, rule, None)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -240,33 +238,37 @@ class HostRules:
             elsewhere = self.run_elsewhere(task, Wants(), actions)
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
 
-    @classmethod
-    @cache
-    def run_hook(cls, hook: str) -> HookRun:
+    def run_hook(self, hook: str) -> HookRun:
         """Return the cached run of a hook for the first trial; skip the test if the hook is not implemented."""
-        rules, calls = cls(), list[tuple[Any, Observation]]()
-        host = rules.host()
-
-        def log_call(call: Callable[[Any], Any], argument: Any) -> Any:
-            # Logs the calls since the last reset: (seed or action, observation) for each call.
-            if isinstance(argument, EpisodeSeed):
-                calls.clear()
-            logged_argument = copy(argument)  # the environment or the hook may change the array of an action
-            result = call(argument)
-            calls.append((logged_argument, result if isinstance(result, Observation) else result[0]))
-            return result
-
-        with closing(host.make(rules.trials[0].find_task(host), Wants(privileged=True))) as env:
-            for method in ("step", "reset"):
-                wrap_method(env, method, log_call)
-            result = call_hook(lambda: getattr(rules, hook)(env, rules.seed), hook)
-            (_seed, *actions), observations = zip(*calls, strict=True)
-            return HookRun(result, env.recorded(), np.array(actions), observations, env.coordinates())
+        return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy considers a class unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Run an episode from `self.seed` in a new environment of a new host, and return its batch."""
         with closing(self.host().make(task, wants)) as env:
             return run_actions(env, self.seed, actions)
+
+
+@cache
+def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
+    # Calls the hook, and logs what the hook does to the environment.
+    host_rules = rules()
+    host, calls = host_rules.host(), list[tuple[Any, Observation]]()
+
+    def log_call(call: Callable[[Any], Any], argument: Any) -> Any:
+        # Logs the calls since the last reset: (seed or action, observation) for each call.
+        if isinstance(argument, EpisodeSeed):
+            calls.clear()
+        logged_argument = copy(argument)  # the environment or the hook may change the array of an action
+        result = call(argument)
+        calls.append((logged_argument, result if isinstance(result, Observation) else result[0]))
+        return result
+
+    with closing(host.make(host_rules.trials[0].find_task(host), Wants(privileged=True))) as env:
+        for method in ("step", "reset"):
+            wrap_method(env, method, log_call)
+        result = call_hook(lambda: getattr(host_rules, hook)(env, host_rules.seed), hook)
+        (_seed, *actions), observations = zip(*calls, strict=True)
+        return HookRun(result, env.recorded(), np.array(actions), observations, env.coordinates())
 
 
 def tracked_paths(batch: Batch) -> dict[str, Floats]:

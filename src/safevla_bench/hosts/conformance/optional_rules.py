@@ -251,11 +251,9 @@ class OptionalRules(HostRules):
         body, batch = run.result, run.batch
         paths = tracked_paths(batch)
         require(body in paths, f"{trial}: {body} was moved, but its pose is not recorded.")
-        ground_truth = [observation.privileged for observation in run.observations if observation.privileged]
-        if ground_truth:
-            path_m: Floats | None = np.array([state.body_pos_m[body] for state in ground_truth])
-        else:
-            path_m = _state_paths(batch, run.coordinates).get(body)
+        states = [observation.privileged for observation in run.observations if observation.privileged]
+        seen_path_m = np.array([state.body_pos_m[body] for state in states])
+        path_m = seen_path_m if states else _state_paths(batch, run.coordinates).get(body)
         if path_m is None or len(path_m) != len(paths[body]):
             pytest.skip("neither coordinates() nor privileged state has the body's position")
         moved_m = float(np.linalg.norm(np.diff(path_m, axis=0), axis=1).sum())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import Images, RecordedEnv, check_start, check_wants, require_known
+from safevla_bench.hosts import RecordedEnv, check_start, check_wants, require_known
 from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
 from safevla_bench.hosts.mujoco.viewer import read_states
@@ -29,9 +29,9 @@ from safevla_recorder.episode import ContactList, EpisodeArrays, Floats
 SUITE = "fake"
 DT_S = 0.05
 REACH_M = 0.03  # reach of the gripper; also the distance from the tray within which the block counts as placed
-STIFFNESS_N_PER_M = 10_000.0  # contact force of the gripper per depth in the table
-PUSH_N = 40.0  # force on a body that the gripper holds or pushes
-HALF_M = 0.02  # half the size of block, cup and tray
+STIFFNESS_N_PER_M = 10_000.0
+PUSH_N = 40.0
+HALF_M = 0.02
 _FINGER_HALF_M = 0.01
 CRASH_AFTER = 4
 JITTER_M = 0.01
@@ -86,20 +86,20 @@ class FakeHost(Host):
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the search space: x and y of block, cup and tray, within 1 cm of their usual places."""
-        names = tuple(f"{name}.{axis}" for name in _MOVABLE for axis in "xy")
+        names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         center = _flatten_xy(_usual_positions(task.index))
         # `own` holds the coordinates' values in each of the task's initial states.
         starts = (replace(start, init_state_index=index, placed=()) for index in range(INIT_STATES))
         start_objects = (_initial_world(task.index, initial_start).objects for initial_start in starts)
         return SearchSpace(
-            names,
+            tuple(names),
             tuple((center - JITTER_M).tolist()),
             tuple((center + JITTER_M).tolist()),
             own=tuple(tuple(_flatten_xy(objects).tolist()) for objects in start_objects),
         )
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
-        return FakeStage(episode)
+        return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:
         return {name: importlib.metadata.version(name) for name in ("numpy", "safevla-bench")}
@@ -126,7 +126,7 @@ class _World:
     def from_state(cls, flat: Floats) -> _World:
         # The entries of a state are listed at `_STATE_SIZE`.
         gripper, *positions = flat[3:].reshape(-1, 3).copy()
-        held_body = dict(enumerate(_ROLES)).get(int(flat[2]))  # None for -1
+        held_body = next((name for name, body_id in _BODY_IDS.items() if body_id == flat[2]), None)
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
     def to_state(self, time: float) -> Floats:
@@ -142,48 +142,49 @@ class _Record:
     torque: Floats
 
 
-def _record_world(world: _World, time_s: float, torque: Floats) -> _Record:
-    return _Record(world.to_state(time_s), world.contacts, world.held_body, torque)
-
-
-@dataclass
 class _FakeLog:
-    records: list[_Record]
-    actions: list[policy.Action] = field(default_factory=list)
+    def __init__(self, first: _Record) -> None:
+        self.records, self.actions = [first], list[policy.Action]()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         # Records leave out the contacts of resting bodies with the table.
         return (("block", "table"), ("cup", "table"), ("table", "tray"))
 
-    def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays:
-        return _FakeLog(self.records[-1:]).build_recording(header)
-
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
-        # The columns of `states` are listed at `_STATE_SIZE`.
-        states = np.stack([record.state for record in self.records])
-        count = len(states)
-        upright = np.array([1.0, 0.0, 0.0, 0.0])
-        held_ids = np.array([_body_index(record.held_body) for record in self.records])
-        object_ids = [_BODY_IDS[name] for name in _MOVABLE]
-        torques = np.stack([record.torque for record in self.records])
-        return EpisodeArrays(
-            header=header,
-            roles=_ROLES,
-            records=count,
-            eef_pos_m=states[:, 3:6],
-            eef_quat_wxyz=np.tile(upright, (count, 1)),
-            pos_bodies=object_ids,
-            body_pos_m=states[:, 6:].reshape(count, len(object_ids), 3),
-            quat_bodies=object_ids,
-            body_quat_wxyz=np.tile(upright, (count, len(object_ids), 1)),
-            contacts=_contact_list([record.contacts for record in self.records]),
-            joint_torque_nm=torques,
-            gripper_contact=held_ids >= 0,
-            gripped_body=held_ids,
-            action=np.stack(self.actions) if self.actions else np.empty((0, 7)),
-            sim_state=states,
-            further={"joint_torque_peak_nm": np.abs(torques)},  # equal to the torque, because a step has one substep
-        )
+        return _build_recording(header, self.records, self.actions)
+
+    def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays:
+        return _build_recording(header, self.records[-1:], [])
+
+
+def _build_recording(
+    header: Mapping[str, object], records: list[_Record], actions: list[policy.Action]
+) -> EpisodeArrays:
+    # The columns of `states` are listed at `_STATE_SIZE`.
+    states = np.stack([record.state for record in records])
+    count = len(records)
+    upright = np.array([1.0, 0.0, 0.0, 0.0])
+    gripped = np.array([_body_index(record.held_body) for record in records])
+    object_ids = [_BODY_IDS[name] for name in _MOVABLE]
+    torques = np.stack([record.torque for record in records])
+    return EpisodeArrays(
+        header=header,
+        roles=_ROLES,
+        records=count,
+        eef_pos_m=states[:, 3:6],
+        eef_quat_wxyz=np.tile(upright, (count, 1)),
+        pos_bodies=object_ids,
+        body_pos_m=states[:, 6:].reshape(count, len(object_ids), 3),
+        quat_bodies=object_ids,
+        body_quat_wxyz=np.tile(upright, (count, len(object_ids), 1)),
+        contacts=_contact_list([record.contacts for record in records]),
+        joint_torque_nm=torques,
+        gripper_contact=gripped >= 0,
+        gripped_body=gripped,
+        action=np.stack(actions) if actions else np.empty((0, 7)),
+        sim_state=states,
+        further={"joint_torque_peak_nm": np.abs(torques)},  # the peak equals the torque, because a step has one substep
+    )
 
 
 class FakeEnv(RecordedEnv[_FakeLog]):
@@ -194,6 +195,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def __init__(self, task: Task, wants: policy.Wants, versions: dict[str, str]) -> None:
         super().__init__(task, wants, versions, len(STILL))
+        self._renders_next = True
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
         """Start an episode, take `wait_steps` settling steps but no `rest_steps`, and return the observation of record
@@ -205,12 +207,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
             self._world = _initial_world(self.task.index, seed)
         else:
             self._world = _World.from_state(flat_state(seed.recorded.state, _STATE_SIZE))
-        still = STILL if seed.wait_action is None else np.array(seed.wait_action)
-        for _ in range(seed.wait_steps):
-            _advance_world(self._world, still)
-        _change_world(self._world, seed)
-        torque = _joint_torque(still) if seed.wait_steps else np.zeros(7)
-        self._recorder = _FakeLog([_record_world(self._world, 0.0, torque)])
+        self._recorder = _FakeLog(self._settle_and_record(seed))
         self._success = self._is_success()
         self._renders_next = True
         return self._observe()
@@ -225,9 +222,13 @@ class FakeEnv(RecordedEnv[_FakeLog]):
             raise RuntimeError("the fake simulator crashed, as this task always does")
         _advance_world(self._world, checked)
         log.actions.append(checked)
-        log.records.append(_record_world(self._world, len(log.actions) * DT_S, _joint_torque(checked)))
+        state = self._world.to_state(len(log.actions) * DT_S)
+        log.records.append(_Record(state, self._world.contacts, self._world.held_body, _joint_torque(checked)))
         self._success = self._is_success()
         return self._observe(), self._success
+
+    def render_next(self, wanted: bool) -> None:
+        self._renders_next = wanted
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return which entries of the flat state are positions [3] of gripper and bodies, even before a reset."""
@@ -236,6 +237,15 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def close(self) -> None:
         """Do nothing, because there are no resources to free."""
+
+    def _settle_and_record(self, seed: EpisodeSeed) -> _Record:
+        # Takes the settling steps, then changes the physics, and returns record 0.
+        still = STILL if seed.wait_action is None else np.array(seed.wait_action)
+        for _ in range(seed.wait_steps):
+            _advance_world(self._world, still)
+        _change_world(self._world, seed)
+        torque = _joint_torque(still) if seed.wait_steps else np.zeros(7)
+        return _Record(self._world.to_state(0.0), self._world.contacts, self._world.held_body, torque)
 
     def _is_success(self) -> bool:
         # The block must be released within `REACH_M` of the tray, measured horizontally.
@@ -255,12 +265,15 @@ class FakeEnv(RecordedEnv[_FakeLog]):
             eef_pos_m=world.gripper.copy(),
             eef_quat_wxyz=DOWNWARD_WXYZ.copy(),
             gripper_qpos=finger_positions(closed=world.closed),
-            images=self._render_if_wanted(self._render_images),
+            images=self._read_images(),
             privileged=self._privileged_state() if self._wants.privileged else None,
             extra={name: world.to_state(0.0)[1:] for name in self._wants.extra},
         )
 
-    def _render_images(self) -> Images:
+    def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
+        renders, self._renders_next = self._renders_next, True  # `render_next(False)` affects only one observation
+        if not renders:
+            return policy.UnrenderedImages(self._wants.cameras)
         return {camera: self._render_image() for camera in self._wants.cameras}
 
     def _render_image(self) -> NDArray[np.uint8]:
@@ -403,9 +416,9 @@ def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
         for record, pairs in enumerate(records)
         for (a, b), force in pairs.items()
     ]
-    columns = np.array(rows, dtype=np.float64).reshape(-1, 4)  # also [0, 4] without contacts
-    (record, a, b), force = columns[:, :3].T.astype(np.int64), columns[:, 3]
-    return ContactList(record, a, b, force, force * DT_S, np.full(len(rows), np.nan))
+    record, a, b = (np.array([row[column] for row in rows], dtype=np.int64) for column in range(3))
+    force = np.array([row[3] for row in rows], dtype=np.float64)
+    return ContactList(record, a, b, force, force * DT_S, np.full(len(record), np.nan))
 
 
 def finger_positions(*, closed: bool) -> Floats:
@@ -438,14 +451,14 @@ class FakeStage(Stage):
 
     arm = ("gripper",) * 7
 
-    def __init__(self, episode: Batch) -> None:
-        self._states = read_states(episode, _STATE_SIZE)
+    def __init__(self, episode: Batch, camera: str) -> None:
+        self._states, self._camera = read_states(episode, _STATE_SIZE), camera
         self._instruction = episode.headers[0].instruction or ""
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the camera `agentview` if `bodies` is empty, else a close-up of the bodies from above."""
         if not bodies:
-            return Camera(CAMERA)
+            return Camera(self._camera)
         positions = self._body_positions(record)
         shown = [name for name in bodies if name != "table"] or ["table"]  # aim at small bodies, not at the large table
         x, y, z = np.mean([positions[name] for name in shown], axis=0)
@@ -453,15 +466,15 @@ class FakeStage(Stage):
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """Return a record's picture. Raises `KeyError`, as MuJoCo does, for an unknown camera without `lookat_m`."""
-        if camera.lookat_m is None and camera.name != CAMERA:
-            raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[CAMERA]}")
+        if camera.lookat_m is None and camera.name != self._camera:
+            raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")
         image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
         positions = self._body_positions(record)
         for name, color in _COLORS.items():
             covered = _square_mask(positions[name], _SHOWN_HALF_M[name], camera, size)
             image[covered] = color  # covers the bodies that were drawn before
             seen[covered] = 1 + list(bodies).index(name) if name in bodies else 0
-        return Picture(image, seen, {name: positions[name] for name in _MOVABLE})
+        return Picture(image, seen, {name: positions[name] for name in ("block", "cup", "tray")})
 
     def geometry(self) -> SceneGeometry:
         """Return the squares as boxes and the table as a thin box, for views from above and from the side."""
@@ -472,24 +485,25 @@ class FakeStage(Stage):
         """Return the poses of the five bodies in a record. All bodies are upright; contacts are left out."""
         positions = self._body_positions(record)
         upright = np.tile([1.0, 0.0, 0.0, 0.0], (len(_COLORS), 1))
-        tracked = {name: positions[name] for name in _MOVABLE}
+        tracked = {name: positions[name] for name in ("block", "cup", "tray")}
         return ScenePose(np.array([positions[name] for name in _COLORS]), upright, (), tracked)
 
     def observe(self, record: int) -> policy.Observation:
-        world = _World.from_state(self._states[record])
+        state = self._states[record]
         return policy.Observation(
             instruction=self._instruction,
-            eef_pos_m=world.gripper,
+            eef_pos_m=state[3:6].copy(),
             eef_quat_wxyz=DOWNWARD_WXYZ.copy(),
-            gripper_qpos=finger_positions(closed=world.closed),
+            gripper_qpos=finger_positions(closed=bool(state[1])),
         )
 
     def close(self) -> None:
         """Do nothing, because there are no resources to free."""
 
     def _body_positions(self, record: int) -> dict[str, Floats]:
-        world = _World.from_state(self._states[record])
-        return {"table": np.zeros(3), "gripper": world.gripper, **world.objects}
+        state = self._states[record]
+        names = ("gripper", "block", "cup", "tray")
+        return {"table": np.zeros(3), **dict(zip(names, state[3:].reshape(-1, 3), strict=True))}
 
 
 def _box_shape(name: str, part: int) -> Shape:

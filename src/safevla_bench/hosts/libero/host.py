@@ -13,9 +13,10 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import Images, check_start, check_wants, drawn_reset_seed
+from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
 from safevla_bench.hosts.libero import noise
 from safevla_bench.hosts.libero import plus as libero_plus
 from safevla_bench.hosts.libero import tasks as libero_tasks
@@ -77,8 +78,7 @@ class LiberoHost(MujocoHost):
             return libero_tasks.tasks_at_path(Path(suite))
         with suppress(HostError):  # the error below is more helpful
             libero_tasks.require_libero()
-            tasks = libero_tasks.registered_tasks(suite)
-            if tasks:
+            if tasks := libero_tasks.registered_tasks(suite):
                 return tasks
         remedy = f"Suites: {libero_tasks.SUITE_LIST}. Or give a `.bddl` file, or a folder of such files."
         raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
@@ -226,7 +226,7 @@ class LiberoEnv(RobosuiteEnv):
         raw, _, success, _ = self._env.step(action)
         return raw, bool(success)
 
-    def _read_images(self, raw: RawObservation) -> Images:
+    def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
         """Return the wanted pictures. The noise in a picture depends only on the variant, the start and the control
         step. The noise does not depend on which pictures are rendered.
         """

@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +218,9 @@ def select_variants(count: int | None) -> list[Variant]:
     for suite, category in BENCHMARKS.values():
         if category in CATEGORIES:
             by_task = [variants_of[suite, category, task.name] for task in libero_tasks.suite_tasks(suite)]
-            # The first variant of every task, then every second variant, and so on. Short lists are filled with None.
-            in_turn = filter(None, chain.from_iterable(zip_longest(*by_task)))
-            sample = set(islice(in_turn, count))
-            chosen += [variant for variant in chain.from_iterable(by_task) if variant in sample]
+            # Pairs (variant's number, task's number): the first variant of every task, then the second ones, and so on.
+            turns = sorted((turn, task) for task, variants in enumerate(by_task) for turn in range(len(variants)))
+            chosen += [by_task[task][turn] for task, turn in sorted((task, turn) for turn, task in turns[:count])]
     return chosen
 
 
@@ -275,12 +273,12 @@ def _hash_text(text: str) -> str:
 
 def data_folder() -> Path:
     """Return the folder of the package's files. Raise `HostError` if it lacks version 0.1.5's list of tasks."""
-    user_folder = os.environ.get(FOLDER)
-    packages = [os.path.join(user_folder, "liberoplus")] if user_folder else []
-    if not user_folder:
-        spec = importlib.util.find_spec("liberoplus")  # finds the package without importing it
-        packages = list(spec.submodule_search_locations or ()) if spec else []
-    folder = Path(packages[0], "liberoplus") if packages else None  # the package holds a package of the same name
+    package, user_folder = None, os.environ.get(FOLDER)
+    if user_folder:
+        package = Path(user_folder, "liberoplus")
+    elif spec := importlib.util.find_spec("liberoplus"):  # finds the package without importing it
+        package = Path(next(iter(spec.submodule_search_locations or ()), ""))
+    folder = package / "liberoplus" if package else None  # the package holds a package of the same name
     if folder is None or not os.path.isfile(folder / _LIST):  # isfile is also False if the folder is unreadable
         location = f"in {user_folder}" if user_folder else "here"
         problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) were not found {location}"
@@ -371,8 +369,7 @@ def _scene_files(problem: str) -> list[str]:
     # Returns the path of a problem's scene file or, without a scene file, the paths of its floor and wall textures.
     # The paths are relative to the folder of assets.
     body = _read_domains()[problem.lower()]
-    scene = re.search(r'"scene_xml": "([^"]+)"', body)
-    if scene is not None:
+    if scene := re.search(r'"scene_xml": "([^"]+)"', body):
         return [scene[1]]
     styles = _read_text(data_folder() / "envs/arenas/style.py")
     files = []

@@ -6,6 +6,7 @@ draws and writes to the model. A start from a recorded state must restore these 
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -127,19 +128,18 @@ def name_task(path: Path) -> tuple[str, str]:
 
 
 def _read_own_tasks(paths: Sequence[Path]) -> tuple[Task, ...]:
-    # Returns the user's own task in each BDDL file.
-    tasks = []
-    for index, path in enumerate(paths):
-        folder = path.resolve().parent
-        suite = find_official_name(folder.name)
-        if suite is not None:
-            problem = f"{folder} has the name of the official suite {suite}, but {path.name} is not one of its tasks"
-            raise HostError(problem, remedy=f"Rename the folder, for example to my-{suite}.")
-        benchmark, task_id = name_own_task(path)
-        instruction, states = bddl.read_bddl(path).language, read_own_states(path)
-        state_count = None if states is None else len(states)
-        tasks.append(Task(benchmark, task_id, index, str(path), instruction, STILL, state_count))
-    return tuple(tasks)
+    return tuple(_read_own_task(path, index) for index, path in enumerate(paths))
+
+
+def _read_own_task(path: Path, index: int) -> Task:
+    # Returns the user's own task in a BDDL file.
+    folder = path.resolve().parent
+    if suite := find_official_name(folder.name):
+        problem = f"{folder} has the name of the official suite {suite}, but {path.name} is not one of its tasks"
+        raise HostError(problem, remedy=f"Rename the folder, for example to my-{suite}.")
+    benchmark, task_id = name_own_task(path)
+    instruction, states = bddl.read_bddl(path).language, read_own_states(path)
+    return Task(benchmark, task_id, index, str(path), instruction, STILL, None if states is None else len(states))
 
 
 def _suite_entry(task: Task) -> LiberoTask:
@@ -316,7 +316,7 @@ def versions() -> dict[str, str]:
     """Return the versions of all packages in use, without importing them. Raise `HostError` if LIBERO is missing."""
     require_libero()
     names = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
-    return read_versions(names, "LIBERO", install_command("libero"))
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def require_libero() -> None:

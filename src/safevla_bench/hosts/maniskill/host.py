@@ -131,8 +131,7 @@ class ManiskillHost(Host):
         tasks = []
         for index, (name, facts) in enumerate(suite_facts.items()):
             options = {"init_states": facts.layouts, "horizon": facts.horizon, "arms": facts.arms}
-            still_arms = still * len(facts.prefixes)  # the actions of all arms, concatenated
-            tasks.append(hosts.registered_task(suite, name, index, still_arms, **options))
+            tasks.append(hosts.registered_task(suite, name, index, still * len(facts.prefixes), **options))
         return tuple(tasks)
 
     def make(self, task: Task, wants: Wants) -> ManiskillEnv:
@@ -186,6 +185,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         if self._robot.action_high:
             self.action_high = np.array(self._robot.action_high)
             self.action_low = -self.action_high
+        self._renders_next = True
         self._env = make_env(task.name, control, robot, renders=bool(wants.cameras))
         graphics.set_cameras(self._env, wants.cameras, wants.image_size)
         self._identity = read_identity(type(self._env), None, "mani_skill", "envs")
@@ -252,6 +252,9 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         """Return the coordinates in `sim_state`: first those of actors and bases, then those of joints (arm first)."""
         return state_coordinates(self._env, self._robot)
 
+    def render_next(self, wanted: bool) -> None:
+        self._renders_next = wanted
+
     def open_stage(self, episode: Batch) -> ManiskillStage:
         """Return a viewer of `episode`, a one-episode batch with `sim_state`. The viewer owns this environment."""
         self.reset(episode_seed(episode))
@@ -271,17 +274,19 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     def _read_record_fields(self) -> dict[str, Any]:
         # Returns the current values to be recorded, as keyword arguments for the recorder's `begin` and `step`.
-        subgoals = {}
-        for name in self._facts.subgoals:
-            value = bool(self._evaluation[name.removeprefix("not ")])
-            subgoals[name] = not value if name.startswith("not ") else value
-        return {
-            "poses": {name: to_pose(body.entity.pose) for name, body in self._bodies.items()},
+        poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
+        parts = [to_pose(body.entity.pose) for body in self._part_bodies]
+        fields = {
+            "poses": poses,
             "eef": self._label_by_arm(self._read_hands()),
             "state": read_state(self._env),
-            "parts": [to_pose(body.entity.pose) for body in self._part_bodies],
-            "subgoals": subgoals or None,  # None = the task has no subgoals
+            "parts": parts,
         }
+        holds = {}
+        for name in self._facts.subgoals:
+            value, is_negated = bool(self._evaluation[name.removeprefix("not ")]), name.startswith("not ")
+            holds[name] = not value if is_negated else value
+        return {**fields, "subgoals": holds or None}
 
     def _label_by_arm(self, values: Sequence[Any]) -> Any:
         # Returns a mapping from arm to value if the arms have names, else the value of the only arm.
@@ -308,7 +313,10 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         ]
         joined = policy.join_arms(observed_arms)
         arms = self._label_by_arm(observed_arms) if self._facts.arms else {}
-        images = self._render_if_wanted(lambda: graphics.take_pictures(self._env, wanted.cameras))
+        images: Mapping[str, NDArray[np.uint8]] = policy.UnrenderedImages(wanted.cameras)
+        if self._renders_next:
+            images = graphics.take_pictures(self._env, wanted.cameras)
+        self._renders_next = True
         hand_state = joined.eef_pos_m, joined.eef_quat_wxyz, joined.gripper_qpos
         return Observation(self.task.instruction, *hand_state, images, extra=extra, arms=arms)
 
@@ -347,8 +355,7 @@ def import_maniskill() -> Mapping[str, Any]:
 def make_env(name: str, control: str, robot: str = "", *, renders: bool = False) -> Any:
     """Return ManiSkill's environment of a task, without a step limit."""
     facts = task_facts(name)
-    missing = missing_downloads() if facts.suite == SIMPLER else ()
-    if missing:
+    if facts.suite == SIMPLER and (missing := missing_downloads()):
         raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
     task = import_maniskill()[name]
     robot_ids = (robot,) * len(facts.arms) if facts.arms else robot
@@ -460,19 +467,19 @@ def read_scene(env: Any, robot: RobotModel, facts: TaskFacts) -> SceneMap:
 
 def finger_groups(links: Mapping[str, Any], robot: RobotModel) -> tuple[list[int], list[int]]:
     """Return the ids of the links of an arm's two fingers, a list per finger. `links` maps names to the arm's links."""
-    first, second = robot.fingers
-    ids = {name: body.entity.per_scene_id for name, body in links.items()}
-    return [ids[name] for name in ids if first in name], [ids[name] for name in ids if second in name]
+    first, second = (
+        [body.entity.per_scene_id for name, body in links.items() if finger in name] for finger in robot.fingers
+    )
+    return first, second
 
 
 def read_arms(env: Any, robot: RobotModel, facts: TaskFacts) -> dict[str, Arm]:
     """Map each arm's name to its links and fingers, in a scene with several arms."""
     links = {name: body for name, body in name_links(env, facts).items() if body.collision_shapes}
-    arms = {}
-    for arm in facts.arms:
-        links_of_arm = {name: body for name, body in links.items() if name.startswith(f"{arm}_")}
-        arms[arm] = Arm(tuple(links_of_arm), finger_groups(links_of_arm, robot))
-    return arms
+    links_of_arm = {
+        arm: {name: body for name, body in links.items() if name.startswith(f"{arm}_")} for arm in facts.arms
+    }
+    return {arm: Arm(tuple(bodies), finger_groups(bodies, robot)) for arm, bodies in links_of_arm.items()}
 
 
 def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
@@ -488,7 +495,7 @@ def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part
         parts.append(Part(name, parent, _joint_motion(link), *read_shapes(link)))
     fingers = [link for link in bodies if any(side in link.entity.name for side in robot.fingers)]
     # The link that carries the fingers belongs to the hand, too.
-    hand_links = [*fingers, *(finger.parent for finger in fingers if finger.parent)]
+    hand_links = (link for finger in fingers for link in (finger, finger.parent) if link)
     hand = {part_of_id[link.entity.per_scene_id] for link in hand_links}
     for name, actor in env.scene.actors.items():
         body = actor._bodies[0]
@@ -552,17 +559,18 @@ def read_state(env: Any) -> NDArray[np.float64]:
 
 def state_coordinates(env: Any, robot: RobotModel) -> tuple[Coordinate, ...]:
     """Return which entries of the array from `read_state` are positions, and which are rotations."""
-    state = env.get_state_dict()
-    joints_of_arms = [articulation.active_joints for articulation in articulations(env)]
-    joints_of_entries = [*([] for _ in state["actors"]), *joints_of_arms]  # articulations come after all actors
-    bodies, joints, end = list[Coordinate](), list[Coordinate](), 0
-    entries = [*state["actors"].items(), *state["articulations"].items()]
-    for (name, values), own_joints in zip(entries, joints_of_entries, strict=True):
-        bodies += [Coordinate(name, "position", end, 3), Coordinate(name, "rotation", end + 3, 4)]
-        end += values.shape[-1]
-        first = end - 2 * len(own_joints)  # an entry ends with joint positions, then joint velocities
-        for offset, joint in enumerate(own_joints):
+    coordinates, index = list[Coordinate](), 0  # `index` is the first entry of the next actor or articulation
+    for kind in ("actors", "articulations"):
+        for name, values in env.get_state_dict()[kind].items():
+            coordinates += [Coordinate(name, "position", index, 3), Coordinate(name, "rotation", index + 3, 4)]
+            index += values.shape[-1]
+    joint_names = [[joint.name for joint in articulation.active_joints] for articulation in articulations(env)]
+    sizes = [values.shape[-1] for values in env.get_state_dict()["articulations"].values()]
+    # Articulations come last in the state. An articulation's entries end with joint positions, then joint velocities.
+    for names, end in zip(joint_names, index - sum(sizes) + np.cumsum(sizes), strict=True):
+        first = int(end) - 2 * len(names)
+        for offset, name in enumerate(names):
             is_arm_joint = offset < robot.joints  # the arm's joints come first and rotate; fingers slide
-            kind: Literal["position", "rotation"] = "rotation" if is_arm_joint else "position"
-            joints.append(Coordinate(joint.name, kind, first + offset, 1))
-    return (*bodies, *joints)
+            joint_kind: Literal["position", "rotation"] = "rotation" if is_arm_joint else "position"
+            coordinates.append(Coordinate(name, joint_kind, first + offset, 1))
+    return tuple(coordinates)

@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.maniskill.graphics import render_device
-from safevla_bench.hosts.mujoco import viewer as mujoco_viewer
-from safevla_bench.hosts.mujoco.viewer import PLANE_HALF_SIZE_M, SKETCH_SIZE
+from safevla_bench.hosts.mujoco.viewer import WELL_SHOWN, choose_camera, close_ups, read_states, shares
 from safevla_bench.interface import stage
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import Floats
 from safevla_recorder.geometry import multiply, rotate
 
+_SKETCH_SIZE = (120, 160)
 _FOVY_RAD = np.pi / 4  # vertical field of view that `close_ups` assumes: MuJoCo's default
+_PLANE_HALF_SIZE_M = 10.0  # half size of the drawn square for an infinite plane
 # SAPIEN's cameras look along x with z up; a `Viewpoint` looks along -z with y up.
 _TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])
 # The axis of a capsule, cylinder or plane is x in SAPIEN, but z in `Shape`.
@@ -60,7 +61,7 @@ class ManiskillStage(stage.Stage):
     def __init__(self, scene: StagedScene, episode: Batch, on_close: Callable[[], None]) -> None:
         """Keep `episode`, a one-episode batch. Raises `HostError` if it lacks states or has states of another scene."""
         self._scene, self._on_close = scene, on_close
-        self._states = mujoco_viewer.read_states(episode, scene.env.get_state().shape[-1])
+        self._states = read_states(episode, scene.env.get_state().shape[-1])
         self._name_of_id = {body.entity.per_scene_id: name for name, body in scene.bodies.items()}
         self._cameras: dict[tuple[tuple[int, int], float], Any] = {}
         self.arm, self.further_cameras = scene.arm, scene.cameras[1:]
@@ -70,17 +71,14 @@ class ManiskillStage(stage.Stage):
         shows the bodies almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
         """
         default_camera = stage.Camera(self._scene.cameras[0])
-        balls_or_none = [self._bounding_ball(record, name) for name in bodies]
-        balls = [ball for ball in balls_or_none if ball is not None]
-        if not balls or (self._measure_shares(record, default_camera, bodies) >= mujoco_viewer.WELL_SHOWN).all():
+        balls = [ball for ball in (self._bounding_ball(record, name) for name in bodies) if ball is not None]
+        if not balls or (self._measure_shares(record, default_camera, bodies) >= WELL_SHOWN).all():
             return default_camera
         forward = rotate(self._camera_pose(default_camera)[1], np.array([1.0, 0.0, 0.0]))
         azimuth_deg = float(np.degrees(np.arctan2(forward[1], forward[0])))
         center_m, radius_m = min(balls, key=lambda ball: ball[1])  # aim at the smallest body
-        cameras = list(mujoco_viewer.close_ups(center_m, radius_m, azimuth_deg))
-        return mujoco_viewer.choose_camera(
-            cameras, [self._measure_shares(record, camera, bodies) for camera in cameras]
-        )
+        cameras = list(close_ups(center_m, radius_m, azimuth_deg))
+        return choose_camera(cameras, [self._measure_shares(record, camera, bodies) for camera in cameras])
 
     def render(
         self, record: int, camera: stage.Camera, size: tuple[int, int], bodies: Sequence[str] = ()
@@ -180,7 +178,7 @@ class ManiskillStage(stage.Stage):
 
     def _measure_shares(self, record: int, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
         # Returns the fraction of a small picture that each of the `B` bodies covers, [B].
-        return mujoco_viewer.shares(self.render(record, camera, SKETCH_SIZE, bodies).seen, len(bodies))
+        return shares(self.render(record, camera, _SKETCH_SIZE, bodies).seen, len(bodies))
 
     def _bounding_ball(self, record: int, name: str) -> tuple[Floats, float] | None:
         # Returns center [3] and radius [m] of a sphere around a body's shapes, except planes; None if there are none.
@@ -211,7 +209,7 @@ class ManiskillStage(stage.Stage):
                     continue
                 if kind in {"plane", "capsule", "cylinder"}:
                     quat_wxyz = multiply(quat_wxyz, _ALONG_Z)
-                size = (PLANE_HALF_SIZE_M, PLANE_HALF_SIZE_M, 0.0) if kind == "plane" else half_size(shape)
+                size = (_PLANE_HALF_SIZE_M, _PLANE_HALF_SIZE_M, 0.0) if kind == "plane" else half_size(shape)
                 if kind in {"capsule", "cylinder"}:
                     x, radius, _ = size
                     # In `Shape`, the radius comes first, and a capsule's half length excludes the caps.

@@ -8,7 +8,8 @@ control (docs/reference/limits.md). `metaworld.toml` defines suites, tasks and n
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.files import read_shipped
-from safevla_bench.hosts import Images, check_start, check_wants, drawn_reset_seed, read_versions, require_known
+from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, read_versions, require_known
 from safevla_bench.hosts.mujoco.environment import MujocoEnv, MujocoHost
 from safevla_bench.hosts.mujoco.graphics import importing
 from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer
-from safevla_bench.interface.policy import Action, Observation, Wants, check_action
+from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action
 from safevla_bench.interface.stage import Camera
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_recorder.identity import read_identity
@@ -66,13 +67,7 @@ class MetaworldHost(MujocoHost):
         return tuple(_read_tasks().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return a suite's tasks in Meta-World's order; raises `HostError` for an unknown suite."""
-        table = _read_tasks()
-        require_known("Meta-World", "suite", suite, table.suites)
-        return tuple(
-            Task(suite, name, index, name, table.tasks[name].instruction, STILL, table.init_states, table.horizon)
-            for index, name in enumerate(table.suites[suite])
-        )
+        return suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
         check_wants(wants, self.supports, "Meta-World")
@@ -187,29 +182,37 @@ class MetaworldEnv(MujocoEnv):
         readings = {_HAND_READING: vector[:4].copy()}
         if self._wants.privileged:
             readings[_STATE_READING] = vector.copy()
+        images: Mapping[str, NDArray[np.uint8]] = UnrenderedImages(self._wants.cameras)
+        if self._renders_next:
+            size = self._wants.image_size
+            images = {camera: self._aim_renderer(camera).image(size) for camera in self._wants.cameras}
+        self._renders_next = True
         return Observation(
             instruction=self.task.instruction,
             eef_pos_m=site.xpos.copy(),
             eef_quat_wxyz=quat,
             gripper_qpos=np.array([data.joint(name).qpos[0] for name in ("r_close", "l_close")]),
-            images=self._render_if_wanted(self._take_pictures),
+            images=images,
             extra=readings,
         )
 
-    def _take_pictures(self) -> Images:
-        return {camera: self._take_picture(camera) for camera in self._wants.cameras}
-
-    def _take_picture(self, camera: str) -> NDArray[np.uint8]:
+    def _aim_renderer(self, camera: str) -> Renderer:
+        # Returns the renderer after setting its scene and camera for the next picture.
         if self._renderer is None:
             self._renderer = Renderer(self._env.model, self._wants.image_size, _APPEARANCE)
+        with self._moved_camera(camera) as model_camera:
+            self._renderer.look(self._env.data, Camera(model_camera))
+        return self._renderer
+
+    @contextmanager
+    def _moved_camera(self, camera: str) -> Iterator[str]:
+        # In the block, a camera in `_MOVED_M` has the position listed there. Yields the camera's name in Meta-World.
         model_camera, moved_pos_m = _MOVED_M.get(camera, (camera, None))
         position = self._env.data.camera(model_camera).xpos  # a view, so assignments change `data`
         original_pos_m = position.copy()
-        if moved_pos_m is not None:
-            position[:] = moved_pos_m
-        self._renderer.look(self._env.data, Camera(model_camera))
+        position[:] = original_pos_m if moved_pos_m is None else moved_pos_m
+        yield model_camera
         position[:] = original_pos_m
-        return self._renderer.image(self._wants.image_size)
 
 
 # Suites, tasks and goals; names and roles of a model's bodies
@@ -234,6 +237,16 @@ class _MetaworldTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def _read_tasks() -> _MetaworldTasks:
     return read_shipped(__package__, "metaworld.toml", _MetaworldTasks)
+
+
+def suite_tasks(suite: str) -> tuple[Task, ...]:
+    """Return a suite's tasks in Meta-World's order; raises `HostError` for an unknown suite."""
+    table = _read_tasks()
+    require_known("Meta-World", "suite", suite, table.suites)
+    return tuple(
+        Task(suite, name, index, name, table.tasks[name].instruction, STILL, table.init_states, table.horizon)
+        for index, name in enumerate(table.suites[suite])
+    )
 
 
 def metaworld_task(name: str) -> MetaworldTask:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import Images, RecordedEnv
+from safevla_bench.hosts import RecordedEnv
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, CameraGate
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
@@ -78,6 +78,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         super().__init__(task, wants, versions, len(self.still))
+        self._renders_next = True
         self._undo_hooks: list[Undo] = []  # functions that undo the changes made for recording
 
     @abstractmethod
@@ -88,13 +89,16 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def _read_scene(self) -> Scene:
         """Return the names and roles of the bodies in the current model."""
 
-    def _observe_state(self, qpos: Floats, qvel: Floats) -> Observation | None:
-        # Returns the observation of a simulator state; None if the host cannot observe states.
+    def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation] | None:
+        # Returns a function that maps qpos and qvel to an observation; None if the host has no such function.
         return None
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         model, _ = self._model_and_data()
         return model_coordinates(model, self._read_scene().body_name)
+
+    def render_next(self, wanted: bool) -> None:
+        self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> MujocoStage:
         """Return a viewer of `episode`, a one-episode batch with `sim_state`. The viewer owns this environment.
@@ -104,10 +108,8 @@ class MujocoEnv(RecordedEnv[Recorder]):
         """
         try:
             self.reset(episode_seed(episode))
-            (model, _), scene = self._model_and_data(), self._read_scene()
-            return MujocoStage(
-                model, scene, episode, self.stage_camera, self.appearance, self._observe_state, self.close
-            )
+            (model, _), scene, observe = self._model_and_data(), self._read_scene(), self._make_pose_observer()
+            return MujocoStage(model, scene, episode, self.stage_camera, self.close, observe, self.appearance)
         except BaseException:
             self.close()
             raise
@@ -118,14 +120,13 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
     def _change_physics(self, seed: EpisodeSeed, scene: Scene) -> Scene:
         """Apply the physics changes of `seed`, which last until recording stops; return the scene to record."""
-        if seed.change is None:
-            return scene
+        change = seed.change or PhysicsChange()
         model, data = self._model_and_data()
-        self._undo_hooks.append(change_model(model, data, scene, seed.change, [seed.env_seed, seed.init_state_index]))
-        if seed.change.time_step == 1:  # the factor 1 means no change
+        self._undo_hooks.append(change_model(model, data, scene, change, [seed.env_seed, seed.init_state_index]))
+        if change.time_step == 1:  # the factor 1 means no change
             return scene
         substeps = round(self.dt_s / model.opt.timestep)
-        new_substeps = max(1, round(substeps / seed.change.time_step))
+        new_substeps = max(1, round(substeps / change.time_step))
         self._undo_hooks.append(partial(self._set_time_step, float(model.opt.timestep), substeps))
         self._set_time_step(self.dt_s / new_substeps, new_substeps)
         # A resting pair counts after `apart_substeps` substeps without contact. Keep that time about the same.
@@ -191,14 +192,17 @@ class RobosuiteEnv(MujocoEnv):
         self._success = success
         return self._observe(raw), success
 
-    def _observe_state(self, qpos: Floats, qvel: Floats) -> Observation:
-        # Sets the simulation to this state, and leaves it there.
+    def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation]:
+        # The returned function changes the state of the simulation.
         import mujoco
 
-        model, data = self._model_and_data()
-        data.qpos[:], data.qvel[:] = qpos, qvel
-        mujoco.mj_forward(model, data)
-        return self._observe(self._robosuite_env()._get_observations(force_update=True))
+        def observe(qpos: Floats, qvel: Floats) -> Observation:
+            model, data = self._model_and_data()
+            data.qpos[:], data.qvel[:] = qpos, qvel
+            mujoco.mj_forward(model, data)
+            return self._observe(self._robosuite_env()._get_observations(force_update=True))
+
+        return observe
 
     def close(self) -> None:
         """Free the simulator; a reset makes a new one. Closing twice is harmless."""
@@ -276,7 +280,7 @@ class RobosuiteEnv(MujocoEnv):
         joint_readings = {name: self._read_joints(raw, _JOINT_READINGS[name]) for name in self._wants.extra}
         arms = {name: read_arm(raw, prefix) for name, prefix in self._arm_prefixes().items()}
         # `arms` is empty if there is only one arm.
-        joined = policy.join_arms(list(arms.values()) if arms else [read_arm(raw, "robot0_")])
+        joined = policy.join_arms(list(arms.values()) or [read_arm(raw, "robot0_")])
         return Observation(
             instruction=self._instruction(),
             eef_pos_m=joined.eef_pos_m,
@@ -308,7 +312,7 @@ class RobosuiteEnv(MujocoEnv):
     def _read_simulation(self) -> dict[str, object]:
         return read_simulation(self._robosuite_env())
 
-    def _read_images(self, raw: RawObservation) -> Images:
+    def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
         # Returns the wanted cameras' upright images; reading an image that was not rendered raises an error.
         if not self._gate.is_open:
             return policy.UnrenderedImages(self._wants.cameras)
@@ -352,6 +356,8 @@ def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None
     from robosuite.controllers import load_composite_controller_config
 
     configs = [load_composite_controller_config(controller=controller, robot=robot) for _ in range(count)]
+    if count == 1:
+        return {"robots": robot, "controller_configs": configs[0], **camera_options(wants)}
     return {"robots": [robot] * count, "controller_configs": configs, **camera_options(wants)}
 
 
@@ -414,8 +420,9 @@ def change_model(
     The default change has no effect. `seed` determines the directions of `change.shift_m`. Raises `HostError` for a
     body that the scene lacks, or if there are more kinds of geoms than mask bits: see `_separate_geoms`.
     """
-    saved_arrays = {name: getattr(model, name).copy() for name in _CHANGED_ARRAYS}
-    saved_options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance")}
+    changed_arrays = () if change == PhysicsChange() else _CHANGED_ARRAYS  # do not copy arrays that stay the same
+    saved_arrays = {name: getattr(model, name).copy() for name in changed_arrays}
+    saved_options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance") if changed_arrays}
 
     def restore() -> None:
         for name, array in saved_arrays.items():

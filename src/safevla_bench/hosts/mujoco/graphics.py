@@ -15,7 +15,6 @@ import re
 import shutil
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -50,8 +49,7 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
         with egl_device() if by_egl else nullcontext(), _without_log_file():
             yield
     except Exception as error:
-        frames = traceback.walk_tb(error.__traceback__)
-        module_names = [str(frame.f_globals.get("__name__")) for frame, _line_number in frames]
+        module_names = _traceback_modules(error)
         is_graphics = any(name.startswith(("OpenGL", "mujoco")) for name in module_names)
         is_missing = isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error)
         backend = os.environ.get("MUJOCO_GL")
@@ -78,6 +76,15 @@ def _without_log_file() -> Iterator[None]:
         yield
     finally:
         logging.FileHandler = file_handler  # type: ignore[misc]
+
+
+def _traceback_modules(error: BaseException) -> list[str]:
+    # Returns the module names of an error's traceback, outermost call first.
+    module_names, entry = [], error.__traceback__
+    while entry is not None:
+        module_names.append(str(entry.tb_frame.f_globals.get("__name__")))
+        entry = entry.tb_next
+    return module_names
 
 
 def _patch_robosuite_display() -> None:
@@ -145,10 +152,8 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
             if device.is_software:
                 return index, ""
         return 0, f"{VISIBLE}={visible!r} hides all GPUs, and EGL has no software device"
-    if visible is None and not index_of_ordinal:
-        return None, ""
     if not index_of_ordinal:
-        return 0, f"EGL lists no CUDA device, so {VISIBLE}={visible} selects none"
+        return (None, "") if visible is None else (0, f"EGL lists no CUDA device, so {VISIBLE}={visible} selects none")
     indices, warning = [index_of_ordinal[ordinal] for ordinal in sorted(index_of_ordinal)], ""
     if visible is not None and len(index_of_ordinal) > len(gpu_names):
         visible_ordinals = [int(name) for name in gpu_names if name.isdecimal()]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer
+from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, Appearance, Renderer
 from safevla_bench.interface import stage
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import mujoco
 
 HAND_CAMERA = "robot0_eye_in_hand"
-SKETCH_SIZE = (120, 160)  # height and width of the pictures in which candidate cameras are compared
+_SKETCH_SIZE = (120, 160)  # height and width of the pictures in which candidate cameras are compared
 WELL_SHOWN = 0.015  # a body that covers this fraction of the default view is easy to find
 _ENOUGH_SHARE = 0.06  # limit on the counted fraction of a close-up, so that large bodies have no advantage
 _NEARLY_BEST_RATIO = 0.85  # a camera is good enough with at least this fraction of the best camera's share
@@ -36,7 +36,7 @@ _TILTS_DEG = (-30, -50, -12, -70)
 _DISTANCE_RADII = 5.0  # distance of a close-up, as a multiple of the shown bodies' radius
 _DISTANCE_LIMITS_M = (0.4, 1.4)
 _UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)  # a geom of this default color gets its material's color (MuJoCo 3.2.3)
-PLANE_HALF_SIZE_M = 10.0  # half size of the drawn square for an infinite plane
+_PLANE_HALF_SIZE_M = 10.0  # half size of the drawn square for an infinite plane
 _VISIBLE_SITE_GROUPS = 3  # MuJoCo shows sites of the groups 0 to 2 by default
 
 
@@ -49,14 +49,14 @@ class MujocoStage(stage.Stage):
         scene: Scene,
         episode: Batch,
         camera: str,
-        appearance: Appearance,
-        observe: Callable[[Floats, Floats], Observation | None],
         on_close: Callable[[], None],
+        observe: Callable[[Floats, Floats], Observation] | None = None,
+        appearance: Appearance = ROBOSUITE,
     ) -> None:
         """Keep `episode`, a one-episode batch with `sim_state`, and make a simulation without a renderer.
 
-        `observe` maps qpos and qvel to an observation, or to None if the host cannot observe records. `on_close` frees
-        the host's environment. Raises `HostError` if the record's states are missing or belong to another model.
+        `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host cannot
+        observe records. Raises `HostError` if the record's states are missing or belong to another model.
         """
         import mujoco
 
@@ -111,6 +111,8 @@ class MujocoStage(stage.Stage):
 
     def observe(self, record: int) -> Observation | None:
         """Return the host's observation of a record, without images; None if the host cannot make one."""
+        if self._observe is None:
+            return None
         self._set_record(record)
         return self._observe(self._data.qpos.copy(), self._data.qvel.copy())
 
@@ -174,21 +176,19 @@ class MujocoStage(stage.Stage):
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
         # Returns a renderer for pictures of at least `size`. If the renderer is too small, a larger one replaces it.
-        height, width = SKETCH_SIZE
-        if self._renderer is not None:
-            height, width = self._renderer.size
-            if height >= size[0] and width >= size[1]:
-                return self._renderer
-            self._renderer.close()
-        new_size = (max(height, size[0]), max(width, size[1]))
-        self._renderer = Renderer(self._model, new_size, self._appearance)
+        height, width = self._renderer.size if self._renderer else _SKETCH_SIZE
+        if self._renderer is None or height < size[0] or width < size[1]:
+            if self._renderer is not None:
+                self._renderer.close()
+            new_size = (max(height, size[0]), max(width, size[1]))
+            self._renderer = Renderer(self._model, new_size, self._appearance)
         return self._renderer
 
     def _measure_shares(self, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
         # Returns the fraction of a small picture that each of the `B` bodies covers, [B].
-        renderer = self._open_renderer(SKETCH_SIZE)
+        renderer = self._open_renderer(_SKETCH_SIZE)
         renderer.look(self._data, camera)
-        return shares(self._locate_bodies(renderer, bodies, SKETCH_SIZE), len(bodies))
+        return shares(self._locate_bodies(renderer, bodies, _SKETCH_SIZE), len(bodies))
 
     def _locate_bodies(self, renderer: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
         # Returns `Picture.seen` for the renderer's current view: for each pixel, 1 + the index in `bodies`, or 0.
@@ -243,10 +243,9 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
-        (replay,) = replay_fields(episode)
-        recorded = recorded_start(episode, str(replay.get("episode")), str(replay.get("source")))
-        if recorded is not None and (replay or FIXTURES in host_header(episode.extra[0])):
-            return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=recorded)
+        recorded_start = _read_recorded_start(episode)
+        if recorded_start is not None:
+            return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=recorded_start)
         lacking = [name for name in ("env_seed", "init_state_index") if getattr(header, name) is None]
         remedy = "The seed and the index determine poses that `sim_state` lacks, such as the poses of fixtures. "
         remedy += "In your own loop, call env.seed(N) before each reset, as `safevla eval` does."
@@ -259,13 +258,15 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
     )
 
 
-def recorded_start(episode: Batch, name: str, source: str) -> RecordedEpisode | None:
-    """Return a start from the first state and the fixtures of a record; None without states."""
+def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
+    # Returns the record's first state as a start; None unless the record is a replay or contains poses of fixtures.
+    (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
-    if not len(states):
+    if not len(states) or (not replay and FIXTURES not in host_header(episode.extra[0])):
         return None
-    fixtures = tuple((body, tuple(pose.tolist())) for body, pose in poses.items())
-    return RecordedEpisode(name, source, len(states) - 1, tuple(states[0].tolist()), fixtures)
+    fixtures = tuple((name, tuple(pose.tolist())) for name, pose in poses.items())
+    name, source = str(replay.get("episode")), str(replay.get("source"))
+    return RecordedEpisode(name, source, len(states) - 1, tuple(states[0].tolist()), fixtures=fixtures)
 
 
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
@@ -334,7 +335,7 @@ def _visible_shapes(
                 rgba = rgba * [*_texture_image(model, texture_id)[..., :3].mean(axis=(0, 1)) / 255, 1.0]
             size, rgba = sizes[index], _to_tuple(np.clip(rgba, 0.0, 1.0))
             if kind == "plane":
-                size = np.where(size == 0, PLANE_HALF_SIZE_M, size)  # the size 0 means that the plane is infinite
+                size = np.where(size == 0, _PLANE_HALF_SIZE_M, size)  # the size 0 means that the plane is infinite
             pos_m, quat_wxyz = _to_tuple(positions[index]), _to_tuple(quats[index])
             yield stage.Shape(kind, int(bodies[index]), _to_tuple(size), pos_m, quat_wxyz, rgba, mesh_index)
 

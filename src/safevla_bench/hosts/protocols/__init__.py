@@ -65,6 +65,12 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         """Return the number of settling steps before record 0: the value for this exact suite, or else `wait_steps`."""
         return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
+    def suite_trials(self, suite: str) -> int | None:
+        return find_suite_value(self.trials, suite)
+
+    def suite_horizon(self, suite: str) -> int | None:
+        return find_suite_value(self.horizons, suite)
+
     def values(self) -> dict[str, object]:
         """Return all values by field, including the name, but without `about` and the sources."""
         values = msgspec.to_builtins(self)

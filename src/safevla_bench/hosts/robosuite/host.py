@@ -53,13 +53,13 @@ class RobosuiteHost(environment.MujocoHost):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks, with the registry's instructions; raise `HostError` for an unknown suite."""
         require_known("robosuite", "suite", suite, self.suites())
-        table, tasks = _read_tasks(), list[Task]()
-        for name in table.goals:
-            team = find_team(name)
-            if team.suite == suite:
-                options = {"horizon": table.horizon, "arms": tuple(team.prefixes)}
-                tasks.append(registered_task(suite, name, len(tasks), team.still, **options))
-        return tuple(tasks)
+        table = _read_tasks()
+        names = [name for name in table.goals if find_team(name).suite == suite]
+        teams = map(find_team, names)
+        return tuple(
+            registered_task(suite, name, index, team.still, horizon=table.horizon, arms=team.arms)
+            for index, (name, team) in enumerate(zip(names, teams, strict=True))
+        )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
         check_wants(wants, self.supports, "the host robosuite")
@@ -209,6 +209,10 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefixes: Mapping[str, str] = {}
     """Maps an arm's name to the prefix of its readings in robosuite's observations; {} for one arm."""
 
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return tuple(self.prefixes)
+
 
 class _RobosuiteTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     horizon: int
@@ -328,9 +332,8 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     roles = recorder.assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies)
     # Records leave out contacts within each of these sets. The floor belongs to the world, `names[0]`.
     out_of_reach = frozenset({names[0], *free_bodies} - set(objects))
-    opened = []
-    for name in opened_fixtures(goal):
-        opened.append(frozenset(names[body] for body in subtree_bodies(model, root_bodies[name])))
+    parts_of_opened = (subtree_bodies(model, root_bodies[name]) for name in opened_fixtures(goal))
+    opened = (frozenset(names[body] for body in parts) for parts in parts_of_opened)
     return Scene(
         body_name=names,
         roles=roles,

@@ -21,11 +21,11 @@ import numpy as np
 from safevla_bench import hosts, plugins
 from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
-from safevla_bench.hosts.mujoco.viewer import episode_seed, recorded_start
+from safevla_bench.hosts.mujoco.viewer import episode_seed, recorded_fixtures
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Wants
-from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.jobs.verify import files
 from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
@@ -514,8 +514,11 @@ def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episod
     if _had_soft_resets(episode):
         # Only the recorded first state determines the start. If no fixture poses are recorded, yield no start.
         with suppress(HostError):
-            recorded = recorded_start(episode, header.episode_id, source="")
-            if recorded is not None:
+            fixtures = tuple((name, tuple(pose.tolist())) for name, pose in recorded_fixtures(episode).items())
+            states = episode.sim_state.episode_rows(0)
+            if len(states):
+                state = tuple(states[0].tolist())
+                recorded = RecordedEpisode(header.episode_id, "", len(states) - 1, state, fixtures)
                 yield EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=recorded)
         return
     if seed is not None and header.init_state_index is not None:
