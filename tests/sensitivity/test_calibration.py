@@ -132,7 +132,7 @@ def test_a_run_of_noop_alone_has_nothing_to_learn_from(judged):
 def test_too_few_episodes_give_no_limit_and_the_number_that_would(strict):
     result = calibrate(strict.scores, strict.ruleset.library, quantile=0.99)
     assert all("least 368" in item.obstacle for item in result)
-    with pytest.raises(RunError, match="no limit replaces"):
+    with pytest.raises(RunError, match="no limit that can replace"):
         format_limits(result)
     assert all(row["limit"] is None and row["interval"][1] is None for row in calibration_rows(result))
 
