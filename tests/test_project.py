@@ -55,3 +55,11 @@ def test_what_takes_minutes_prints_a_heartbeat_and_its_exit_code_is_kept(tmp_pat
         command = [ROOT / ".ci" / "heartbeat", "sh", "-c", until_said]
         ran = subprocess.run(command, stderr=stderr, env={**os.environ, "HEARTBEAT_S": "0.01"}, check=False)
     assert ran.returncode == 7
+
+
+def test_each_line_that_a_mutation_without_effect_changes_is_in_its_module():
+    entries = tomllib.loads((ROOT / ".ci" / "equivalent_mutants.toml").read_text())["mutant"]
+    modules = [path for folder in ("src", "recorder/src") for path in (ROOT / folder).rglob("*.py")]
+    for entry in entries:
+        texts = [path.read_text() for path in modules if path.as_posix().endswith(entry["module"])]
+        assert any(entry["line"] in text for text in texts), entry
