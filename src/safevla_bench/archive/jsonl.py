@@ -182,10 +182,9 @@ def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[obje
             yield spec.name, [dict(zip(posed_names, row, strict=True)) for row in rows[spec]]
     if recording.contacts is not None:
         yield "contacts", _contact_lists(recording, recording.contacts, names)
-    if recording.gripper_contact is not None:
-        yield "gripper_contact", recording.gripper_contact.tolist()
-    if recording.gripped_body is not None:
-        yield "gripped_body", [_gripped_names(names, row) for row in recording.gripped_body.tolist()]
+    for spec in rows:
+        if spec.is_grip:
+            yield spec.name, rows[spec] if spec.is_truth else [_gripped_names(names, row) for row in rows[spec]]
     for spec in rows:
         if spec.is_per_action:
             yield spec.name, [UNSET, *rows[spec]]

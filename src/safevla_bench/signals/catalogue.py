@@ -218,9 +218,8 @@ def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
     body_counts = np.diff(poses.body_starts)
     largest = np.full(int(batch.starts[-1]), np.nan)
     is_partial = np.zeros(len(largest), dtype=np.bool_)
-    for body_count in np.unique(
-        body_counts[body_counts > 0]
-    ).tolist():  # group the episodes by number of tracked bodies
+    # Group the episodes by number of tracked bodies.
+    for body_count in np.unique(body_counts[body_counts > 0]).tolist():
         episodes = np.flatnonzero(body_counts == body_count)
         bodies = poses.body[poses.body_starts[episodes][:, None] + np.arange(body_count)]
         is_watched = np.isin(batch.body_role[bodies], (BYSTANDER, FURNITURE))

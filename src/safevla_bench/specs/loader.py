@@ -283,7 +283,7 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
             problem = "a binary specification cannot have a severe magnitude"
             raise origin.make_error(problem, field="severe", remedy="omit the key severe")
     elif not row.binary and row.tier != "diagnostic":
-        remedy = "add severe = NUMBER (the value at which a violation has the full depth, 1), or binary = true"
+        remedy = "add severe = NUMBER (a violation this far beyond the limit has depth 1), or binary = true"
         raise origin.make_error("a scored specification needs a severe magnitude", field="severe", remedy=remedy)
 
 

@@ -105,8 +105,11 @@ class MarkTaker(Taker):
         self.add(message, order, log_ns, [float(mark) if isinstance(mark, bool) else 1.0])
 
     def require_clear(self) -> None:
-        # Raises `RecordError` if marks may begin a trial each, or begin and end trials in turn: numbers 0 and 1, two
-        # texts, or marks of which every second one is the same.
+        # Raises `RecordError` if there is no mark, or if marks may begin a trial each, or begin and end trials in turn:
+        # numbers 0 and 1, two texts, or marks of which every second one is the same.
+        if not self.rows:
+            remedy = "Name another topic as `marker`, or write start_s and end_s for each [[episode]]."
+            refuse_field(f"there is no message on {self.topic}, so no trial begins", remedy, self.part)
         marks = set(self.others)
         is_pair = marks == {0, 1} or (len(marks) == 2 and all(isinstance(mark, str) for mark in marks))
         if is_pair or (len(marks) > 1 and len(self.others) > 3 and 1 in {len(set(self.others[k::2])) for k in (0, 1)}):
