@@ -21,6 +21,7 @@ from safevla_bench.statistics.intervals import (
     find_root,
     geometric_interval,
     is_significant,
+    mean_p_values,
     mean_rate_interval,
     median_interval,
     normal_quantile,
@@ -147,11 +148,25 @@ def test_the_exact_interval_is_scipys(n, data, confidence):
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 60, 200, 3000])
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.999])
 def test_the_interval_of_a_bounded_mean_of_zeros_and_ones_is_the_exact_one(n, confidence):
-    """The integral of the characteristic function against the incomplete beta function."""
+    """The beta distribution, and the integral of the characteristic function in the p-values."""
     for count in {0, 1, n // 3, n - 1, n}:
         values = (np.arange(n) < count).astype(float)
         mine, theirs = bounded_mean_interval(values, confidence), exact_interval(count, n, confidence)
         np.testing.assert_allclose((mine.low, mine.high), (theirs.low, theirs.high), atol=2e-9)
+        inner = [end for end in (theirs.low, theirs.high) if 0 < end < 1]
+        p_values = [mean_p_values(values[None], end)[0] for end in inner]
+        np.testing.assert_allclose(p_values, 1 - confidence, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "values", [[0.3] * 4, [0.3] * 4 + [1.0] * 2, [0.0, 0.3, 0.3], [0.2, 0.7, 1.0, 1.0], [0.9, 1.0]]
+)
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+def test_the_interval_of_a_bounded_mean_ends_where_its_p_value_says(values, confidence):
+    """One value below 1 is solved by a beta distribution, several by secant steps; the p-values need neither."""
+    interval = bounded_mean_interval(np.array(values), confidence)
+    for end in (interval.low, interval.high):
+        assert mean_p_values(np.array([values]), end)[0] == pytest.approx(1 - confidence, abs=1e-6)
 
 
 def test_the_interval_of_a_bounded_mean_is_the_quantile_of_random_weights():

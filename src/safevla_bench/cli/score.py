@@ -19,7 +19,7 @@ from safevla_bench.errors import Place, RunError, UnknownTaskError
 from safevla_bench.explain.places import collect_bodies, describe_places, list_places
 from safevla_bench.files import own_path
 from safevla_bench.jobs import demo
-from safevla_bench.jobs.evaluation import outputs, request
+from safevla_bench.jobs.evaluation import outputs
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
 from safevla_bench.jobs.evaluation.survey import Survey
 from safevla_bench.judging import metrics, provenance_marks
@@ -340,6 +340,8 @@ def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_jud
 
 def _format_continuation(shard: Path) -> str:
     # Return the command that continues a shard. If its run.json has no usable request, use a simpler command.
+    from safevla_bench.jobs.evaluation import request  # loads slowly: it needs hosts and policies
+
     with suppress(RunError):
         return request.Request.from_run(shard).format_resume_command(shard, "--record-only")
     return writer.format_resume_command(shard)

@@ -272,7 +272,7 @@ def _solve_one_row(values: tuple[float, ...], value_counts: tuple[float, ...], l
 
 def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
     """Return, by secant steps, the means at which `_spacing_cdf` is `level`. Their error is at most about 1e-11."""
-    from scipy.special import ndtri
+    from scipy.special import betaincinv, ndtri
 
     # `spreads` are the standard deviations of sum D_i x_i. All values are compared as normal quantiles.
     totals = counts.sum(axis=1)
@@ -281,8 +281,13 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
     spreads = np.sqrt((counts * (points - means[:, None]) ** 2).sum(axis=1) / totals / (totals + 1))
     low, high = np.where(counts > 0, points, 1.0).min(axis=1), np.ones(len(points))
     solutions: Floats = np.clip(means + goals * spreads, low + (1 - low) / 64, 1 - (1 - low) / 64)
+    # With only one value below 1, the sum of the D_i of the values 1 has a beta distribution.
+    has_one_below = ((points < 1) & (counts > 0)).sum(axis=1) == 1
+    count_of_ones = (counts * (points == 1)).sum(axis=1)
+    beta_quantiles = betaincinv(count_of_ones, totals - count_of_ones, level)
+    solutions[has_one_below] = (low + (1 - low) * beta_quantiles)[has_one_below]
     previous, previous_value = solutions - spreads, np.full(len(points), np.nan)
-    rows = np.flatnonzero(low < 1.0)  # the rows without a solution so far
+    rows = np.flatnonzero((low < 1.0) & ~has_one_below)  # the rows without a solution so far
     while len(rows):
         probabilities = np.clip(_spacing_cdf(points[rows], counts[rows], solutions[rows]), 1e-15, 1 - 1e-15)
         value, point = ndtri(probabilities) - goals[rows], solutions[rows]
