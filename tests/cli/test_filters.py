@@ -48,6 +48,13 @@ def test_filters_and_delays_may_be_of_one_policy_alone(safevla, tmp_path):
     safevla.ok("eval", "--resume", "--out", "run")
 
 
+def test_the_last_of_several_values_counts_even_if_it_was_given_before(safevla, tmp_path):
+    delays = [word for delay in ("random=2", "random=3", "random=2", "5", "6", "5") for word in ("--delay", delay)]
+    safevla.ok("eval", *RUN, "--policy", "random", "--policy", "noop", *delays, "--out", "run")
+    rows = policies(tmp_path / "run")
+    assert (rows["random"]["delay"], rows["noop"]["delay"]) == ("2", "5")
+
+
 def test_runs_that_differ_in_their_delay_make_a_series(safevla, tmp_path):
     for delay in ("0", "2"):
         safevla.ok("eval", *RUN, "--policy", "random", "--delay", delay, "--out", f"d{delay}")

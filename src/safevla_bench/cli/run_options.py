@@ -406,11 +406,14 @@ FOUND = "found:"
 
 def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[str, str]:
     # Parse texts [POLICY=]VALUE, and return policy -> VALUE. The last VALUE without POLICY applies to all others.
-    policy_by_text = {text: policy for text in texts for policy in policies if text.startswith(f"{policy}=")}
-    values = {policy: text for text in texts if text not in policy_by_text for policy in policies}
-    for text, policy in policy_by_text.items():
-        values[policy] = text.removeprefix(f"{policy}=")
-    return values
+    shared: dict[str, str] = {}
+    own_by_policy: dict[str, str] = {}
+    for text in texts:
+        named = [policy for policy in policies if text.startswith(f"{policy}=")]
+        own_by_policy |= {policy: text.removeprefix(f"{policy}=") for policy in named}
+        if not named:
+            shared = dict.fromkeys(policies, text)
+    return {**shared, **own_by_policy}
 
 
 def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -22,7 +22,7 @@ from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
     add_extremes,
-    interval_bounds,
+    distinct_bounds,
     is_better,
     least_tasks,
     paired_differences,
@@ -401,7 +401,7 @@ def _make_standing(
         interval = wilson_interval(value_sum, n, options.confidence)
     else:
         interval = bounded_mean_interval(means, options.confidence, weights)
-    return PolicyStanding(policy=policy, n=n, value=value_sum / n if n else None, ci=interval_bounds(interval))
+    return PolicyStanding(policy=policy, n=n, value=value_sum / n if n else None, ci=distinct_bounds(interval))
 
 
 def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:

@@ -379,10 +379,10 @@ def _test_tasks(
             measured[row],
             tasks=int(task_counts[k]),
             difference=float(estimates[k]),
-            ci=interval_bounds(intervals.Interval(low[k], high[k])),
+            ci=distinct_bounds(intervals.Interval(low[k], high[k])),
             p_value=float(tested.p_value[k]),
             excludes_zero=bool(is_shown[k]),
-            ci_by_task=interval_bounds(intervals.Interval(low_by_task[k], high_by_task[k])),
+            ci_by_task=distinct_bounds(intervals.Interval(low_by_task[k], high_by_task[k])),
             p_by_task=float(by_task[0, k]) if task_counts[k] > 1 else None,
             leave_one_out=(lowest_list[k], highest_list[k]) if task_counts[k] > 1 else None,
             depends_on="/".join(tasks[decisive_list[k]]) if decisive_list[k] >= 0 else None,
@@ -562,7 +562,7 @@ def least_tasks(confidence: float) -> int:
     return next(k for k in count(2) if 2.0 ** (1 - k) <= level)
 
 
-def interval_bounds(interval: intervals.Interval | None) -> Bounds | None:
+def distinct_bounds(interval: intervals.Interval | None) -> Bounds | None:
     """Return an interval's ends; None if they are missing or equal, because values without spread prove nothing."""
     if interval is None or interval.low == interval.high or np.isnan(interval.low):
         return None
