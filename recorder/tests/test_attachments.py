@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -351,3 +352,14 @@ def test_only_installed_packages_have_a_version_and_this_project_has_its_own():
     versions = package_versions(["numpy", "nothing-of-that-name"])
     assert {*versions} - {"safevla-bench", "safevla-recorder"} == {"numpy"}
     assert {*versions.values()} == {np.__version__, __version__}
+
+
+@pytest.mark.parametrize("installed", ["safevla-bench", "safevla-recorder", None])
+def test_this_project_is_named_as_it_is_installed(monkeypatch, installed):
+    def find_version(name):
+        if name != installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0.0.1"
+
+    monkeypatch.setattr(importlib.metadata, "version", find_version)
+    assert package_versions(["numpy"]) == ({installed: __version__} if installed else {})

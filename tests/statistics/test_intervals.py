@@ -169,6 +169,11 @@ def test_the_interval_of_a_bounded_mean_ends_where_its_p_value_says(values, conf
         assert mean_p_values(np.array([values]), end)[0] == pytest.approx(1 - confidence, abs=1e-6)
 
 
+def test_the_greatest_and_the_least_mean_are_refuted_by_values_between_them():
+    values = np.array([[0.2, 0.5, 0.9], [0.0, 0.5, 1.0]])
+    assert mean_p_values(values, 1.0).tolist() == mean_p_values(values, 0.0).tolist() == [0, 0]
+
+
 def test_the_interval_of_a_bounded_mean_is_the_quantile_of_random_weights():
     """By drawing the weights of its definition."""
     generator = default_rng(5)
