@@ -102,6 +102,15 @@ def test_a_root_is_found_however_steep_the_function(root, slope, power):
     assert find_root(lambda x: root - x, 1.0, -1.0) == pytest.approx(root, abs=2e-12)
 
 
+@pytest.mark.parametrize(
+    "function", [lambda x: np.exp(x) - 1.3, lambda x: x**3 - 0.2, lambda x: np.arctan(20 * (x - 0.3))]
+)
+def test_a_root_is_found_in_a_third_of_the_steps_of_halving(function):
+    points = []
+    find_root(lambda x: points.append(x) or function(x), -1.0, 1.0)
+    assert len(points) <= 14  # halving 2 to 1e-12 takes 41 steps
+
+
 # The mean of several proportions
 
 
