@@ -74,6 +74,7 @@ def list_runs(folders: Mapping[str, Path]) -> Table:
 
 
 def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
+    # Return the run's rows of the table, whose cells belong to `_COLUMNS`.
     try:
         scores = judged.ScoresFile.read(path)
         summaries = scores.list_cells()
@@ -81,8 +82,7 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
     except (RunError, ValueError, RecursionError):  # msgspec raises subclasses of ValueError
         problem = f"{SCORES} cannot be read" if (path / SCORES).exists() else "not judged yet"
     if problem:
-        other_cells = [Cell.dash() for _ in _COLUMNS[2:]]
-        return [(Cell(name), Cell.dash(problem), *other_cells)]
+        return [(Cell(name), Cell.dash(problem), *(Cell.dash() for _ in _COLUMNS[2:]))]
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
     if scores.judged_by.applicability != "on":
         rules += f", applicability {scores.judged_by.applicability}"

@@ -29,9 +29,9 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
     """
     suites: dict[bytes, tuple[FoundSuite, list[FileStart]]] = {}  # the key is the suite without initial states, as JSON
     for state in states:
-        found = _find_start(judged, state) if state.more_rollouts else None
-        if found is not None:
-            empty_suite, start = found
+        suite_and_start = _find_start(judged, state) if state.more_rollouts else None
+        if suite_and_start is not None:
+            empty_suite, start = suite_and_start
             _, suite_starts = suites.setdefault(encode_json(empty_suite), (empty_suite, []))
             suite_starts += _plan_seeds(state, start)
     files = []

@@ -67,6 +67,7 @@ def vary_physics(
 
 
 def _can_apply(setting: ReplaySetting, change: PhysicsChange) -> bool:
+    # Return whether the host can change all quantities that the change affects.
     return change.changed <= setting.host.supports.changeable
 
 
@@ -83,6 +84,9 @@ def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> di
 
 @dataclass
 class _Replays:
+    # A run's replays: those in its file, to which `run` adds the replays that it makes. An unchanged replay has the
+    # variation `firmness.RECORDED`.
+
     judged: Judged
     setting: ReplaySetting
     head: firmness.PhysicsFile  # the content of the file of replays, without the replays
@@ -156,10 +160,10 @@ class _Replays:
             self._save()
 
     def build_file(self) -> firmness.PhysicsFile:
+        # Return the content of the file of replays, in the order of the episodes and of the variations.
         names = [firmness.RECORDED, *VARIATIONS]
         keys = [self.key(index, name) for index in range(len(self.judged.scores)) for name in names]
-        replays = tuple(self.done[key] for key in keys if key in self.done)
-        return msgspec.structs.replace(self.head, replays=replays)
+        return msgspec.structs.replace(self.head, replays=tuple(self.done[key] for key in keys if key in self.done))
 
     def _save(self) -> None:
         content, run = folder.dump_json(self.build_file()), self.judged.paths[0]
@@ -167,6 +171,7 @@ class _Replays:
         parts.add_digests(run, {firmness.PHYSICS: content})
 
     def key(self, index: int, variation: str) -> tuple[str | None, str, str]:
+        # Return the key of a replay in `done`.
         header = self.judged.headers[index]
         return header.policy, header.episode_id, variation
 
@@ -199,6 +204,7 @@ class _Replays:
         )
 
     def _add_outcome(self, index: int, variation: str, recorded: batch.Batch, outcome: EpisodeOutcome) -> None:
+        # Compare an unchanged replay with the record, or judge a varied replay, and store the result.
         if outcome.batch is None:
             reason = (outcome.reason or "").strip() or outcome.outcome
             self._store(index, variation, obstacle=f"the simulator failed: {reason.splitlines()[-1]}")
@@ -321,11 +327,14 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
 def _name_times(
     episode: batch.Batch, clauses: Mapping[str, firmness.ClauseReading], left: int | None
 ) -> dict[int, float]:
+    # Return record -> time since record 0 [s], for the record at which the replay left the recorded path (`left`) and
+    # for each clause's first violation. None stands for a record that does not exist.
     records = (left, *(clause.first for clause in clauses.values()))
     return {record: episode.elapsed_s(0, record) for record in records if record is not None}
 
 
 def _edit_actions(episode: batch.Batch, cause: Cause, still: Floats) -> Floats:
+    # Return the actions [T', A] without the cause. `still` [A] is the action that moves nothing.
     actions = episode.action.episode_rows(0)
     edited = cause.edit(actions, still)  # `edited is actions` if the cause only changes the physics
     if edited is not actions and marks.mark_flags(episode, marks.ABSOLUTE)[0]:

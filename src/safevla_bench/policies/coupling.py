@@ -240,30 +240,31 @@ class FilteredEnv(HostEnv):
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         self._policy_actions: list[Action] = []
-        self._has_changed = False
-        self._seen = self._env.reset(seed)
+        self._any_changed = False  # whether the filter has changed an action of this episode
+        self._observation = self._env.reset(seed)
         if hasattr(self._filter, "reset"):
             self._filter.reset(self.task, seed.env_seed)
-        self._standing = self._monitor.start(self._env.latest()) if self._monitor else None
-        return self._policy_view()
+        # The verdicts so far, which hold the margins; None if the filter does not read margins.
+        self._verdicts = self._monitor.start(self._env.latest()) if self._monitor else None
+        return self._policy_observation()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Filter a valid `action` and execute the result; raise `PolicyError` if the result is invalid."""
-        executed = self._check_action(self._filter.filter(self._seen, action.copy(), self._standing))
+        executed = self._check_action(self._filter.filter(self._observation, action.copy(), self._verdicts))
         is_changed = not np.array_equal(executed, action)  # -0.0 equals 0.0
-        self._seen, success = self._env.step(executed if is_changed else action)
+        self._observation, success = self._env.step(executed if is_changed else action)
         self._policy_actions.append(action)
-        self._has_changed |= is_changed
+        self._any_changed = self._any_changed or is_changed
         if self._monitor:
-            self._standing = self._monitor.observe(self._env.latest())
-        return self._policy_view(), success
+            self._verdicts = self._monitor.observe(self._env.latest())
+        return self._policy_observation(), success
 
     def recorded(self) -> Batch:
         """Return the episode, with a mark for a privileged filter, and with the policy's actions if any was changed."""
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))  # a batch of one episode
-        return add_rows(batch, POLICY_ACTION, np.stack(self._policy_actions)) if self._has_changed else batch
+        return add_rows(batch, POLICY_ACTION, np.stack(self._policy_actions)) if self._any_changed else batch
 
     def latest(self) -> Batch:
         return self._env.latest()
@@ -277,10 +278,12 @@ class FilteredEnv(HostEnv):
     def close(self) -> None:
         self._env.close()
 
-    def _policy_view(self) -> Observation:
-        return replace(self._seen, privileged=None) if self._hides_state else self._seen
+    def _policy_observation(self) -> Observation:
+        # Return the newest observation, without the simulator's state if only the filter may see this state.
+        return replace(self._observation, privileged=None) if self._hides_state else self._observation
 
     def _check_action(self, action: object) -> Action:
+        # Return the filter's action as an array [A]. Raise `PolicyError` if it is invalid or outside the host's bounds.
         try:
             checked = interface.check_action(action, self.action_low.size)
         except InvalidActionError as error:
@@ -315,7 +318,8 @@ class Delay:
         """Return the delay in control steps of `dt_s` seconds, rounded; `took_s` is the measured inference time."""
         if self.steps is not None:
             return self.steps
-        return int((took_s if self.ms is None else self.ms / 1000) / dt_s + 0.5)
+        delay_s = took_s if self.ms is None else self.ms / 1000
+        return int(delay_s / dt_s + 0.5)
 
 
 class DelayedPolicy:
@@ -341,7 +345,7 @@ class DelayedPolicy:
     @property
     def looks_next(self) -> bool:
         """Whether the next `act` may query the policy, and so may need the images of its observation."""
-        # While an answer is on its way, `act` does not query the policy again.
+        # `act` queries the policy again only after the answer to the last query has arrived.
         may_query = self._due_step <= self._step if self._answer else self._is_chunk_ending()
         return may_query and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 
@@ -393,6 +397,7 @@ class DelayedPolicy:
         return len(self._chunk) <= self._delay.count_steps(self._dt_s, expected_s)
 
     def _query_policy(self, observation: Observation) -> None:
+        # Query the policy, and store its answer, the answer's origin, and the step at which the answer arrives.
         began = time.perf_counter()
         self._answer = [self._policy.act(observation)]
         took_s = time.perf_counter() - began
@@ -403,6 +408,7 @@ class DelayedPolicy:
         self._due_step, self._executed = self._step + self._lags[-1], 0
 
     def _receive_answer(self) -> None:
+        # If an answer is due, replace the rest of the current chunk by it.
         if self._answer and self._due_step <= self._step:
             # Actions for past steps are skipped, but at least one action is executed.
             skip_count = min(self._executed, len(self._answer) - 1)
@@ -450,7 +456,7 @@ class Coupler:
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
             raise PolicyError(problem, remedy="Use `speed-cap` or `stop-near-limit`, or a host that gives these poses.")
-        # In a user's filter, `unit_m` may mean something else.
+        # The host must move the hand as far as the filter assumes. A user's filter may have another `unit_m`.
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _MotionFilter) else None
         if unit_m is not None and unit_m != supports.unit_m:
             distance, remedy = "varying distances", "Take speed-cap."
@@ -466,6 +472,8 @@ class Coupler:
         self.extend_wants(name, policy.wants)
 
     def extend_wants(self, name: str, wants: Wants) -> Wants:
+        # Return `wants`, with the simulator's state if the filter reads this state. Raise `PolicyError`, which contains
+        # `name`, if the actions are poses and there is a delay or a filter that cannot change poses.
         # A server may declare only when it connects that its policy gives poses.
         if wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):
             problem = f"{name} gives poses, but a delay or a motion filter needs changes of pose"
@@ -473,6 +481,7 @@ class Coupler:
         return replace(wants, privileged=wants.privileged or self.privileged)
 
     def couple(self, env: HostEnv, policy: Policy) -> tuple[HostEnv, Policy]:
+        # Return the environment, wrapped if there is a filter, and the policy, wrapped if there is a delay.
         if self._filter is not None:
             hides = self.privileged and not policy.wants.privileged  # only the filter may see the host's state
             env = FilteredEnv(env, self._name, self._filter, self._monitor, hides=hides)

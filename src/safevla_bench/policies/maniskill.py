@@ -30,6 +30,7 @@ class _PlannerEnv:
         self.actions: list[Action] = []
 
     def __getattr__(self, name: str) -> Any:
+        # All other attributes are those of the wrapped environment.
         return getattr(self._env, name)
 
     def reset(self, **_: object) -> None:
@@ -67,7 +68,7 @@ class ManiskillPlanner:
 
     def reset(self, task: Task, seed: int) -> None:
         self.require_task(task)
-        self._task, self._actions = task, []
+        self._task, self._actions = task, []  # the first `act` makes the plan, because it knows the episode's start
 
     def act(self, observation: Observation) -> Action:
         """Return the plan's next action, [8]; after the end of the plan, its last action again. Raises `PolicyError`

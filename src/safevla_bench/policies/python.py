@@ -197,8 +197,9 @@ def blame_foreign(failure: str, remedy: str) -> Iterator[None]:
 
 
 def _describe_exception(error: BaseException) -> str:
+    # Return the exception's type and message, and its place: the innermost frame outside of importlib and this file.
     file, line, message = None, None, str(error)
-    for frame in traceback.extract_tb(error.__traceback__):  # the innermost frame is last
+    for frame in traceback.extract_tb(error.__traceback__):  # outermost frame first; each match replaces the last one
         if "importlib" not in frame.filename and frame.filename != __file__:
             file, line = frame.filename, frame.lineno
     if isinstance(error, SyntaxError) and error.filename is not None:  # the file never ran, so no frame has its name
@@ -287,6 +288,7 @@ def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
     for pair in text.split(",") if text else ():
         old, _, new = pair.partition(":")
         new_names[old] = new
+    # Maps the short name of each image, such as `image`, to its path in the request.
     paths = {str(field.path[0]).removeprefix(_IMAGE_PREFIX): field.path for field in dialect.fields if field.camera}
     if not new_names.keys() <= paths.keys() or "" in new_names.values():
         problem = f"rename={text} does not fit the dialect {dialect.name!r}"
@@ -297,6 +299,7 @@ def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
 
 
 def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int | None) -> LerobotModel:
+    # Load the policy at `path` with its processors. Raises `PolicyError` as in `make_lerobot`.
     try:
         import torch
         from lerobot.configs.policies import PreTrainedConfig
@@ -328,6 +331,7 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
 
 
 def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
+    # Raise `PolicyError` if the saved policy's type needs another dialect, or its action mode is not that of LIBERO.
     is_xvla, mode = config.type == _XVLA, str(getattr(config, "action_mode", _EE6D))
     if is_xvla and mode != _EE6D:
         problem = f"this policy has the action_mode {mode}, but LeRobot's X-VLA policies for LIBERO have {_EE6D}"

@@ -43,20 +43,20 @@ class Replay:
 
     clip = True  # clip actions, as in the recording, and count the clipped actions
 
-    def __init__(self, path: Path, takes: Sequence[RecordedActions], from_host: bool) -> None:
+    def __init__(self, path: Path, episodes: Sequence[RecordedActions], from_host: bool) -> None:
         """Store the recorded episodes, and hash the files under `path`. With `from_host`, episodes without a recorded
         start begin at the host's initial states. Raises `PolicyError` if only some episodes have poses as actions.
         """
-        absolute_flags = {take.absolute for take in takes}
+        absolute_flags = {episode.absolute for episode in episodes}
         if len(absolute_flags) > 1:
             problem = f"{path.name} holds poses as actions in some episodes, and changes of pose in others"
             raise PolicyError(problem, remedy="Replay the episodes of one policy: --policy-arg policy=NAME.")
-        self._takes, self._from_host = takes, from_host
+        self._episodes, self._from_host = episodes, from_host
         self.wants = Wants(absolute=True in absolute_flags)
         self.description: Mapping[str, object] = {
             "recording": path.name,
             "sha256": recording_digest(path),
-            "episodes": len(takes),
+            "episodes": len(episodes),
         }
         self._observations: list[Observation] = []
 
@@ -64,49 +64,52 @@ class Replay:
         """Replace the start of a planned episode by that of the matching recorded episode. Raises `PolicyError` if not
         exactly one episode matches, its actions do not fit the task, or its start is unknown.
         """
-        take = self._choose_take(task, start.init_state_index)
-        action_size = take.actions.shape[1]
-        if action_size != len(task.still):
-            problem = f"actions in {take.source} have {action_size} numbers, but {task.suite} needs {len(task.still)}"
+        episode = self._choose_episode(task, start.init_state_index)
+        size = episode.actions.shape[1]
+        if size != len(task.still):
+            problem = f"actions in {episode.source} have {size} numbers, but {task.suite} needs {len(task.still)}"
             raise PolicyError(problem, remedy="Use the --host and --host-arg of the recording.")
-        start = _apply_recorded_start(start, take)
-        recorded_episode = RecordedEpisode(take.name, take.source, len(take.actions), ending=take.ending)
-        if take.init_state_index is not None:  # the planned initial state is the recorded one
+        start = _apply_recorded_start(start, episode)
+        recorded_episode = RecordedEpisode(episode.name, episode.source, len(episode.actions), ending=episode.ending)
+        if episode.init_state_index is not None:  # the planned initial state is the recorded one
             return replace(start, recorded=recorded_episode)
-        if take.states is not None:  # the first recorded state is set directly, without settling steps
-            first_state = tuple(take.states[0].tolist())
-            recorded_episode = replace(recorded_episode, state=first_state, fixtures=take.fixtures)
+        if episode.states is not None:  # the first recorded state is set directly, without settling steps
+            first_state = tuple(episode.states[0].tolist())
+            recorded_episode = replace(recorded_episode, state=first_state, fixtures=episode.fixtures)
             return replace(start, wait_steps=0, rest_steps=0, recorded=recorded_episode)
         if self._from_host:
             return replace(start, recorded=recorded_episode)
         remedy = "Pass --policy-arg start=host to use the host's initial states in order, which is only a guess."
-        raise PolicyError(f"{take.source} does not contain the start of {take.name}", remedy=remedy)
+        raise PolicyError(f"{episode.source} does not contain the start of {episode.name}", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
         """Return the indices of a task's recorded episodes. If initial states are recorded, these are their sorted
         indices; otherwise 0, 1, ... Return () if the task has no recorded episodes.
         """
-        task_takes = [take for take in self._takes if take.is_of_task(task)]
-        indices = sorted({take.init_state_index for take in task_takes if take.init_state_index is not None})
-        return tuple(indices) if indices else tuple(range(len(task_takes)))
+        matches = [episode for episode in self._episodes if episode.is_of_task(task)]
+        indices = sorted({episode.init_state_index for episode in matches if episode.init_state_index is not None})
+        return tuple(indices) if indices else tuple(range(len(matches)))
 
     @property
     def suites(self) -> tuple[str, ...]:
         """The benchmarks of the recorded tasks, in recorded order; unknown benchmarks are omitted."""
-        return tuple(dict.fromkeys(take.benchmark for take in self._takes if take.benchmark is not None))
+        return tuple(dict.fromkeys(episode.benchmark for episode in self._episodes if episode.benchmark is not None))
 
     def cue(self, start: EpisodeSeed) -> None:
+        # Choose the recorded episode to play next.
         assert start.recorded is not None
-        # `match` chose the episode from `self._takes`, so `next` finds it there.
+        # `match` chose the episode from `self._episodes`, so `next` finds it there.
         key = (start.recorded.source, start.recorded.episode)
-        self._start, self._take = start, next(take for take in self._takes if (take.source, take.name) == key)
+        self._start = start
+        self._episode = next(episode for episode in self._episodes if (episode.source, episode.name) == key)
 
     def reset(self, task: Task, seed: int) -> None:
         self._observations = []  # `add_divergence` compares the episode's observations with the recording
 
     def act(self, observation: Observation) -> Action:
         """Return the next recorded action, [A]. The rollout must end the episode after `recorded.steps` actions."""
-        action: Action = self._take.actions[len(self._observations)].copy()  # each earlier call stored one observation
+        # Each earlier call of this episode stored one observation.
+        action: Action = self._episode.actions[len(self._observations)].copy()
         self._observations.append(replace(observation, images={}))
         return action
 
@@ -115,12 +118,12 @@ class Replay:
         the episode diverged, it also gets the mark `DIVERGED`.
         """
         # The first observation is omitted, because it is before the first action.
-        take, observations_after = self._take, [*self._observations[1:], last]
-        comparison: dict[str, object] = {"source": take.source, "episode": take.name}
-        if take.policy:
-            comparison["policy"] = take.policy
-        comparison |= _describe_start(self._start, take)
-        comparison |= measure_divergence(take, played, coordinates, observations_after)
+        episode, observations_after = self._episode, [*self._observations[1:], last]
+        comparison: dict[str, object] = {"source": episode.source, "episode": episode.name}
+        if episode.policy:
+            comparison["policy"] = episode.policy
+        comparison |= _describe_start(self._start, episode)
+        comparison |= measure_divergence(episode, played, coordinates, observations_after)
         (extra,) = played.extra  # `played` has one episode
         if has_diverged(comparison, succeeded=played.headers[0].success):
             extra = add_header_mark(extra, DIVERGED)
@@ -129,26 +132,30 @@ class Replay:
     def close(self) -> None:
         """Do nothing: the policy holds no resources."""
 
-    def _choose_take(self, task: Task, number: int) -> RecordedActions:
-        candidates = [take for take in self._takes if take.is_of_task(task)]
-        if any(take.init_state_index is not None for take in candidates):  # `number` is the index of an initial state
-            matches = [take for take in candidates if take.init_state_index == number]
+    def _choose_episode(self, task: Task, number: int) -> RecordedActions:
+        # Return the task's recorded episode with this number. Raise `PolicyError` unless there is exactly one.
+        candidates = [episode for episode in self._episodes if episode.is_of_task(task)]
+        if any(episode.init_state_index is not None for episode in candidates):
+            # Here, `number` is the index of an initial state.
+            matches = [episode for episode in candidates if episode.init_state_index == number]
         else:  # `number` is the index of an episode
             matches = candidates[number : number + 1]
         if len(matches) == 1:
             return matches[0]
         problem = f"{len(matches) or 'no'} recorded episodes match {task.benchmark} {task.task_id}, number {number}"
-        labels = list(dict.fromkeys(_label_take(take) for take in self._takes))
+        labels = list(dict.fromkeys(_label_episode(episode) for episode in self._episodes))
         omitted = f" and {len(labels) - _MOST_LISTED} more" if len(labels) > _MOST_LISTED else ""
         remedy = f"The recording holds the episodes {', '.join(labels[:_MOST_LISTED])}{omitted}."
         if matches:
-            policy_names = ", ".join(dict.fromkeys(str(take.policy) for take in matches))
+            policy_names = ", ".join(dict.fromkeys(str(episode.policy) for episode in matches))
             remedy = f"Choose a policy: --policy-arg policy=NAME, one of {policy_names}."
         raise PolicyError(problem, remedy=remedy)
 
 
-def _label_take(take: RecordedActions) -> str:
-    return take.task_label if take.init_state_index is None else f"{take.task_label} {take.init_state_index}"
+def _label_episode(episode: RecordedActions) -> str:
+    # Return the episode's task and, if it is recorded, the index of its initial state.
+    index = episode.init_state_index
+    return episode.task_label if index is None else f"{episode.task_label} {index}"
 
 
 class ActionReplay:
@@ -187,15 +194,15 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
         raise PolicyError(f"policy 'replay' has no start {start!r}", remedy="Write `start=host`, or omit `start`.")
     path = Path(arg)
     try:
-        takes = foreign.read_recorded_actions(path)  # None: the file is not in a foreign format
-        all_takes = _read_run(path) if takes is None else takes
+        episodes = foreign.read_recorded_actions(path)  # None: the file is not in a foreign format
+        all_episodes = _read_run(path) if episodes is None else episodes
     except (RecordError, RunError, CollectedError) as error:
         advice = "Fix the file, or replay a copy without the damaged episodes: safevla convert --set invalid=skip."
         remedy = advice if error.remedy is None else error.remedy
         raise PolicyError(f"replay:{arg} cannot be read: {error.problem}", remedy=remedy) from error
-    selected = [take for take in all_takes if policy is None or take.policy == policy]
-    if all_takes and not selected:
-        policies = ", ".join(dict.fromkeys(str(take.policy) for take in all_takes))
+    selected = [episode for episode in all_episodes if policy is None or episode.policy == policy]
+    if all_episodes and not selected:
+        policies = ", ".join(dict.fromkeys(str(episode.policy) for episode in all_episodes))
         raise PolicyError(f"the recording has no episodes of {policy!r}", remedy=f"Recorded policies: {policies}.")
     return Replay(path, selected, start == "host")
 
@@ -208,10 +215,10 @@ def _read_run(path: Path) -> list[RecordedActions]:
     protocol = source.description.get("protocol")
     # If the recorded number of settling steps is not an integer, ignore all settings of the protocol.
     settings = protocol if isinstance(protocol, Mapping) and isinstance(protocol.get("wait_steps"), int) else {}
-    return [] if batch is None else list(_iter_takes(path, batch, settings))
+    return [] if batch is None else list(_iterate_episodes(path, batch, settings))
 
 
-def _iter_takes(path: Path, batch: Batch, protocol: Mapping[str, Any]) -> Iterator[RecordedActions]:
+def _iterate_episodes(path: Path, batch: Batch, protocol: Mapping[str, Any]) -> Iterator[RecordedActions]:
     suite_wait_steps = protocol.get("wait_steps_by_suite", {})
     absolute_flags, drawn_flags = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
     reset_counts = earlier_resets(batch)
@@ -252,27 +259,28 @@ def recording_digest(path: Path) -> str | dict[str, str]:
     return {str(file.relative_to(path)): sha256_of(file) for file in files if file.is_file()}
 
 
-def _apply_recorded_start(start: EpisodeSeed, take: RecordedActions) -> EpisodeSeed:
-    # If the environment's seed or the settling steps were not recorded (None), the planned values stay.
-    env_seed = start.env_seed if take.env_seed is None else take.env_seed
-    start = replace(start, env_seed=env_seed, drawn=start.drawn or take.drawn, earlier_resets=take.earlier_resets)
-    if take.wait_steps is None:
+def _apply_recorded_start(start: EpisodeSeed, episode: RecordedActions) -> EpisodeSeed:
+    # Return the planned start with the recorded seed, settling steps and kind of start. If the seed of the environment
+    # or the settling steps were not recorded (None), the planned values stay.
+    env_seed = start.env_seed if episode.env_seed is None else episode.env_seed
+    start = replace(start, env_seed=env_seed, drawn=start.drawn or episode.drawn, earlier_resets=episode.earlier_resets)
+    if episode.wait_steps is None:
         return start
-    return replace(start, wait_steps=take.wait_steps, rest_steps=take.rest_steps)
+    return replace(start, wait_steps=episode.wait_steps, rest_steps=episode.rest_steps)
 
 
-def _describe_start(start: EpisodeSeed, take: RecordedActions) -> dict[str, object]:
+def _describe_start(start: EpisodeSeed, episode: RecordedActions) -> dict[str, object]:
     # Return the entries of the header field `replay` that describe the start of the replay.
     recorded = start.recorded
     assert recorded is not None
-    certainty = "as recorded" if take.init_state_index is not None else "a guess: the recording does not say"
+    certainty = "as recorded" if episode.init_state_index is not None else "a guess: the recording does not say"
     described: dict[str, object] = {"start": f"the host's initial state, {certainty}"}
     if recorded.state is not None:
         described["start"] = "the first recorded state"
-        if take.fixtures:
-            described["fixtures"] = {name: list(pose) for name, pose in take.fixtures}
-    if take.earlier_resets is not None:
-        described |= {"earlier_resets": take.earlier_resets, "wait_steps": take.wait_steps}
+        if episode.fixtures:
+            described["fixtures"] = {name: list(pose) for name, pose in episode.fixtures}
+    if episode.earlier_resets is not None:
+        described |= {"earlier_resets": episode.earlier_resets, "wait_steps": episode.wait_steps}
     return described
 
 
@@ -280,7 +288,7 @@ def _describe_start(start: EpisodeSeed, take: RecordedActions) -> dict[str, obje
 
 
 def measure_divergence(
-    take: RecordedActions, played: Batch, coordinates: Sequence[Coordinate], observed: Sequence[Observation] = ()
+    episode: RecordedActions, played: Batch, coordinates: Sequence[Coordinate], observed: Sequence[Observation] = ()
 ) -> dict[str, object]:
     """Compare a replay with its recording, and return the content of the header field `replay`.
 
@@ -292,16 +300,16 @@ def measure_divergence(
     field `basis` reports this. If neither states nor proprioception were recorded, body positions are compared.
     Differences of velocities and time affect only `exact`.
     """
-    if take.states is None and take.proprioception is not None:
-        recorded_success = {} if take.success is None else {"recorded_success": take.success}
-        return {**recorded_success, **_compare_proprioception(take.proprioception, observed)}
+    if episode.states is None and episode.proprioception is not None:
+        recorded_success = {} if episode.success is None else {"recorded_success": episode.success}
+        return {**recorded_success, **_compare_proprioception(episode.proprioception, observed)}
     states = played.sim_state.episode_rows(0)
     used_columns = max((coord.first + coord.size for coord in coordinates), default=states.shape[1])
     # The states in robosuite's demonstrations end with the velocities. Later numbers of our states are not compared.
-    if take.states is None or not used_columns <= take.states.shape[1] <= states.shape[1]:
-        return _compare_bodies(take, played)
-    count, width = min(len(take.states), len(states)), take.states.shape[1]
-    recorded, replayed = take.states[:count], states[:count, :width]
+    if episode.states is None or not used_columns <= episode.states.shape[1] <= states.shape[1]:
+        return _compare_bodies(episode, played)
+    count, width = min(len(episode.states), len(states)), episode.states.shape[1]
+    recorded, replayed = episode.states[:count], states[:count, :width]
     distances: dict[str, tuple[str, Floats]] = {}  # coordinate -> (kind, difference in each state)
     for coord in coordinates:
         columns = slice(coord.first, coord.first + coord.size)
@@ -310,18 +318,20 @@ def measure_divergence(
     return _summarize_distances(count, distances, exact=recorded.tobytes() == np.ascontiguousarray(replayed).tobytes())
 
 
-def _compare_bodies(take: RecordedActions, played: Batch) -> dict[str, object]:
+def _compare_bodies(episode: RecordedActions, played: Batch) -> dict[str, object]:
+    # Return the comparison of the positions of all bodies that both the recording and the replay have.
     bodies, tracks_m = played.body_pos_m.episode_poses(0)  # `tracks_m` has the shape [records, bodies, 3]
     replayed_m = {played.body_label(int(body)): tracks_m[:, column] for column, body in enumerate(bodies)}
-    common_names = [name for name in replayed_m if name in take.positions_m]
-    lengths = [len(positions_m[name]) for name in common_names for positions_m in (take.positions_m, replayed_m)]
+    common_names = [name for name in replayed_m if name in episode.positions_m]
+    lengths = [min(len(episode.positions_m[name]), len(replayed_m[name])) for name in common_names]
     count = min(lengths, default=0)  # 0 = nothing is compared
-    pairs_m = {name: (take.positions_m[name][:count], replayed_m[name][:count]) for name in common_names}
+    pairs_m = {name: (episode.positions_m[name][:count], replayed_m[name][:count]) for name in common_names}
     distances = {f"{name} position": ("position", _row_distances(*pair)) for name, pair in pairs_m.items()}
     return _summarize_distances(count, distances, exact=all(np.array_equal(*pair) for pair in pairs_m.values()))
 
 
 def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -> dict[str, object]:
+    # `recorded` [T, 8] are the states of the end effector after each action, and `observed` the replay's observations.
     count = min(len(recorded), len(observed))
     rows = recorded[:count]  # columns: position [0:3], axis-angle [3:6], two finger joints [6:8]
     hand_m = np.array([observation.eef_pos_m for observation in observed[:count]])

@@ -159,6 +159,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _is_board(folder: Path) -> bool:
+    # Return whether a new board may replace the content of the folder: a board, or nothing.
     index = folder / INDEX
     if not index.exists():  # an empty folder, or a first board that was interrupted
         return {path.name for path in folder.iterdir() if not is_leftover(path)} <= {REPORTS, METHOD}
@@ -197,6 +198,7 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
     ranked = [entry for entry in entries if entry.is_ranked]
 
     def sort_key(entry: RankingEntry) -> tuple[bool, Fraction]:
+        # An unknown Safety is below every known one, which is at least 0.
         safety = entry.numbers[SAFETY.key].exact
         return entry.is_ranked, Fraction(-1) if safety is None else safety
 
@@ -226,6 +228,7 @@ def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Me
 
 @dataclass(frozen=True)
 class _TaskGroup:
+    # The policies of one table: they ran the same tasks under the same conditions. `cells` are their numbers by suite.
     title: str
     tasks: frozenset[TaskKey]
     cells: Mapping[PolicyName, Mapping[str, Summary]]
@@ -271,18 +274,19 @@ def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
             tasks = frozenset(task for task in counts_of_policy[policy] if task[0] in suites)
             conditions = tuple((suite, results.conditions.get((policy, suite))) for suite in sorted(policy_cells))
             identities = [identity for cell in policy_cells.values() for identity in cell.task_identity]
-            groups.setdefault((tasks, conditions, any(map(is_own_task, identities))), []).append(policy)
+            is_own = any(map(is_own_task, identities))
+            groups.setdefault((tasks, conditions, is_own), []).append(policy)
         for (tasks, _, is_own), policies in groups.items():
             first = policies[0]  # all policies of a group have the same conditions, so the first policy's are used
             counts = {tuple(counts_of_policy[policy][task] for task in sorted(tasks)) for policy in policies}
-            suite_keys = [(first, suite) for suite in cells_of_policy[first]]
+            keys = [(first, suite) for suite in cells_of_policy[first] if (first, suite) in results.conditions]
             yield _TaskGroup(
                 title=title,
                 tasks=tasks,
                 cells={policy: cells_of_policy[policy] for policy in policies},
                 ranked=not inputs.roster.is_auxiliary(cells[0]),
                 equal_counts=len(counts) == 1,
-                conditions={key[1]: results.conditions[key] for key in suite_keys if key in results.conditions},
+                conditions={suite: results.conditions[policy, suite] for policy, suite in keys},
                 is_own=is_own,
                 has_official=any(map(_ran_official_tasks_only, cells_of_policy.values())),
             )
@@ -355,6 +359,8 @@ def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], res
 
 
 def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:
+    # Return the group's policies that get a rank; an empty set for auxiliary policies, and for tasks that only have the
+    # names of official ones.
     if not group.ranked or group.is_own:
         return set()
     refuted = {policy for policy, marks in results.audits.items() if any(mark.verdict == "differs" for mark in marks)}
@@ -424,7 +430,7 @@ def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
         yield "The policies have different numbers of episodes per task, so their rates weigh tasks differently."
     if any(cell.crashed or cell.unjudged for cell in group.all_cells):
         yield _NO_RATE_NOTE
-    audits = {policy: marks for policy in group.cells if (marks := results.audits.get(policy))}
+    audits = {policy: results.audits[policy] for policy in group.cells if results.audits.get(policy)}
     if audits:
         yield AUDIT_NOTE
     for policy, marks in audits.items():
@@ -528,7 +534,7 @@ def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell
     printed = getattr(row, metric.key)
     if printed is None:
         return ExactCell(Cell.dash())
-    exact = Fraction(repr(printed))
+    exact = Fraction(repr(printed))  # the printed decimal, such as 0.1, not the nearest binary number
     cell = Cell(format_fixed(exact, metric.digits), printed)
     interval = _bound_printed_rates(metric, cells)
     if interval is not None:

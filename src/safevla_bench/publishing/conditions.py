@@ -49,7 +49,9 @@ def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
             steps_by_suite, wait_steps = protocol.get("wait_steps_by_suite"), protocol.get("wait_steps")
             if isinstance(steps_by_suite, Mapping):
                 wait_steps = steps_by_suite.get(suite, wait_steps)
-            found = (
+            # One set of values per field of `Conditions`, but two sets for `env_seed`: the episodes' seeds, and the
+            # protocol's rule for seeds.
+            new_values = (
                 {header.horizon for header in headers},
                 {header.env_seed for header in headers},
                 {str(protocol.get("env_seed", "of each episode"))},
@@ -58,15 +60,16 @@ def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
                 {_encode({name: value for name, value in protocol.items() if name not in _EXCLUDED_RULES})},
             )
             cell = policy, official_name
-            values[cell] = tuple(map(or_, values.get(cell, found), found))
-    return {
-        cell: Conditions(*map(_join_values, (horizons, seeds if len(seeds) == 1 else seed_rules, *others)))
-        for cell, (horizons, seeds, seed_rules, *others) in values.items()
-    }
+            values[cell] = tuple(map(or_, values.get(cell, new_values), new_values))  # or_: the union of two sets
+    conditions = {}
+    for cell, (horizons, seeds, seed_rules, *others) in values.items():
+        shown_seeds = seeds if len(seeds) == 1 else seed_rules
+        conditions[cell] = Conditions(*map(_join_values, (horizons, shown_seeds, *others)))
+    return conditions
 
 
 def _join_values(values: set[Any]) -> str:
-    # None is an unknown value.
+    # Return a text such as `10 and unknown`; None is an unknown value.
     return " and ".join(sorted("unknown" if value is None else str(value) for value in values))
 
 
@@ -89,7 +92,7 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
         else:
             continue
         reasons.setdefault(policy, {})[reason] = None
-    return {policy: f"not ranked: {' and '.join(own)}" for policy, own in reasons.items()}
+    return {policy: f"not ranked: {' and '.join(texts)}" for policy, texts in reasons.items()}
 
 
 def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
@@ -112,9 +115,8 @@ def _iterate_policies(
 
 def _is_replay(source: JudgedSource, policy: PolicyName) -> bool:
     # A row of run.json describes one policy. `policy_names` has the new names of policies that were renamed.
-    row_of_policy = {
-        source.policy_names.get(row["policy"], row["policy"]): row for row in policy_rows(source.description)
-    }
+    rows, names = policy_rows(source.description), source.policy_names
+    row_of_policy = {names.get(row["policy"], row["policy"]): row for row in rows}
     row = row_of_policy.get(policy or "", {})
     return str(row.get("spec") or row.get("policy") or "").startswith("replay:")
 
@@ -122,6 +124,7 @@ def _is_replay(source: JudgedSource, policy: PolicyName) -> bool:
 def _has_planned_starts(
     protocol: Mapping[str, object], notes: Sequence[EpisodeNote], absent: Sequence[AbsentEpisode]
 ) -> bool:
+    # Return whether each task's episodes have the starts that the protocol's rule plans for them.
     rule = protocol.get("init_state", "episode")
     allowed_marks = {DRAWN} if rule == "drawn" else set()
     if any(set(note.start_marks) - allowed_marks for note in notes):  # the suite does not define starts of this kind

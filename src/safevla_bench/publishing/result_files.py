@@ -178,7 +178,7 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     than one, if all numbers are unknown, if stand-ins replaced simulator assets, or if a search chose the starts.
     """
     cells = judged.summarize_scores()[0]
-    has_number = any(any(_card_metrics(cell)) for cell in cells)
+    has_number = any(any(_card_metrics(cell)) for cell in cells)  # a cell of unknown numbers has no metrics
     _require_one("policy", cells if has_number else [])  # without a number, there is no result to write
     for cell in cells:
         if cell.standin_assets:
@@ -220,8 +220,9 @@ def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
     percents = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks if task in rates]
-    missing_count = len(tasks) - len(percents)
-    return None if missing_count else sum(percents, Fraction(0)) / len(percents), missing_count
+    if len(percents) < len(tasks):
+        return None, len(tasks) - len(percents)
+    return sum(percents, Fraction(0)) / len(percents), 0
 
 
 def _recorded_version(judged: Judged) -> str | None:
@@ -342,7 +343,7 @@ def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str
         instructions[header.task_id].add(header.instruction or None)
     single_instruction = {}  # task -> instruction, for tasks with exactly one
     for task, known in instructions.items():
-        if known <= {None}:
+        if known <= {None}:  # the records contain no instruction
             with suppress(SafevlaError):  # raised if the registry does not know the task
                 known.add(judged.ruleset.registry.find_entry(suite, task).instruction or None)
         known.discard(None)
@@ -382,8 +383,8 @@ def _group_rows(rows: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[
 
 def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
     # A stopped episode has no known success. If a violation stopped the episode, VSI is unknown, too.
-    names: tuple[str, ...] = ("safe",) if row.stopped_on_violation else ("safe", "vsi")
-    values = {name: getattr(row, name) for name in (_METRICS if row.counted else names)}
+    names_if_stopped: tuple[str, ...] = ("safe",) if row.stopped_on_violation else ("safe", "vsi")
+    values = {name: getattr(row, name) for name in (_METRICS if row.counted else names_if_stopped)}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -398,6 +399,7 @@ def _mean_values(rows: Sequence[EpisodeScore]) -> dict[str, float]:
 
 
 def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
+    # Return the known means under LeRobot's names: shares in percent, and VSI.
     means = _mean_values(rows)
     percents = {f"pc_{name}": 100 * means[name] for name in ("success", "safe", "sbu") if name in means}
     other_means = {"vsi": means["vsi"]} if "vsi" in means else {}
@@ -405,12 +407,14 @@ def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
 
 
 def _harness_rates(rows: Sequence[EpisodeScore | AbsentEpisode]) -> dict[str, float]:
+    # Return the number of episodes that did not run to their end, and the known means of all episodes.
     scores = [row for row in rows if isinstance(row, EpisodeScore)]
     errors = len(rows) - sum(score.counted for score in scores)
     return {"num_errors": errors, **{f"mean_{name}": mean for name, mean in _mean_values(scores).items()}}
 
 
 def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None) -> dict[str, Any]:
+    # Return the harness's entry for an episode. `steps` is None for an episode without a record.
     metrics = _known_values(row) if isinstance(row, EpisodeScore) else {}
     episode: dict[str, Any] = {"metrics": metrics, **({} if steps is None else {"steps": steps})}
     is_ended = isinstance(row, EpisodeScore) and row.counted
@@ -470,7 +474,8 @@ def format_yaml(document: object) -> str:
 def _card_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
     # Yield the known headline numbers of a cell as metrics of a `model-index`.
     for metric in HEADLINE:
-        number, digits = cell.number(metric), 2 if metric.unit else 4  # rates are percentages; means have no unit
+        number = cell.number(metric)
+        digits = 2 if metric.unit else 4  # rates are percentages; means have no unit
         if number.value is not None:
             numbers = (number.value, *(number.ci or ()))
             value, *interval_ends = (float(format_fixed(metric.scale * part, digits)) for part in numbers)

@@ -83,7 +83,7 @@ class _HubTracker(_NamedRun):
     def __init__(
         self, package: str, key: str, name: str, folder: Path, config: Mapping[str, object], is_new: bool
     ) -> None:
-        # `key` names the run's attribute, and the parameter of `init`, that identify the run in the tracker.
+        # `key` is the name both of the run's attribute and of the parameter of `init` that identify the run.
         super().__init__(package, folder, is_new)
         self._name_attribute = key
         project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
@@ -234,8 +234,8 @@ class OutcomeScorer:
     def score(self, outcome: EpisodeOutcome) -> Scores | None:
         """Return the scores of one episode; None if it crashed or cannot be judged."""
         if self._latest is None or self._latest[0] is not outcome:
-            scores = None
-            with suppress(SafevlaError):  # the episode cannot be judged
+            scores = None  # stays None if the episode crashed or cannot be judged
+            with suppress(SafevlaError):
                 scores = None if outcome.batch is None else score(outcome.batch, self._ruleset)
             self._latest = outcome, scores
         return self._latest[1]
@@ -285,6 +285,7 @@ class TrackingObserver:
         self._tracker = None
 
     def _send_or_drop(self, send: Callable[[Tracker], None]) -> None:
+        # Call `send` with the tracker, if there still is one. If the call fails, warn and use the tracker no more.
         if self._tracker is None:
             return
         try:
@@ -334,6 +335,7 @@ def _iterate_rows(judged: Judged) -> Iterator[Row]:
 
 
 def _recorded_row(judged: Judged, index: int) -> Row:
+    # Return the row of a recorded episode; N records have N - 1 steps between them.
     score = judged.scores.episode(index)
     labels = score.policy, score.benchmark, score.task_id
     return _make_row(labels, int(judged.records.lengths[index]) - 1, False, score)

@@ -84,7 +84,7 @@ def run_episode(
     `ServerRefusedError` if the policy's server cannot be used at all, and `KeyboardInterrupt`.
     """
     policy_calls = _PolicyCalls(env, policy)
-    steps, violation = 0, None
+    steps, violation = 0, None  # `violation` names the violated clauses; None = no violation
     try:  # exceptions leave no record, except `InvalidActionError`, which the inner block handles
         try:
             observation = env.reset(planned.start)
@@ -109,7 +109,8 @@ def run_episode(
                     break
                 if watch and steps < planned.horizon:  # a violation at the last step cannot shorten the episode
                     violation = _violation_reason(watch.observe(env.latest()))
-            outcome, reason = "stopped" if violation else outcome, violation
+            outcome = "stopped" if violation else outcome
+            reason = violation
         except errors.InvalidActionError as error:
             outcome, reason = "invalid_action", f"step {steps}: {error}"
         batch = policy_calls.add_chunk_steps(env.recorded())
@@ -142,7 +143,7 @@ def _seed_generators(seed: int) -> None:
 
 def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
     # Returns whether a replay has left its recorded path. Returns False if there is no path, or no check at this step.
-    path = planned.start.recorded.path if planned.start.recorded else None
+    path = planned.start.recorded.path if planned.start.recorded else None  # positions per record
     if path is None or step >= len(path) or step % _PATH_CHECK_STEPS:
         return False
     return bool(are_off_path(path[step : step + 1], tracked_path(env.latest())).any())
@@ -162,7 +163,7 @@ def _violation_reason(standing: EpisodeStanding) -> str | None:
     return f"{', '.join(clause_names)} violated at record {standing.step}"
 
 
-_NO_CHUNK = (-1, -1)
+_NO_CHUNK = (-1, -1)  # stands for chunk and step of an action that comes from no chunk
 
 
 class _PolicyCalls:
@@ -229,6 +230,7 @@ class _PolicyCalls:
         return Latency(calls=len(times_s), p50_ms=float(p50), p95_ms=float(p95), waiting_p50_ms=waiting_ms)
 
     def greeting(self) -> Greeting | None:
+        # Returns the self-description of the policy or its server; None if there is none, or nothing valid in it.
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
 
 
@@ -283,6 +285,7 @@ SAME_CRASHES = 3  # number of equal crashes in a row after which the rest of a t
 
 
 def _task_key(planned: PlannedEpisode) -> tuple[str, str, str]:
+    # Returns the policy, suite and task of an episode.
     return planned.policy, planned.task.suite, planned.task.task_id
 
 

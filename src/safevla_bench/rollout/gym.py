@@ -55,7 +55,8 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 
 
 def _observe_next(monitor: Monitor, standing: EpisodeStanding | None, record: batch.Batch) -> EpisodeStanding:
-    # Return the standing after a record that follows `standing`. Records of two environments are not one episode.
+    # Return the status of the episode after `record`. Raise `HostError` if `standing`, the status before this record,
+    # is not the monitor's newest status: then another environment has passed records to the monitor.
     if getattr(monitor, "standing", standing) is not standing:
         remedy = "Give each environment its own: monitor=Monitor(ruleset). Then call reset."
         raise HostError("another environment has used the same monitor since the last record", remedy=remedy)
@@ -91,7 +92,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self._task, self._horizon, self._cost = task, horizon, cost
         self._monitor = monitor or Monitor()
         self._standing: EpisodeStanding | None = None
-        self._steps, self._next_index, self._env_seed = 0, 0, 7  # 7 is the seed of the protocol safevla-bench
+        # Until `reset` gets a seed, the environment's seed is 7, as in the protocol safevla-bench.
+        self._steps, self._next_index, self._env_seed = 0, 0, 7
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
         try:
@@ -176,8 +178,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         observation, info = self.env.reset(seed=seed, options=options)
         recordable = find_recordable(self.env)
         recorder, detach = recordable.start_recorder()
-        hooks = [detach, wrap_method(recordable._env, "step", self._record_step)]
-        self._detach = partial(undo_all, hooks)
+        self._detach = partial(undo_all, [detach, wrap_method(recordable._env, "step", self._record_step)])
         header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
         self._recorder = recorder
         self._read_latest = lambda: single_episode.from_recording(recorder.latest_record(header))
@@ -270,7 +271,7 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         observation, reward, terminated, truncated, info = self.env.step(action)
         cost = _read_cost(info)
         self._total += cost
-        self._exposed += cost > 0
+        self._exposed += cost > 0  # counts the steps with a cost
         totals = self._totals(is_success=terminated and float(reward) > 0)
         return observation, reward, terminated, truncated, {**info, **totals}
 

@@ -99,10 +99,11 @@ def plan_episodes(
 def _require_64_bits(planned: PlannedEpisode) -> None:
     # The tables of a run store integers in 64 bits.
     for part in (planned, planned.start):
-        for name, value in ((field.name, getattr(part, field.name)) for field in fields(part)):
+        for field in fields(part):
+            value = getattr(part, field.name)
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 remedy = "Use a seed or number from -2^63 to 2^63 - 1."
-                place = Place(episode=planned.episode_id, field=name)
+                place = Place(episode=planned.episode_id, field=field.name)
                 raise RunError(f"the number {value} does not fit into 64 bits", remedy=remedy, place=place)
 
 
@@ -164,9 +165,9 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
         return episodes
     if episodes is None:
         return task.episodes or 1
-    runs_once = task.episodes == task.init_states == 1
-    protocol_count = None if runs_once else rules.suite_trials(task.benchmark)
-    count = protocol_count or task.episodes
+    if task.episodes == task.init_states == 1:  # the benchmark has one initial state and runs it once
+        return 1
+    count = rules.suite_trials(task.benchmark) or task.episodes
     if count is None:
         problem = f"neither the protocol {rules.name!r} nor the host says how many episodes {task.benchmark!r} has"
         raise RunError(problem, remedy="Pass --episodes N.")
@@ -191,6 +192,7 @@ def _check_plan(
         return  # the recording determines the episodes
     for task in tasks:
         count = _count_episodes(task, episodes, rules)
+        # With the rule `episode`, each episode needs its own initial state. Other rules repeat or draw states.
         state_count = None if task.found or rules.init_state != "episode" else task.init_states
         if state_count is not None and count > state_count:
             problem = f"{task.benchmark} {task.task_id} has {state_count} initial states, but {count} are requested"
@@ -198,6 +200,7 @@ def _check_plan(
 
 
 def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) -> int:
+    # Returns the user's number of steps (`max_steps`), else the protocol's for the suite, else the host's for the task.
     if max_steps is not None:
         return max_steps
     horizon = rules.suite_horizon(task.benchmark) or task.horizon

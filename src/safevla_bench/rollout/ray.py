@@ -78,7 +78,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
         yield ray
         return
     is_main, former_handler = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
-    # While Ray starts, its SIGTERM handler is active. Without a former handler, SIGTERM then acts as Ctrl-C.
+    # `getsignal` returns a function or a constant such as SIG_DFL. In the second case, SIGTERM acts as Ctrl-C.
     call_former = former_handler if callable(former_handler) else signal.default_int_handler
     try:
         ray = _start_ray(cluster, slots)
@@ -101,7 +101,7 @@ def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str]) -> 
     if any(node.get("CPU", 0) >= cluster.cpus and node.get("GPU", 0) >= cluster.gpus for node in nodes):
         return
     problem = f"no node of the Ray cluster has {cluster.cpus:g} CPUs and {cluster.gpus:g} GPUs for an actor"
-    problem = "\n".join([problem, *(f"  left out: {why}" for why in left_out.values())])
+    problem += "".join(f"\n  left out: {reason}" for reason in left_out.values())
     raise RunError(problem, remedy="Lower --actor cpus= or gpus=, or add a node: ray start --address ...")
 
 

@@ -179,7 +179,8 @@ def run_pool(
 
 
 class _Crew:
-    # The workers of a run, and the episodes that no worker has started yet.
+    # The workers of a run by number, and the episodes that no worker has started yet. If `keeps_idle`, workers without
+    # an episode wait for a next batch instead of ending. No episode starts at or after the time `ends_s`.
 
     def __init__(self, pool: WorkerPool, *, keeps_idle: bool, ends_s: float) -> None:
         self._pool, self._keeps_idle, self._ends_s = pool, keeps_idle, ends_s
@@ -259,7 +260,7 @@ class _Crew:
         cause = member.worker.end(_CLOSE_S)
         if member.is_starting:
             if not self._pool.tolerate_failed_start(member.worker, cause, is_final=False):
-                self._startup_deaths += 1
+                self._startup_deaths += 1  # reset when any worker becomes ready
             if self._startup_deaths >= STARTS:
                 if self.workers:
                     return None  # the other workers run the episodes

@@ -87,9 +87,8 @@ def calibrate(
     policies = np.array([name or "" for name in scores.policy])
     is_success = (policies == reference) & scores.success
     if not is_success.any():
-        raise RunError(
-            f"{reference} never succeeds, so limits cannot be derived", remedy="Use a policy that solves tasks."
-        )
+        problem = f"{reference} never succeeds, so limits cannot be derived"
+        raise RunError(problem, remedy="Use a policy that solves tasks.")
     tasks = np.array([f"{suite} {task}" for suite, task in zip(scores.benchmark, scores.task_id, strict=True)])
     calibrations = []
     for row, spec_column in enumerate(scores.specs):
@@ -205,7 +204,8 @@ def calibration_rows(calibrations: Sequence[Calibration]) -> list[dict[str, obje
             **{f"p{share}": order_statistic(calibration.extremes, share / 100) for share in SHOWN_PERCENT},
             "largest": float(calibration.extremes[-1]),
             "interval": [end if math.isfinite(end) else None for end in calibration.interval],
-            **{name: None if calibration.obstacle else getattr(calibration, name) for name in ("limit", "severe")},
+            "limit": None if calibration.obstacle else calibration.limit,
+            "severe": None if calibration.obstacle else calibration.severe,
             **{name: getattr(calibration, name) for name in plain_fields},
         }
         for calibration in calibrations

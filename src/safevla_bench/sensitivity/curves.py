@@ -124,7 +124,7 @@ def _specs_of_family(library: Library, name: str) -> list[Spec]:
 def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
     # Return the threshold after a change. Raises `SpecError` if the units differ.
     if change.times is not None:
-        return float(Fraction(spec.threshold) * Fraction(change.times))
+        return float(Fraction(spec.threshold) * Fraction(change.times))  # exact, for factors such as "176/87"
     assert change.to is not None
     if change.unit != spec.unit:
         problem = f"{spec.spec_id} has the unit {spec.unit}, but the paper's variants have {change.unit}"
@@ -178,9 +178,8 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
             # One value more than the maximum is enough, because a larger count is refused below.
             spaced = np.linspace(float(low), float(high), min(int(count), _MAX_THRESHOLDS + 1)).tolist()
             if len(spaced) > 1 and float(low) < float(high):
-                values = [
-                    float(f"{value:.15g}") for value in spaced
-                ]  # remove rounding errors such as 0.006000000000000001
+                # 15 digits remove rounding errors such as 0.006000000000000001.
+                values = [float(f"{value:.15g}") for value in spaced]
         else:
             values = sorted({float(part) for part in grid.split(",")})
     except ValueError:
@@ -201,14 +200,13 @@ def apply_variant(
     """
     changed = {}  # id -> specification with the variant's threshold
     for spec_id, setting in variant.settings.items():
-        formula = substitute_threshold(_require_placeholder(library[spec_id]), setting.threshold)
-        changed[spec_id] = replace(
-            library[spec_id], threshold=setting.threshold, severe=setting.severe, formula=formula
-        )
+        threshold, severe = setting.threshold, setting.severe
+        formula = substitute_threshold(_require_placeholder(library[spec_id]), threshold)
+        changed[spec_id] = replace(library[spec_id], threshold=threshold, severe=severe, formula=formula)
     # A foreign log may hold float32 values, which need a coarser comparison, but scores do not mark these values.
     # With three or more phases, a clause may have several intervals. An interval without a verdict may then decide.
-    is_decided = all(_is_decided_by_extreme(library[spec_id]) for spec_id in changed)
-    is_decided &= not any(phases and len(phases.spans) > 2 for phases in scores.phases)
+    has_many_phases = any(phases and len(phases.spans) > 2 for phases in scores.phases)
+    is_decided = all(_is_decided_by_extreme(library[spec_id]) for spec_id in changed) and not has_many_phases
     if scores.is_marked(FOREIGN_LOG).any() or not is_decided:
         if rescore is None:
             problem = f"{', '.join(changed)}: the worst value of the signal does not decide the formula"
@@ -237,7 +235,7 @@ def _require_placeholder(spec: Spec) -> Formula:
 def _is_decided_by_extreme(spec: Spec) -> bool:
     # Return whether the worst value of the signal decides the verdict for every threshold.
     match _require_placeholder(spec):
-        # Here the condition (gate) depends on the threshold, or the robustness may be the margin of the condition.
+        # In these formulas, the condition (gate) depends on the threshold, or the robustness may be the gate's margin.
         case Always(_, Implies(gate, _, plain)) if has_placeholder(gate) or (plain and not is_boolean_only(gate)):
             return False
     return match_clause(spec.formula) is not None
@@ -247,7 +245,7 @@ def _margin_of_extreme(spec: Spec, extreme: Floats) -> Floats:
     # Return the robustness for each worst value of the signal; a value is NaN if the gate never holds.
     clause = match_clause(spec.formula)
     assert clause is not None
-    rho = np.where(np.isnan(extreme), np.inf, clause.margins(extreme, ROUNDING) + 0.0)
+    rho = np.where(np.isnan(extreme), np.inf, clause.margins(extreme, ROUNDING) + 0.0)  # `+ 0.0` removes -0.0
     return np.where(rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else rho
 
 
@@ -313,7 +311,7 @@ def sweep_threshold(
     """Return each cell's metrics at each threshold; severe/threshold is fixed. Raises the errors of `apply_variant`."""
     spec, suites = library[asked.spec_ids[0]], swept_suites(scores, library, asked)
     left_out = ", ".join(suite for suite in dict.fromkeys(scores.benchmark) if suite not in suites)
-    note = (f"Left out, because {asked.name} does not apply there: {left_out}.",) if left_out else ()
+    warning = (f"Left out, because {asked.name} does not apply there: {left_out}.",) if left_out else ()
     results = [apply_variant(scores, library, variant, rescore) for variant in sweep_variants(library, asked)]
     return ThresholdSweep(
         name=asked.name,
@@ -322,7 +320,7 @@ def sweep_threshold(
         default=spec.threshold,
         thresholds=asked.thresholds,
         curves=tuple(curve for curve in cell_curves(scores, results) if curve.suite in suites),
-        warnings=(*score_warnings(scores), *note),
+        warnings=(*score_warnings(scores), *warning),
     )
 
 
@@ -367,6 +365,7 @@ def cell_curves(scores: Scores, variant_results: Sequence[Scores]) -> tuple[Sens
 
 
 def _lacks_verdict(scores: Scores, members: Ints) -> bool:
+    # Return whether there are episodes, `members` by index, but none of them has a verdict.
     return bool(len(members)) and not scores.is_judged[members].any()
 
 
@@ -379,7 +378,7 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 
 
 def _variant_rates(scores: Scores, members: Ints) -> VariantRates:
-    severity, starts = scores.vsi[members][None], scores.start[members]
+    severity, starts = scores.vsi[members][None], scores.start[members]  # one row, for one mean
     (mean,) = bounded_means(severity, starts, scores.intervals, stop_reason(scores, members))
     rates = episode_rates(scores, members)
     return VariantRates(**{metric.key: rates[metric.key] for metric in (SAFETY, SBU, UNSAFE_SUCCESS)}, vsi=mean)
@@ -463,6 +462,7 @@ def apply_prose_depth(scores: Scores) -> Scores:
     for k, spec in enumerate(scores.specs):
         if spec.severe is not None and not spec.binary:
             has_robustness = (scores.state[k] == ACTIVE) & ~np.isnan(scores.rho[k])
+            # `+ 0.0` removes -0.0, which would give a depth of -0.0.
             excess, span = np.maximum(0.0, -scores.rho[k]) + 0.0, spec.severe - spec.threshold
             prose_depth = np.minimum(1.0, excess / span) if span > 0 else np.where(excess > 0, 1.0, 0.0)
             depth[k] = np.where(has_robustness, prose_depth, depth[k])

@@ -83,8 +83,7 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            place = Place(file=str(folder / PHYSICS))
-            problem = f"cannot be read: {describe_cause(error)}"
+            problem, place = f"cannot be read: {describe_cause(error)}", Place(file=str(folder / PHYSICS))
             raise RunError(problem, remedy="Move the file and replay again.", place=place) from None
 
     @property
@@ -109,7 +108,7 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_clauses(scores: Scores, index: int) -> dict[str, ClauseReading]:
-    """Return the reading of each scored specification with a verdict on the episode at `index`, by id."""
+    """Return id -> robustness and first violation, for each scored specification with a verdict on episode `index`."""
     readings = {}
     for column in scores.scored_columns:
         if scores.state[column, index] == ACTIVE:
@@ -143,8 +142,7 @@ def are_off_path(recorded: Floats, replayed: Floats) -> Bools:
     """
     count = min(len(recorded), len(replayed))
     distance_m = np.linalg.norm(recorded[:count] - replayed[:count], axis=2)
-    is_off: Bools = (distance_m > LEFT_PATH_M).any(axis=1)
-    return is_off
+    return np.asarray((distance_m > LEFT_PATH_M).any(axis=1))
 
 
 @dataclass(frozen=True)
@@ -170,8 +168,9 @@ class EpisodeFirmness:
         left = replay.left
         if left is None or (varied_first is not None and varied_first <= left):
             return "same" if (recorded_first is None) == (varied_first is None) else "flips"
-        is_missing = varied_first is None and recorded_first is not None and recorded_first < left
-        return "flips" if is_missing else "left"
+        # The varied replay was still on the path in the record of the recorded violation, but does not violate.
+        has_vanished = varied_first is None and recorded_first is not None and recorded_first < left
+        return "flips" if has_vanished else "left"
 
     def flips(self, replay: PhysicsReplay) -> list[str]:
         """Return the ids of the specifications whose verdict flips in a varied replay."""
@@ -184,7 +183,7 @@ class EpisodeFirmness:
         """
         flipped = set(self.flips(replay))
         violated = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
-        violated_in_replay = violated ^ flipped
+        violated_in_replay = violated ^ flipped  # a flip adds or removes a violation
         if (not violated_in_replay) != self.is_safe:
             return "flips"
         if violated:  # one confirmed violation confirms that the episode is unsafe
@@ -265,6 +264,7 @@ def measure_clauses(episodes: Sequence[EpisodeFirmness], *, pooled: bool = False
 
 
 def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness]) -> ClauseFirmness:
+    # Return the row of one specification, whose verdicts in `episodes` are counted.
     mark_counts, flip_counts = Counter[Mark](), Counter[str]()
     spreads = []
     for episode in episodes:
@@ -272,7 +272,7 @@ def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness
         comparisons = [episode.compare(replay, spec_id) for replay in episode.varied]
         mark_counts[_combine_comparisons(comparisons)] += 1
         for replay, comparison in zip(episode.varied, comparisons, strict=True):
-            flip_counts[replay.variation] += comparison == "flips"
+            flip_counts[replay.variation] += comparison == "flips"  # a zero keeps the order of the variations
             if replay.left is None and spec_id in replay.clauses:
                 rhos.append(replay.clauses[spec_id].rho)
         known_rhos = [rho for rho in rhos if rho is not None]

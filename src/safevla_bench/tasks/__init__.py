@@ -39,7 +39,7 @@ def confined_reason(spec: Spec, suite: str) -> str:
 
 def check_suites(library: Library, registry: Registry) -> None:
     """Warn once about each limit for a suite that the registry lacks. A limit for an unknown suite never applies."""
-    confined = [(spec, name) for spec in library for name in spec.suites]
+    confined = [(spec, name) for spec in library for name in spec.suites]  # specifications with limits for some suites
     if not confined:
         return
     family_suites = (family.benchmark for family in registry.families)

@@ -134,6 +134,7 @@ def _grammar_error(problem: str) -> RegistryError:
 
 
 def _parse_tree(text: str) -> Tree:
+    # Returns the only list in the text, in lower case and without comments; [] for an empty text.
     words = re.findall(r"[()]|[^\s()]+", re.sub(r";[^\r\n]*", "", text).lower())
     open_lists: list[list[Tree]] = [[]]  # the whole text, then all lists without a closing bracket yet
     for word in words:
@@ -150,7 +151,7 @@ def _parse_tree(text: str) -> Tree:
         raise _grammar_error("lacks a closing bracket")
     if len(open_lists[0]) > 1:
         raise _grammar_error("has text before or after (define ...)")
-    return open_lists[0][0] if open_lists[0] else []  # [] for an empty text
+    return open_lists[0][0] if open_lists[0] else []
 
 
 def _format_tree(tree: Tree) -> str:
@@ -193,6 +194,7 @@ def _require_count(items: Sequence[object], count: int, description: str) -> Non
 
 
 def _parse_predicate(tree: Tree, description: str) -> Predicate:
+    # Returns a predicate with one or two arguments. Errors call it `description`.
     verb, arguments = _split_head(tree, description)
     if not 1 <= len(arguments) <= 2 or not all(isinstance(word, str) for word in arguments):
         remedy = "LIBERO's goals are predicates joined by one And; for other tasks, write the tags yourself."
@@ -224,7 +226,7 @@ def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
 
 
 def _parse_region(tree: Tree) -> tuple[str, str]:
-    # Return the key OWNER_REGION and the value OWNER of a region.
+    # Return the pair (OWNER_REGION, OWNER) for `BddlProblem.regions`, and check the attributes of the region.
     name, attributes = _split_head(tree, "a region")
     values = _collect_unique((_split_head(attribute, "an attribute") for attribute in attributes), "attribute")
     owner = _read_words(values.pop(":target", []), ":target")

@@ -240,7 +240,7 @@ class Registry:
         """Return the bodies in a task's goal, also if the task repeats a task of another suite; None if unknown."""
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
-        repeated_suite = suite.same_tasks_as or suite.same_tags_as if suite is not None else None
+        repeated_suite = (suite.same_tasks_as or suite.same_tags_as) if suite is not None else None
         task_id = self._base_task_id(benchmark, task_id)
         bodies = self.goal_bodies.get((benchmark, task_id))
         if bodies is None and repeated_suite is not None:

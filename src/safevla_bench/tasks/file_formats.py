@@ -103,10 +103,10 @@ class RegistrySource:
 
 def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[RowOrigin, PaperTaskRow], ...]:
     """Return the rows of a JSON file as structs, each with its origin. Raises `RegistryError` for an invalid row."""
-    origins = [
+    named_rows = [
         (row_origin.with_subject(_row_subject(row, row_origin.subject or "a row")), row) for row_origin, row in rows
     ]
-    return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in origins)
+    return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in named_rows)
 
 
 Named = TypeVar("Named", entries.Benchmark, entries.CapabilitySet, entries.TaskTemplate)
@@ -264,7 +264,8 @@ class EntryReader:
                 remedy = "write `opening of BODY >= SHARE` with a share such as 0.5"
                 raise origin.make_error(f"{predicate!r} cannot be read", field="predicates", remedy=remedy)
         template_tags = {name: self.templates[name].tags if name in self.templates else frozenset() for name in names}
-        # In rows of the paper's schema, the task tags include the tags of the components.
+        # In rows of the paper's schema, the task tags include the tags of all components. Only the other task tags are
+        # common to all components.
         common_tags = own_tags
         if isinstance(row, PaperTaskRow):
             common_tags = own_tags.difference(*template_tags.values())
@@ -299,6 +300,7 @@ def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) ->
 def _paper_task_row(
     entry: entries.TaskEntry, measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
+    # Return an entry as a row of the paper's schema. `measured` has its capability tags; `vocabulary` has all tags.
     declared_tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
     predicates = [list(component.predicates) for component in entry.components]
     templates = [component.template for component in entry.components]

@@ -57,6 +57,7 @@ def _built_in_registry() -> Registry:
 
 
 def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.RegistrySource:
+    # Returns the content of a registry file. The ending of its name, `file`, says its format. Errors show this name.
     origin = RowOrigin(RegistryError, file)
     if file.endswith(".toml"):
         return file_formats.RegistrySource(origin, read_toml(path, file_formats.RegistryFile, origin))
@@ -84,7 +85,8 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     }
     tasks = {**base.tasks, **_merge_named("task", {}, sources, tasks_by_source.__getitem__)}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
-    # A file's own entry for a suite's task replaces the entry that the suite repeats from another suite.
+    # A suite's own entry for a task replaces the entry that the suite repeats from another suite. `tasks` comes first
+    # to keep the order, and last to win.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
     return Registry(tasks, (*base.families, *families), templates, suites, sets, goal_bodies, tags)
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 
 import msgspec
 
@@ -54,6 +55,7 @@ class TagProposal:
 
 @dataclass(frozen=True, slots=True)
 class _GoalPhase:
+    # A phase of a task: its template, why it is a phase, a question for a person, and the predicate that completes it.
     template: str
     reason: str
     audit: str | None = None
@@ -67,11 +69,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
     without phases counts as pick and place.
     """
     goals = [predicate for predicate in problem.goal if predicate not in problem.init]
-    phases = [
-        phase if predicate is None else replace(phase, completed_by=" ".join(predicate))
-        for goal in goals
-        for phase, predicate in _goal_phases(problem, goal)
-    ]
+    phases = list(chain.from_iterable(_goal_phases(problem, goal) for goal in goals))
     initial_goals = [
         f"({' '.join(goal)}) is satisfied at the start, so it is not a phase"
         for goal in problem.goal
@@ -99,30 +97,33 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
     )
 
 
-def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_GoalPhase, Predicate | None]]:
-    # Yield the phases of a goal predicate. Each phase comes with the predicate that completes the phase, or None.
+def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[_GoalPhase]:
+    # Yield the phases of a goal predicate. The last phase is completed by this predicate.
     verb, *arguments = predicate
-    goal_text = f"({' '.join(predicate)})"
+    predicate_text = " ".join(predicate)
+    goal_text = f"({predicate_text})"
     if verb in JOINT_MOVES:
         owner = problem.owner_of(arguments[0])
-        yield _GoalPhase("articulated-manipulation", f"{goal_text}: moves a part of {owner}"), predicate
+        phase = _GoalPhase("articulated-manipulation", f"{goal_text}: moves a part of {owner}")
     elif verb in SWITCHES:
         owner = problem.owner_of(arguments[0])
-        yield _GoalPhase("knob-twist", f"{goal_text}: turns a knob or button of {owner}"), predicate
+        phase = _GoalPhase("knob-twist", f"{goal_text}: turns a knob or button of {owner}")
     elif verb in PLACINGS and len(arguments) == 2:
         if verb == "in" and _may_be_closed(problem, arguments[1]):
             doubt = (
                 f"{arguments[1]} may be closed at the start: must the robot open it? To judge phase by phase, add "
                 "predicates = ['opening of BODY >= SHARE'], where BODY is the name of its door or drawer in records"
             )
-            yield _GoalPhase("articulated-manipulation", f"{arguments[1]} is not open at the start", doubt), None
-        yield _placing_phase(problem, goal_text, *predicate), predicate
+            yield _GoalPhase("articulated-manipulation", f"{arguments[1]} is not open at the start", doubt)
+        phase = _placing_phase(problem, goal_text, *predicate)
     else:
         doubt = f"the predicate {verb!r} is unknown; does it mean pick and place? The goal is {goal_text}"
-        yield _GoalPhase("pnp-basic", goal_text, doubt), predicate
+        phase = _GoalPhase("pnp-basic", goal_text, doubt)
+    yield replace(phase, completed_by=predicate_text)
 
 
 def _may_be_closed(problem: BddlProblem, region: str) -> bool:
+    # Return whether the region belongs to a fixture with a door or drawer, and nothing says that it is open.
     owner = problem.owner_of(region)
     has_door = _match_name(problem.fixtures.get(owner, ""), _WITH_DOORS) is not None
     # The region is open if a predicate of the initial state or of the goal says so.
@@ -157,7 +158,8 @@ def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, 
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]]:
-    # Return, for each template, the predicates that complete its phases, in the order of the phases.
+    # Return, for each template, the predicates that complete its phases, in the order of the phases. All phases that
+    # handle objects get one template.
     handling = [phase.template for phase in phases if phase.template in _HANDLING_BY_DEMAND]
     hardest = max(handling, key=_HANDLING_BY_DEMAND.index, default="")
     merged: dict[str, tuple[str, ...]] = {}
@@ -196,7 +198,8 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
 
 
 def _match_name(class_name: str, names: Sequence[str]) -> str | None:
-    # Return the one of `names` that ends last in the class's name; of several with one end, the longest.
+    # Return the one of `names` that ends last in the class's name, or the longest of several with the same end. Only
+    # whole words match. Return None if no name matches.
     text = f" {class_name.replace('_', ' ')} "
     matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
     return max(matches)[2] if matches else None

@@ -138,7 +138,7 @@ def _find_frame_rate(judged: Judged) -> int:
     # Returns the frames per second of all episodes, one per control step; 1 if there are no episodes.
     steps_s = {header.dt for header in judged.headers}
     rate = round(1 / max(steps_s, default=1))
-    if any(abs(rate * step_s - 1) > 1e-6 for step_s in steps_s):
+    if any(abs(rate * step_s - 1) > 1e-6 for step_s in steps_s):  # smaller differences are rounding errors
         problem = f"no whole number of frames per second fits control steps of {', '.join(map(str, sorted(steps_s)))} s"
         raise RunError(problem, remedy="LeRobot needs a whole number: export episodes with one suitable control step.")
     return rate
@@ -220,44 +220,45 @@ def _add_episode(
     weighting: FrameWeighting,
 ) -> None:
     # Adds the columns of labels to `columns`, and writes the episode with this number.
-    header, row = judged.headers[number], judged.scores.episode(number)
-    clauses = tuple(spec.spec_id for spec in scored_specs(judged.scores))
+    header, score = judged.headers[number], judged.scores.episode(number)
+    spec_ids = tuple(spec.spec_id for spec in scored_specs(judged.scores))
     last_frame = len(labels.severity) - 2  # the last record has no frame
     is_last = np.arange(last_frame + 1) == last_frame
     nullable_number = FrameFeature("float32", is_summarized=False)
     columns |= {
-        "next.reward": FrameColumn(FrameFeature("float32"), is_last & row.success),
+        "next.reward": FrameColumn(FrameFeature("float32"), is_last & score.success),
         "next.done": FrameColumn(FrameFeature("bool"), is_last),
-        "next.success": FrameColumn(FrameFeature("bool"), is_last & row.success),
+        "next.success": FrameColumn(FrameFeature("bool"), is_last & score.success),
         "next.cost": FrameColumn(nullable_number, labels.cost[1:]),
         "next.severity": FrameColumn(nullable_number, labels.severity[1:]),
         # The dtype is int64, because Rerun's reader of datasets ignores int8.
         "next.safe": FrameColumn(FrameFeature("int64"), labels.safe[1:]),
         "next.weight": FrameColumn(nullable_number, labels.weigh_records(weighting.temperature)[1:]),
     }
-    if clauses:
-        margins = FrameFeature("float32", (len(clauses),), clauses, is_summarized=False)
-        columns["next.margin"] = FrameColumn(margins, labels.margin[1:])
-        columns["next.cost_to_go"] = FrameColumn(margins, labels.costs_to_go(weighting.discount)[1:])
+    if spec_ids:
+        number_per_spec = FrameFeature("float32", (len(spec_ids),), spec_ids, is_summarized=False)
+        columns["next.margin"] = FrameColumn(number_per_spec, labels.margin[1:])
+        columns["next.cost_to_go"] = FrameColumn(number_per_spec, labels.costs_to_go(weighting.discount)[1:])
+    # The number of violating records is unknown if any record's label is unknown (NaN).
     violating_count = None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum())
     instruction = header.instruction or f"{header.benchmark}/{header.task_id}"
-    dataset.add_episode(instruction, columns, _episode_labels(row, violating_count))
+    dataset.add_episode(instruction, columns, _episode_labels(score, violating_count))
 
 
-def _episode_labels(row: EpisodeScore, violating_records: int | None) -> dict[str, pa.Scalar]:
+def _episode_labels(score: EpisodeScore, violating_records: int | None) -> dict[str, pa.Scalar]:
     # Returns an episode's labels by column name, with Arrow types that do not depend on the values.
     text, boolean, number = pa.string(), pa.bool_(), pa.float64()
     names = ("episode_id", "policy", "benchmark", "task_id", "outcome", "no_verdict")
     labels: dict[str, tuple[object, pa.DataType]] = {
-        **{name: (getattr(row, name), text) for name in names},
-        "success": (row.success, boolean),
-        "safe": (row.safe, boolean),
-        "unsafe_success": (row.sbu, boolean),
-        "violated_specs": (list(row.violated_specs), pa.list_(text)),
-        "vsi": (row.vsi, number),
-        "first_violation_step": (row.first_violation_step, pa.int64()),
+        **{name: (getattr(score, name), text) for name in names},
+        "success": (score.success, boolean),
+        "safe": (score.safe, boolean),
+        "unsafe_success": (score.sbu, boolean),
+        "violated_specs": (list(score.violated_specs), pa.list_(text)),
+        "vsi": (score.vsi, number),
+        "first_violation_step": (score.first_violation_step, pa.int64()),
         "violating_records": (violating_records, pa.int64()),
-        **{f"robustness/{spec}": (rho, number) for spec, rho in row.robustness.items()},
+        **{f"robustness/{spec}": (rho, number) for spec, rho in score.robustness.items()},
     }
     return {f"safety/{name}": pa.scalar(value, kind) for name, (value, kind) in labels.items()}
 
@@ -313,14 +314,14 @@ def _describe_dataset(
 ) -> None:
     # Writes the files meta/safevla.json, croissant.json and README.md.
     about = f"{dataset.episodes} episodes, {dataset.frames} frames. {judged.provenance.to_sentence()}"
-    clauses = [judged.library[spec.spec_id] for spec in scored_specs(judged.scores)]
+    scored = [judged.library[spec.spec_id] for spec in scored_specs(judged.scores)]
     document = {
         "kind": "safevla-dataset",
         "schema_version": 2,
         "clauses": [
             {"id": spec.spec_id, "formula": format_formula(spec.formula)}
             | {name: getattr(spec, name) for name in ("threshold", "severe", "unit", "axis")}
-            for spec in clauses
+            for spec in scored
         ],
         "columns": _COLUMNS,
         "weighting": asdict(weighting),
@@ -367,12 +368,14 @@ def _describe_as_croissant(published: Mapping[str, str], frames: pa.Schema) -> d
 
 
 def _describe_field(column: pa.Field) -> dict[str, object]:
+    # Returns Croissant's description of a column of frames.
     is_list = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
     value_type = column.type.value_type if is_list else column.type
     source: dict[str, object] = {"fileSet": {"@id": "frames-files"}, "extract": {"column": column.name}}
     if pa.types.is_struct(value_type):  # a picture: a struct of its bytes and its path
         source["transform"] = {"jsonPath": "bytes"}
-    # A key is the column's name, or a prefix of the name that ends before a dot.
+    # A key of `_COLUMNS` is a column's name, or the part of the name before a dot. Both texts get a dot, so that
+    # no key fits a longer word, as `next.cost` would fit `next.cost_to_go`.
     keys = [key for key in _COLUMNS if f"{column.name}.".startswith(f"{key.rstrip('.')}.")]
     return {
         "@type": "cr:Field",

@@ -98,13 +98,13 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
     is_judged = (scores.state[columns] == ACTIVE).any(axis=0)
     severity = np.where(is_judged, 0.0, np.nan)[episode_of_record]
     has_open_clause = np.zeros(record_count, dtype=np.bool_)  # a lost pose leaves open whether a clause is violated
-    worst = np.full(record_count, np.inf)
+    worst = np.full(record_count, np.inf)  # infinite until a clause is judged in the record
     is_cut = np.array([outcome in (*UNCOUNTED, *CUT_SHORT) for outcome in scores.outcome], dtype=np.bool_)
     clause_cost = np.where((scores.state[columns] == INACTIVE) | is_cut, np.nan, 0.0)[:, episode_of_record].T
     for clause, column in enumerate(columns):
         spec = ruleset.library[scores.specs[column].spec_id]
         is_active = scores.state[column] == ACTIVE
-        record_formula = recordwise_part(spec.formula)
+        record_formula = recordwise_part(spec.formula)  # the condition on each record; None = on several records
         # For a formula over several records, only the first violating record is known.
         if record_formula is None:
             is_violated = is_active & (scores.first[column] >= 0)
@@ -113,15 +113,16 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
             depth = scores.depth[column][episode_of_record]
             relative_margin = np.where(violating[:, clause], -depth, np.nan)
         else:
-            views = record_fields.views(signal_names(record_formula))
             # A clause on arms is judged for each arm; the least margin counts.
-            by_arm = [_record_margins(view, record_formula, np.flatnonzero(is_active)) for view in views]
-            margins, undecided = map(np.array, zip(*by_arm, strict=True))
+            fields_by_arm = record_fields.views(signal_names(record_formula))
+            by_arm = [_record_margins(arm, record_formula, np.flatnonzero(is_active)) for arm in fields_by_arm]
+            margins, undecided = map(np.array, zip(*by_arm, strict=True))  # [arms, N] each
             least_margin, is_open = np.fmin.reduce(margins), undecided.any(axis=0)
             has_open_clause |= is_open
             # A lost pose of one arm does not matter if another arm certainly violates the clause.
             margin[:, clause] = np.where(is_open & (least_margin >= 0), np.nan, least_margin)
             clause_cost[is_open & ~(least_margin < 0), clause] = np.nan  # `~(… < 0)` is also true for NaN
+            # Without a severe magnitude, the relative margin is NaN.
             relative_margin = np.sign(margin[:, clause]) if spec.binary else margin[:, clause] / (spec.severe or np.nan)
             violating[:, clause] = margin[:, clause] < 0
             depth = violation_depth(spec, margin[:, clause])

@@ -140,6 +140,7 @@ def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failure
     count_by_task_and_kind = Counter((candidate.task, candidate.kind) for members in distinct for candidate in members)
     states = []
     for members in distinct:
+        # A pair consists of a good episode, which is preferred, and a bad one, which is rejected.
         good = [candidate for candidate in members if candidate.kind == "safe success"]
         bad = [candidate for candidate in members if candidate.kind in rejected_kinds]
         pairs, more_rollouts = _choose_state_pairs(good, bad, per_state), None

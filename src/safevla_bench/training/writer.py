@@ -153,10 +153,11 @@ class DatasetWriter:
         """The columns of frames, known once an episode was added. The metadata of the schema says which columns are
         pictures; the library `datasets` reads them.
         """
-        shown = {name: feature for name, feature in self.features.items() if feature.dtype != "video"}
-        pictures = {name: {"_type": "Image"} for name, feature in shown.items() if feature.dtype == "image"}
+        # Films are in separate files, so the table of frames has no column for them.
+        in_table = {name: feature for name, feature in self.features.items() if feature.dtype != "video"}
+        pictures = {name: {"_type": "Image"} for name, feature in in_table.items() if feature.dtype == "image"}
         metadata = {"huggingface": json.dumps({"info": {"features": pictures}})}
-        return pa.schema([(name, feature.arrow_type) for name, feature in shown.items()], metadata)
+        return pa.schema([(name, feature.arrow_type) for name, feature in in_table.items()], metadata)
 
     def add_episode(self, task: str, columns: Mapping[str, FrameColumn], labels: Mapping[str, pa.Scalar]) -> None:
         """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes, which `finish` writes.
@@ -209,10 +210,8 @@ class DatasetWriter:
             "task_index": np.full(length, task_index),
         }
         timestamps = FrameColumn(FrameFeature("float32"), frame_index / self._fps)
-        return {
-            "timestamp": timestamps,
-            **{name: FrameColumn(FrameFeature("int64"), counter) for name, counter in counters.items()},
-        }
+        counter_columns = {name: FrameColumn(FrameFeature("int64"), counter) for name, counter in counters.items()}
+        return {"timestamp": timestamps, **counter_columns}
 
     def _describe_episode(self, task: str, length: int, stats: Mapping[str, Statistics]) -> dict[str, pa.Scalar]:
         # Returns the episode's row of meta/episodes, without the labels and the films.
@@ -268,6 +267,7 @@ class DatasetWriter:
         }
 
     def _describe_feature(self, feature: FrameFeature) -> dict[str, object]:
+        # Returns a feature's entry in meta/info.json.
         description: dict[str, object] = {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names}
         if feature.dtype != "video":
             return description

@@ -40,7 +40,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     yield from _check_plugins()
     versions = installed_versions()
     yield from check_simulators(versions, host)
-    present_hosts = [name for name in installed_hosts(versions) if host in (None, name)]
+    present_hosts = [name for name in installed_hosts(versions) if host is None or name == host]
     if host is not None and host not in (_TEST_HOST, *tested_versions().hosts):
         present_hosts = [host]  # the host of a plug-in, whose simulator's versions are not in the list
     if "mujoco" in versions:
@@ -55,9 +55,9 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
 
 
 def _check_plugins() -> Iterator[Diagnosis]:
+    # Yield an error for each plug-in that cannot be loaded, and then one diagnosis that lists the loaded foreign ones.
     policy_group, loaded = policies.POLICIES, []
     # Tuples (kind, name, is_foreign). A plug-in is foreign if a distribution other than this package provides it.
-    # The diagnosis lists all foreign plug-ins, and plug-ins that cannot be loaded.
     plugins = [("host", name, hosts.host_owner(name) != OWN_DISTRIBUTION) for name in hosts.host_names()]
     plugins += [("policy", name, True) for name in policy_group.names() if not policy_group.is_own(name)]
     for kind, name, is_foreign in plugins:
@@ -146,6 +146,7 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
 
 
 def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
+    # Compare the installed `versions` (distribution -> version) with the host's tested versions.
     simulator = tested_versions().hosts[host]
     absent = [name for name in simulator.versions if name not in versions]
     if absent:

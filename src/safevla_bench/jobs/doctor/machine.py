@@ -109,8 +109,9 @@ def check_plus() -> Diagnosis:
         folder, runnable_n, task_n = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())
     except HostError as error:
         remedy = f"For the suite {plus.SUITE}: {error.remedy}"
-        is_folder_set = plus.FOLDER in os.environ
-        return warned_check(check, error.problem, remedy) if is_folder_set else passed_check(check, f"none. {remedy}")
+        if plus.FOLDER in os.environ:
+            return warned_check(check, error.problem, remedy)
+        return passed_check(check, f"none. {remedy}")
     gaps = f"LIBERO lacks the scenes, textures and objects of {', '.join(plus.REFUSED)}"
     return passed_check(check, f"in {folder}: {runnable_n:,} of {task_n:,} tasks can run; {gaps}")
 
@@ -141,7 +142,8 @@ TIMEOUT_S = 300
 def _run_probe(
     check: str, remedy: str, *arguments: str, environment: Mapping[str, str] = NO_ARGUMENTS
 ) -> dict[str, str] | Diagnosis:
-    # Run a module in a separate process. Return its JSON output, or a failed check if the process crashes or hangs.
+    # Run `python -m ARGUMENTS` in a separate process. Return the JSON object in the last line of its output; if the
+    # process crashes or hangs, return a failed check.
     command = [sys.executable, "-m", *arguments]
     try:
         env = {**os.environ, **environment}
@@ -172,8 +174,9 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
         if out.exists() and not is_empty_folder:
             remedy = "Choose an --out that does not exist: a run is written to a new folder."
             yield warned_check("--out", f"{out} exists and is not an empty folder", remedy)
-        nearest_folder = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
-        yield _check_folder("--out", nearest_folder)
+        # Check the existing folder in which the run would make new folders. The root folder always exists.
+        existing_folder = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
+        yield _check_folder("--out", existing_folder)
     yield from _check_memory_limit()
 
 
@@ -251,7 +254,7 @@ def run_test_episode(host: str) -> str:
 
 def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
     # If the host has a fast mode, check that this mode does not change an episode, and return a remark; else return "".
-    if type(env).run_fast is HostEnv.run_fast:  # the host has no fast mode
+    if type(env).run_fast is HostEnv.run_fast:  # the host does not override the method, so it has no fast mode
         return ""
     env.run_fast(False)
     full_record = run_episode(env, Random(), planned).batch
@@ -264,6 +267,7 @@ def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
 
 
 def _describe_scores(batch: Batch, host: str) -> str:
+    # Judge the test episode, and return a phrase on which specifications judged it.
     try:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
     except RegistryError:  # if a plug-in has no task tags, the user may pass them by --rules

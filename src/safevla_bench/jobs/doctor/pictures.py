@@ -32,12 +32,12 @@ MAX_ANGLE_DEG, MIN_GAIN_DEG = 40.0, 20.0
 """Limits for the warning that turned pictures fit better than the pictures as sent. The mean angle between replies and
 recorded actions must be at most `MAX_ANGLE_DEG` for turned pictures, and `MIN_GAIN_DEG` smaller than for those as sent.
 Random replies cause the warning with a probability of 4 %."""
-_BACK = slice(None, None, -1)
+_REVERSED = slice(None, None, -1)
 TURNS: Mapping[str, tuple[slice, ...]] = {
     "as sent by the dialect": (),
-    "turned by 180 degrees": (_BACK, _BACK),
-    "mirrored left to right": (slice(None), _BACK),
-    "upside down": (_BACK,),
+    "turned by 180 degrees": (_REVERSED, _REVERSED),
+    "mirrored left to right": (slice(None), _REVERSED),
+    "upside down": (_REVERSED,),
 }
 AS_SENT = next(iter(TURNS))
 _REMEDY = "Use the dialect of the model's project, or do not turn the pictures in the server: docs/howto/symptoms.md."
@@ -72,7 +72,7 @@ def load_scenes() -> list[ExampleScene]:
 
 
 def fit_images(scene: ExampleScene, wants: Wants, turn: tuple[slice, ...]) -> Observation:
-    """Return the scene's observation, with its pictures turned and resized to the size that a policy wants."""
+    """Return the scene's observation, with its pictures turned (a value of `TURNS`) and resized as `wants` says."""
     height, width = wants.image_size
     images = {}
     for camera in wants.cameras:
@@ -90,15 +90,17 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene])
     """
     angles_deg, depends_on_turn = {turn_name: list[float]() for turn_name in TURNS}, False
     for scene in scenes:
+        start = scene.observation if model.wants.absolute else None
         replies = []
         for turn_name, slices in TURNS.items():
             model.begin(replace(task, instruction=scene.observation.instruction), 0)
             reply = model.infer(fit_images(scene, model.wants, slices))
             replies.append(reply)
-            motion = _horizontal_motion(reply, scene.observation if model.wants.absolute else None)
+            motion = _horizontal_motion(reply, start)
             recorded_motion = _horizontal_motion(scene.actions[: len(reply)], None)
             angles_deg[turn_name].append(_angle_deg(motion, recorded_motion))
-        depends_on_turn |= any(not np.array_equal(reply, replies[0]) for reply in replies)
+        if not all(np.array_equal(reply, replies[0]) for reply in replies):
+            depends_on_turn = True
     if not depends_on_turn:
         return None
     return {turn_name: float(np.mean(angles)) for turn_name, angles in angles_deg.items()}

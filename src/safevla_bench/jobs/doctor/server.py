@@ -116,6 +116,7 @@ def _first_host(dialect: str) -> str:
 
 
 def _example_task(host: str, dialect: str) -> Task:
+    # A dialect is for the WidowX robot if the protocol that defines it has a number of trials for WidowX tasks.
     is_widowx = _WIDOWX.benchmark in load_protocol(servers.dialects.load_dialect_file(dialect).release).trials
     return _WIDOWX if is_widowx else _EXAMPLE_TASKS[host]
 
@@ -156,8 +157,7 @@ def _describe_answer(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) 
     yield passed_check("reply", "\n".join(describe_entries(answer.reply)))
     yield _describe_chunk(answer)
     first_ms, *later_ms = (1000 * duration_s for duration_s in answer.seconds)
-    latency = f"{first_ms:.0f} ms for the first request, then {statistics.median(later_ms):.0f} ms"
-    yield passed_check("latency", latency)
+    yield passed_check("latency", f"{first_ms:.0f} ms for the first request, then {statistics.median(later_ms):.0f} ms")
     yield passed_check("repeats", describe_repeats(answer.replies))
 
 
@@ -205,13 +205,15 @@ def _format_statistics(actions: Floats) -> str:
     lines = [f"{heading}, as the simulator gets them"]
     component_stats = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
     for column, (lowest, mean, highest) in enumerate(component_stats):
-        # An action for an arm has the first 7 components of `_COMPONENT_NAMES`; an action for a mobile robot has all.
+        # An arm's action has the first 7 components of `_COMPONENT_NAMES`, a mobile robot's has all. Other actions have
+        # components without names, so show their indices.
         name = _COMPONENT_NAMES[column] if width in (7, len(_COMPONENT_NAMES)) else str(column)
         lines.append(f"{name:<9} {lowest:>8.3f} {mean:>8.3f} {highest:>8.3f}")
     return "\n".join(lines)
 
 
 def _format_eval_command(server: str, answer: ServerAnswer, host: str) -> str:
+    # Return the `safevla eval` command for the server. It omits the arguments that `eval` gets from the server.
     action_count, policy_arguments = len(answer.actions), dict(answer.arguments)
     if answer.replan is not None and answer.replan > action_count:  # the server returns too few actions
         policy_arguments["replan"] = str(action_count)

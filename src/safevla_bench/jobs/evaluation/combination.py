@@ -63,8 +63,7 @@ class _ScoresOrigin:
             )
         if origin.judged_by.as_written:
             problem = "this folder's scores were combined from other folders' scores"
-            remedy = "Name these other folders instead."
-            raise RunError(problem, remedy=remedy, place=Place(file=str(folder)))
+            raise RunError(problem, remedy="Name these other folders instead.", place=Place(file=str(folder)))
         return origin
 
     @property
@@ -121,8 +120,9 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
         raise RunError(problem, remedy="Name another folder by --out.", place=Place(file=str(out)))
     for other in origins[1:]:
         origins[0].require_same_rules(other)
-    # Compare only one of several folders with the same code versions.
-    for first, other in combinations({tuple(origin.codes): origin for origin in origins}.values(), 2):
+    # Compare one folder for each combination of code versions.
+    origin_by_codes = {tuple(origin.codes): origin for origin in origins}
+    for first, other in combinations(origin_by_codes.values(), 2):
         first.require_same_code(other)
     _require_distinct_policies(origins)
     scores = Scores.join(_read_scores(folders))
@@ -131,11 +131,10 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     provenance = _join_provenance([origin.judged_by for origin in origins])
     cells, total = metrics.cells(scores), metrics.aggregate(scores)
     sources = [source for origin in origins for source in origin.sources]
-    packages = dict.fromkeys(chain.from_iterable(origin.recorded_with for origin in origins))
-    versions = {
-        name: sorted({version for origin in origins for version in origin.recorded_with.get(name, [])})
-        for name in packages
-    }
+    versions_by_package: dict[str, set[str]] = {}
+    for origin in origins:
+        for package, versions in origin.recorded_with.items():
+            versions_by_package.setdefault(package, set()).update(versions)
     document = {
         "scores_version": run_folder.SCORES_VERSION,
         "aggregate": total,
@@ -144,7 +143,7 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
         "specs": scores.specs,
         "judged_by": provenance,
         "sources": sources,
-        "recorded_with": versions,
+        "recorded_with": {package: sorted(versions) for package, versions in versions_by_package.items()},
     }
     table = _build_table(scores, cells, total, provenance, sources)
     contents = {
@@ -158,6 +157,7 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
 
 
 def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
+    # Yield each folder's verdicts. All folders must have the same specifications, and each its own scores.parquet.
     specs: tuple[SpecColumn, ...] | None = None
     for folder in folders:
         path = folder / run_folder.VERDICTS
@@ -183,8 +183,9 @@ def _read_table_rows(folder: Path) -> Iterator[tuple[object, ...]]:
 
 
 def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
-    # Return the same rows as `_read_table_rows`, but from `scores`. Only the last three columns need conversion.
-    columns = (getattr(scores, name) for name in _SHARED_COLUMNS[:5])
+    # Return the same rows as `_read_table_rows`, but from `scores`. Only the last three columns (success, safe, vsi)
+    # need conversion to the values in the table.
+    columns = (getattr(scores, name) for name in _SHARED_COLUMNS[:-3])
     verdicts = map(scores.verdict, range(len(scores)))
     return zip(*columns, scores.success.tolist(), verdicts, map(nan_to_none, scores.vsi.tolist()), strict=True)
 
@@ -238,6 +239,7 @@ def _build_table(
 
 
 def _join_tables(origins: Sequence[_ScoresOrigin], metadata: dict[str, object]) -> bytes:
+    # Return the content of a scores.parquet with the rows of all folders, and with `metadata` as JSON texts.
     joined_schema = pa.unify_schemas([origin.schema for origin in origins])
     schema = joined_schema.with_metadata({name: msgspec.json.encode(value) for name, value in metadata.items()})
     buffer = io.BytesIO()

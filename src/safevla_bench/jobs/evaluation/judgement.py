@@ -75,12 +75,11 @@ def judge(
         require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
     provenance = ruleset.provenance(skipped, _summarize_losses(records))
-    judged_sources = [JudgedSource.from_run(row.path, row.description, row.policy_names) for row in records.sources]
     judged = Judged(
         scores=replace(scores, absent=tuple(records.absent)),
         ruleset=ruleset,
         provenance=provenance,
-        sources=tuple(judged_sources),
+        sources=tuple(JudgedSource.from_run(row.path, row.description, row.policy_names) for row in records.sources),
         records=records,
         net_changes=net_changes,
         paths=tuple(sources),
@@ -102,6 +101,7 @@ def require_unmixed(suites: Collection[str]) -> None:
 
 
 def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) -> Iterator[str]:
+    # Yield a sentence for each run that other rules judged originally. It compares the original and the new Safety.
     for source, indices in records.by_source():
         if describe_maker(source.path, ruleset):  # skip the slow summary if there is no remark
             safety = metrics.aggregate(scores.select_episodes(np.arange(indices.start, indices.stop))).safety
@@ -109,11 +109,11 @@ def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) ->
 
 
 def _mention_run_tags(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
+    # Return the error. If a run.json has task tags, the remedy says how to use them.
     if not any(_read_run_tags(path) for path in paths):
         return error
     tags = "run.json has the host's task tags: install the host, or use the stored tags with --rules as-judged"
-    remedy = f"{tags}; or {error.remedy}"
-    return UnknownTaskError(error.problem, remedy=remedy, place=error.place)
+    return UnknownTaskError(error.problem, remedy=f"{tags}; or {error.remedy}", place=error.place)
 
 
 RULES = "judged_with.json"
@@ -135,8 +135,8 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
 
     Raises `RunError` if the runs were judged by different rules, or if a `judged_with.json` is damaged.
     """
-    found_recipes = [(path, _find_run_recipe(path)) for path in paths]
-    recipes = [(path, recipe) for path, recipe in found_recipes if recipe is not None]
+    recipe_pairs = [(path, _find_run_recipe(path)) for path in paths]
+    recipes = [(path, recipe) for path, recipe in recipe_pairs if recipe is not None]
     if not recipes:
         return None
     first_path, first_recipe = recipes[0]
@@ -232,6 +232,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
 def _score_sources(
     paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool, elsewhere: ParallelJudge | None, survey: Survey | None
 ) -> tuple[EpisodeIndex, scoring.JudgedChunk]:
+    # Return the index of the sources' valid episodes, and their scores. `judge` describes the parameters.
     scan = Scan(paths)
     judge_batch: Callable[[Batch, Ruleset], scoring.JudgedChunk] = scoring.judge_chunk
     if survey is not None:
@@ -257,6 +258,7 @@ def _score_sources(
 
 
 def _summarize_losses(records: EpisodeIndex) -> LostEpisodes | None:
+    # Return the summary of the episodes lost in damaged files; None if no file is damaged.
     damages = [problem for problem in records.problems if isinstance(problem, DamageError)]
     if not damages:
         return None
@@ -328,8 +330,9 @@ def load_policy_results(
         warn_once(sentence)
     if policies:
         # If no policy has a requested name now, select the policies that have this name in the records.
+        old_names = {*policies} - {*names}
         recorded = zip(results, recorded_names, strict=True)
-        results = [result for result, name in recorded if {result.name, *({name} - {*names})} & {*policies}]
+        results = [result for result, name in recorded if result.name in policies or name in old_names]
     return policy_results.make_names_unique(policy_results.join_sources(results)) if join else results
 
 

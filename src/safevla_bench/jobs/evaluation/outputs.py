@@ -60,10 +60,6 @@ _PLAIN_TYPES = {
 }
 
 
-def _dict_to_pairs(value: object) -> object:
-    return pair_values(value) if isinstance(value, dict) else value
-
-
 def _is_set(row: EpisodeScore, name: str) -> bool:
     # Return whether a row has a value in an optional column. False counts as no value.
     return getattr(row, name) is not msgspec.UNSET and getattr(row, name) is not False
@@ -101,7 +97,7 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
 def scores_document(
     judged: Judged, sources: object = None, episodes: Sequence[EpisodeScore] | None = None
 ) -> dict[str, object]:
-    """Return the content of scores.json. `sources` and `episodes`, if given, replace the judgement's own ones."""
+    """Return the content of scores.json. `sources` and `episodes`, if given, replace those of the judgement."""
     cells, total = judged.summarize_scores()
     checks = judged.check_registrations()
     return {
@@ -121,7 +117,7 @@ def scores_document(
 def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> None:
     """Write scores.json, scores.parquet, the verdicts and report.html into the folder `out`, which is made if missing.
 
-    `survey` is the survey that `judge` filled, or None. Rules other than the default rules are written as
+    `survey` has the data that `judge` collected for the report, or is None. Rules other than the default are written as
     judged_with.json, for --rules as-judged. Older files are replaced together, so that scores and report always match.
     Raises `FileError` if writing fails.
     """
@@ -175,7 +171,9 @@ _NO_EPISODES = b'"episodes":[]'
 
 
 def _table_row(row: EpisodeScore) -> dict[str, object]:
-    return {name: _dict_to_pairs(value) for name, value in msgspec.to_builtins(row).items()}
+    # Return a row of scores.parquet, in which dictionaries are lists of pairs.
+    values = msgspec.to_builtins(row).items()
+    return {name: pair_values(value) if isinstance(value, dict) else value for name, value in values}
 
 
 def render_report(
@@ -186,9 +184,9 @@ def render_report(
     page_folder: Path | None = None,
     survey: Survey | None = None,
 ) -> str:
-    """Return the report of all judged episodes as one self-contained HTML page. If `survey` lacks needed data, read the
-    records again. This call empties the survey. Without `has_extras`, the page has no rendered pictures and no results
-    under varied physics. Links to films are relative to `page_folder`, the folder of the page.
+    """Return the report of all judged episodes as one self-contained HTML page. `survey` has the data that `judge`
+    collected for the report, and is emptied; if it lacks data, read the records again. Without `has_extras`, the page
+    has no rendered pictures and no results under varied physics. Links to films are relative to `page_folder`.
     """
     paths = judged.paths if has_extras else ()
     policy_names = [source.policy_names for source in judged.records.sources] if paths else []
@@ -274,7 +272,7 @@ def comparison_tables(
     }
     simulators, provenance = provenance_marks.describe_simulators(versions_by_entrant), ruleset.provenance()
     registrations = registration.describe_registrations(open_sources(paths), provenance)
-    makers = [note for path in paths for note in describe_maker(path, ruleset)]
+    makers = [sentence for path in paths for sentence in describe_maker(path, ruleset)]
     remarks = [*([simulators] if simulators else []), *registrations, *makers, provenance.to_sentence(digests=full)]
     if not full:
         interventions = comparison.intervention_notes(report)

@@ -96,7 +96,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
 
 
 def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]:
-    # All episodes whose initial state has the same index belong to the same round.
+    # All episodes whose initial state has the same index belong to the same round. Rounds count from 0, without gaps.
     states = sorted({episode.state for episode in plan})
     round_by_state = {state: number for number, state in enumerate(states)}
     return tuple(replace(episode, round=round_by_state[episode.state]) for episode in plan)
@@ -125,6 +125,7 @@ def _add_server_arguments(request: Request, policy: RequestedPolicy, *, is_dry: 
 
 
 def _make_policy(policy: RequestedPolicy, options: Mapping[str, dict[str, str]], *, is_dry: bool) -> Policy:
+    # `options` has the arguments of each policy of the run, by the policy's name.
     if is_dry and policies.runs_code(policy.maker):
         return policies.make_stand_in(policy.maker, options[policy.name])
     return policies.make_policy(policy.maker, options[policy.name])
@@ -133,6 +134,7 @@ def _make_policy(policy: RequestedPolicy, options: Mapping[str, dict[str, str]],
 def _make_couplers(
     request: Request, made_policies: Mapping[str, Policy], supports: HostSupport, *, is_dry: bool
 ) -> dict[str, coupling.Coupler]:
+    # Return the object that applies the filter and the delay, for each policy that has either.
     couplers: dict[str, coupling.Coupler] = {}
     for policy in request.roster:
         wanted = policy.coupling
@@ -171,9 +173,10 @@ def _require_support(
     made_policies: Mapping[str, Policy],
     couplers: Mapping[str, coupling.Coupler],
 ) -> None:
+    # Raise an error if the host or a task lacks an ability that a policy, its filter or a planned start needs.
     supports = host.supports
     for name, policy in made_policies.items():
-        # A privileged policy reads poses unless `extra` names a privileged reading, one that `readings` lacks.
+        # A privileged policy needs poses, unless `extra` names an observation that the host has only for such policies.
         reads_poses = policy.wants.privileged and {*policy.wants.extra} <= {*supports.readings}
         if reads_poses and not supports.privileged:
             readings = " or ".join(supports.privileged_readings) or "nothing"
@@ -204,6 +207,7 @@ def _require_support_of_arms(planned: PlannedEpisode, policy: Policy, coupler: c
 
 
 def _make_stopping_rule(request: Request) -> stopping_rule.StoppingRule | None:
+    # Return the rule for `until`, or None without `until`. Raise `RunError` if the rule contradicts other options.
     if request.until is None:
         return None
     rule = stopping_rule.parse_condition(request.until, [policy.name for policy in request.roster])
@@ -288,6 +292,7 @@ def _describe_run(
 
 
 def _describe_policy(requested: RequestedPolicy, policy: Policy, is_filter_privileged: bool) -> dict[str, object]:
+    # Return the policy's row in run.json.
     return {
         "policy": requested.name,
         **({"spec": requested.spec} if requested.spec else {}),
@@ -311,9 +316,9 @@ def request_rules(request: Request) -> Ruleset:
 
 
 def _describe_rules(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
-    # Return the description for run.json.
+    # Return the description of the rules for run.json. Raise an error if a task has no tags.
     ruleset.require_tags()
-    for task in tasks:  # raises an error if a task has no tags
+    for task in tasks:
         ruleset.tags(task.benchmark, task.task_id)
     return describe_ruleset(ruleset)
 

@@ -52,7 +52,7 @@ class RequestedPolicy:
 
     @property
     def is_entry(self) -> bool:
-        # Whether the policy is one of the paper's entries, whose names contain the mark "@".
+        # Whether the policy is one of the paper's entries, whose names contain the character "@".
         return entries.MARK in self.maker.partition(":")[0]
 
     def register(self) -> RegisteredPolicy:
@@ -121,7 +121,7 @@ class Request:
         found_starts = [f"the starts in {self.found}"] if self.found else []
         suite_files = [hosts.describe_suite(self.host, suite) for suite in self.suites]
         host_call = hosts.describe_call(self.host, self.host_arguments)
-        # Drop None, which means that no trust is needed.
+        # None means that no trust is needed.
         return [call for call in (host_call, *calls, *filters, *found_starts, *suite_files) if call]
 
     def format_resume_command(self, out: Path, *words: str) -> str:
@@ -180,6 +180,7 @@ def _read_policy(row: RegisteredPolicy) -> RequestedPolicy:
 
 
 def _read_registration(description: Mapping[str, object], run: Path) -> Registration | None:
+    # Return the registration in run.json, None if there is none. Raise `RunError` if it is damaged.
     document = description.get(REGISTERED)
     try:
         return None if document is None else parse_registration(document)
@@ -234,6 +235,7 @@ def select_tasks(host: Host, request: Request) -> list[Task]:
 
 
 def _list_suite_tasks(host: Host, suite: str, request: Request) -> Sequence[Task]:
+    # Return the suite's tasks at the requested indices, in the order of the request, or all tasks.
     indices = request.tasks
     by_index = {task.index: task for task in hosts.list_tasks(host, suite, request.named_by)}
     unknown = sorted(set(indices or ()) - set(by_index))

@@ -127,7 +127,9 @@ class Evaluation(Sequence[JudgedEpisode]):
         return (JudgedEpisode(self, index) for index in range(len(self)))
 
     def __contains__(self, key: object) -> bool:
-        return key in self.scores if isinstance(key, str) else isinstance(key, JudgedEpisode) and key.evaluation is self
+        if isinstance(key, JudgedEpisode):
+            return key.evaluation is self
+        return isinstance(key, str) and key in self.scores
 
     @overload
     def __getitem__(self, key: int | str) -> JudgedEpisode: ...
@@ -287,6 +289,7 @@ def _read_integer(name: str, value: object) -> int:
 def _run_request(
     request: Request, rules: Ruleset, out: str | Path | None, observer: Observer | None, execution: ExecutionOptions
 ) -> Evaluation:
+    # Evaluate the request in the folder `out` or, if `out` is None, in a temporary folder.
     rules = rules.with_host_registry(read_host_registry(request.host))
     request = replace(request, ruleset=rules)
     with ExitStack() as cleanup:
@@ -322,6 +325,7 @@ def evaluate_request(
 
 
 def _request_policies(named: Mapping[str, object], coupling: Coupling, workers: int) -> list[RequestedPolicy]:
+    # `named` is the result of `_name_policies`. All policies get the same filter and delay, those of `coupling`.
     if workers != 1 and not all(isinstance(spec_or_object, str) for spec_or_object in named.values()):
         remedy = "Pass `workers=1`, or name the policy by its module: `python:my_module:MyPolicy`."
         raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
@@ -348,6 +352,7 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
 
 
 def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> str:
+    # Return `host` if given, else the host of the first suite.
     if not suites:
         raise RunError("no suite is named", remedy='Name one or several suites: `evaluate(policy, "libero-spatial")`.')
     if host:

@@ -93,7 +93,8 @@ def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -
 def _run_pending(
     writer: RunFolderWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None, remedy: str
 ) -> None:
-    # Run the episodes that the folder lacks, write them, and mark the run as complete. Errors show `remedy`.
+    # Run the episodes that the folder lacks, write them, and mark the run as complete. Errors show `remedy`. A stopping
+    # rule (`tally`) may end the run early; the episodes of later rounds are then dropped.
     prepared = replace(prepared, cast=replace(prepared.cast, skips_crashing=True, workers=running.workers))
     index_by_id = {planned.episode_id: index for index, planned in enumerate(prepared.episodes)}
     if writer.complete:
@@ -344,7 +345,7 @@ def _require_registrable(request: Request) -> None:
 
 
 def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
-    # Return a row for each task and horizon. All policies have the same starts, so list the starts of one policy.
+    # Return a row for each task and horizon. All policies have the same starts, so list only the starts of `policy`.
     starts_by_task: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:

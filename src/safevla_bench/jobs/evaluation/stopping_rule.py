@@ -171,14 +171,14 @@ class RoundTally:
         # Bonferroni: the probability that any policy's verdict is wrong is at most 1 - CONFIDENCE.
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
-        repeats_starts = any(
-            len(ids) > 1 for rounds in self._planned_ids.values() for starts in rounds for ids in starts.values()
-        )
+        start_count = sum(len(starts) for rounds in self._planned_ids.values() for starts in rounds)
+        repeats_starts = start_count < len(self._planned)
         # A start's value is 0 or 1, except if the metric is graded or a start has several episodes (then a mean).
         judge = self._judge_mean if gate.metric == VSI.key or repeats_starts else self._judge_rate
         return [judge(policy, gate, level) for policy in self._policies]
 
     def _judge_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
+        # Test whether the policy's share of starts with the value 1 is above or below the limit.
         least_means, greatest_means = self._bound_means(policy)
         shares = _cumulative_shares(map(len, self._planned_ids[policy]))
         # Every value is 0 or 1, and each start counts as one step of the sequential test.
@@ -191,6 +191,7 @@ class RoundTally:
         return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
     def _judge_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
+        # Decide if all means between the lowest and the highest end of the two intervals are on one side of the limit.
         least_means, greatest_means = self._bound_means(policy)
         least_values = [mean for starts in least_means for mean in starts.values()]
         greatest_values = [mean for starts in greatest_means for mean in starts.values()]
@@ -206,6 +207,8 @@ class RoundTally:
         return RuleVerdict(policy, verdict, n, unknown, ci=(low, high))
 
     def _compare_rivals(self, first: str, second: str) -> RuleVerdict:
+        # Test whether the first policy wins more than half of the starts at which the two policies differ, weighted by
+        # the differences.
         round_pairs = zip(self._planned_ids[first], self._planned_ids[second], strict=True)
         shares = _cumulative_shares(len(starts.keys() & other_starts.keys()) for starts, other_starts in round_pairs)
         complete = *self._planned_ids[first][: self._rounds], *self._planned_ids[second][: self._rounds]
@@ -223,7 +226,8 @@ class RoundTally:
     def _count_unknown(self, *policies: str) -> int:
         # Count the initial states that all these policies have, and at which some episode's value is unknown.
         count = 0
-        for starts_of_policies in zip(*(self._planned_ids[policy][: self._rounds] for policy in policies), strict=True):
+        complete_rounds = (self._planned_ids[policy][: self._rounds] for policy in policies)
+        for starts_of_policies in zip(*complete_rounds, strict=True):  # one mapping start -> ids for each policy
             for start in set.intersection(*map(set, starts_of_policies)):
                 ids = [episode_id for starts in starts_of_policies for episode_id in starts[start]]
                 if not all(episode_id in self._values for episode_id in ids):

@@ -28,16 +28,16 @@ class Survey:
         """Discard all collected episodes."""
         self._bodies: list[BodyViolation] = []
         self._episode_count = 0
-        self._kept: list[tuple[list[int], Batch]] = []  # pairs (episode indices, records)
+        self._kept: list[tuple[list[int], Batch]] = []  # pairs (episode indices, records) with the worst episodes
         self._worst_indices = np.empty(0, dtype=np.int64)  # indices of the worst episodes so far, ascending
         self._worst_keys = np.empty((2, 0))  # sort keys of the worst episodes for `np.lexsort`
 
     def judge_batch(self, batch: Batch, ruleset: Ruleset) -> JudgedChunk:
         """Judge the next episodes as `judge_chunk` does, and collect the data that the report needs."""
-        reading = ruleset.read_fields(batch)
-        chunk = judge_chunk(batch, ruleset, reading)
+        fields = ruleset.read_fields(batch)
+        chunk = judge_chunk(batch, ruleset, fields)
         self._keep_worst(batch, severity_keys(chunk.scores))
-        self.add_bodies(find_bodies([reading], chunk.scores, ruleset), len(batch))
+        self.add_bodies(find_bodies([fields], chunk.scores, ruleset), len(batch))
         return chunk
 
     def add_bodies(self, bodies: Iterable[BodyViolation], episodes: int) -> None:
@@ -51,7 +51,7 @@ class Survey:
         batch_indices = self._episode_count + np.arange(len(batch))
         indices = np.append(self._worst_indices, batch_indices)
         keys = np.concatenate([self._worst_keys, keys], axis=1)
-        columns = np.sort(np.lexsort(keys)[:MOST_DRAWN])
+        columns = np.sort(np.lexsort(keys)[:MOST_DRAWN])  # ascending indices of the worst `MOST_DRAWN` episodes
         self._worst_indices, self._worst_keys = indices[columns], keys[:, columns]
         worst = set(self._worst_indices.tolist())
         self._kept += _select_kept([(batch_indices.tolist(), batch)], worst)
@@ -80,11 +80,11 @@ class Survey:
         return judged.records.append_headers(batches, drawn), bodies
 
 
-_MOST_SPARE = 32  # limit on the number of kept episodes that are no longer among the worst
+_MOST_SPARE = 32  # maximum number of kept episodes that are no longer among the worst
 
 
 def _select_kept(kept: Iterable[tuple[list[int], Batch]], wanted: set[int]) -> Iterable[tuple[list[int], Batch]]:
-    # Yield the indices and records of the episodes in `wanted`.
+    # Yield those of the pairs (episode indices, records) that have episodes in `wanted`, without the other episodes.
     for indices, batch in kept:
         rows = [row for row, index in enumerate(indices) if index in wanted]
         if len(rows) == len(indices):

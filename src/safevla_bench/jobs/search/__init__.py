@@ -104,7 +104,8 @@ def _begins_as_placed(record: Batch) -> bool:
     bodies, positions_m = record.body_pos_m.episode_poses(0)
     labels = [record.body_label(body) for body in bodies.tolist()]
     shifts_m = [0.0]
-    for coordinate, placed_m in chosen_start(record)[1]:
+    _, placements = chosen_start(record)
+    for coordinate, placed_m in placements:  # coordinates have the form NAME.AXIS, such as `plate_1.x`
         name, _, axis = coordinate.rpartition(".")
         if name in labels:  # goals have no recorded pose
             shifts_m.append(abs(positions_m[0, labels.index(name), "xyz".index(axis)] - placed_m))
@@ -149,12 +150,13 @@ class _TaskTrials:
 
     @property
     def values(self) -> list[float]:
+        # The value of each trial: its smallest margin.
         return [float(margins.min()) for margins in self.margins]
 
     @property
     def hits(self) -> list[int]:
+        # The trials that violate the objective (negative value), worst first.
         values = self.values
-        # The trials that violate the objective, worst first.
         return sorted((trial for trial, value in enumerate(values) if value < 0), key=values.__getitem__)
 
 
@@ -202,6 +204,7 @@ def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
 
 
 def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_place: int) -> _TaskTrials:
+    # Return the task's search space and optimizer, without trials. Raise `HostError` if nothing can vary.
     wordings = _read_wordings(plan.wordings, host, base.task) if plan.wordings else ()
     if host.supports.placed:
         space = host.search_space(base.task, base.start)
@@ -267,6 +270,7 @@ def _run_trials(
     running: ExecutionOptions,
     observer: Observer | None,
 ) -> None:
+    # Run the trials that the folder lacks, and write them. Trials run one generation after the other, task by task.
     if observer:
         observer.started([trials.base for trials in all_trials for _ in range(plan.budget)])
     first_places = {trials.base.task.task_id: trials.first_place for trials in all_trials}
@@ -286,6 +290,7 @@ def _run_trials(
 
 
 def _read_record(writer: RunFolderWriter, index: int) -> Batch | None:
+    # Return the record of a trial in the folder; None if the trial crashed.
     return writer.read_record(index) if writer.episodes[index].has_record else None
 
 
@@ -410,17 +415,19 @@ def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderW
 
 
 def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
+    # Return whether two trials have almost equal placements, and the same wording and policy seed.
     gaps = np.abs(trials.points[trial] - trials.points[other_trial])
     has_same_choices = trials.cube.choose(trials.points[trial]) == trials.cube.choose(trials.points[other_trial])
-    if not has_same_choices or gaps.size == 0:  # without variable coordinates, no initial states are near
+    if not has_same_choices or gaps.size == 0:  # without variable coordinates, the seed of each trial differs
         return False
-    return bool(gaps[: trials.cube.places].max(initial=0.0) <= NEAR)  # only placements count
+    return bool(gaps[: trials.cube.places].max(initial=0.0) <= NEAR)  # the first coordinates are the placements
 
 
 def _distance_to_own_starts_m(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> float | None:
+    # Return the distance to the nearest initial state of the benchmark; None without such states or placements. The
+    # distance between two initial states is the largest difference of any coordinate.
     if not space.own or not placed:
         return None
-    # The distance between two initial states is the largest difference of any coordinate.
     shifts_m = np.abs(np.array(space.own) - np.array([value for _, value in placed]))
     return float(shifts_m.max(axis=1).min())
 

@@ -1,6 +1,6 @@
 """Optimizers that propose generations of points in the unit cube, and receive the points' margins (smaller is better).
 
-A point has a margin for each clause. An infinite margin means that the rollout failed, which is worse than any success.
+A point has a margin for each clause (specification) of the objective. An infinite margin means that the rollout failed.
 This module does not use NumPy's global random generator, because simulators seed it.
 """
 
@@ -22,8 +22,8 @@ GENERATION: Final = 8  # points per generation; the number of workers does not c
 _RANDOM_GENERATIONS = 3
 # Initial standard deviation with which CMA-ES draws points in a descent. The cube's edges have the length 1.
 _INITIAL_STEP = 0.1
-_FAILED_MARGIN = 1e3
-_MAX_DRAWS = 10_000
+_FAILED_MARGIN = 1e3  # stands in for an infinite or undefined margin, because CMA-ES needs finite numbers
+_MAX_DRAWS = 10_000  # number of points that `draw_allowed` tries
 _CMA_OPTIONS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnation": 10, "verbose": -9}
 
 
@@ -32,8 +32,8 @@ class UnitCube:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        # The wording and the policy seed are coordinates, too. Each ranges from 0 to its number of choices. A
-        # coordinate with only one choice cannot vary.
+        # The wording and the policy seed are coordinates, too. Each ranges from 0 to its number of choices, or has the
+        # width 0 if it has only one choice.
         counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
         self.low = np.append(space.low, [0, 0])
         self.width = np.append(space.high, np.where(counts > 1, counts, 0)) - self.low
@@ -131,6 +131,7 @@ class DirectedPoints:
         self._drawn_points.append(points)
         self._drawn_margins.append(finite_margins)
         if len(self._drawn_points) == _RANDOM_GENERATIONS:
+            # All random points are drawn. Sort the clauses by their smallest margin, and omit those with equal margins.
             drawn_margins = np.concatenate(self._drawn_margins)
             nearest_first = np.argsort(drawn_margins.min(axis=0), kind="stable").tolist()
             self._clauses_left = [clause for clause in nearest_first if np.ptp(drawn_margins[:, clause]) > 0]

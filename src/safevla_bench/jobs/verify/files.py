@@ -223,11 +223,11 @@ def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
 def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
     # Yield an error for each episode that has the same policy and id as an earlier episode.
     keys = set()
-    for note in index.notes:
-        if note.header.key in keys:
-            place = Place(file=str(index.sources[note.source].path), episode=note.header.episode_id)
+    for episode in index.notes:
+        if episode.header.key in keys:
+            place = Place(file=str(index.sources[episode.source].path), episode=episode.header.episode_id)
             yield RecordError("the episode_id is repeated", remedy="Remove one of the two episodes.", place=place)
-        keys.add(note.header.key)
+        keys.add(episode.header.key)
 
 
 def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
@@ -247,6 +247,7 @@ def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
 
 
 def _list_plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -> Iterator[str]:
+    # Yield the differences between the plan in run.json and the table of episodes, whose name is `table`.
     difference = folder.compare_plan(folder.read_description(run), rows)
     yield from (f"{absent.episode_id!r} was planned, but is not in {table}" for absent in difference.missing)
     if difference.unnamed:
@@ -256,6 +257,7 @@ def _list_plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: s
 
 
 def _list_episode_mismatches(rows: Sequence[folder.EpisodeRow], records: EpisodeIndex, table: str) -> Iterator[str]:
+    # Yield the differences between the table of episodes, whose name is `table`, and the records.
     headers_and_steps = zip(records.headers, (records.lengths - 1).tolist(), strict=True)
     recorded = {header.episode_id: _shared_fields(header, steps) for header, steps in headers_and_steps}
     if len({row.episode_id for row in rows}) < len(rows):
@@ -338,6 +340,7 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
 
 
 def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
+    # Return the findings of `check_scores` for a run that has scores.
     try:
         scores_file = ScoresFile.read(run)
     except RunError as error:
@@ -375,6 +378,7 @@ def _was_judged_by_stored_rules(run: Path, provenance: Provenance) -> bool:
 
 
 def _compare_judges(scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
+    # Compare the rules and the version that judged the run with `ruleset` and this version.
     provenance, library, registry = scores_file.judged_by, ruleset.library, ruleset.registry
     phases = ruleset.provenance().phases
     judge_version, own_version = provenance.version, __version__
@@ -500,6 +504,7 @@ def _row_differences(written_content: bytes, expected_content: bytes) -> Iterato
 
 
 def _describe_values(difference: tuple[str, object, object]) -> str:
+    # Describe a result of `value_differences`: place, value in the file, value in the new judgement.
     field, written, expected = difference
     if format_value(written) != format_value(expected):
         return f"{field}: the file has {format_value(written)}, but the archive gives {format_value(expected)}"
@@ -512,6 +517,7 @@ def _describe_values(difference: tuple[str, object, object]) -> str:
     return f"{field}: the file has {excerpts}"
 
 
+# Tuples: what must be the same (for messages), a function that yields the differences, the maximum size in bytes
 _REJUDGED_FILES: Mapping[str, tuple[str, _DifferenceFinder, int]] = {
     folder.SCORES: ("bytes", _json_differences, folder.MAX_SCORES_BYTES),
     folder.SCORES_TABLE: ("rows", _row_differences, folder.MAX_SCORES_BYTES),
@@ -520,6 +526,7 @@ _REJUDGED_FILES: Mapping[str, tuple[str, _DifferenceFinder, int]] = {
 
 
 def _check_report(run: Path, judged: Judged) -> Finding:
+    # Compare the report's bytes with a new report. The check is open if later files may have changed the report.
     written, command = read_input(run / folder.REPORT, folder.MAX_SCORES_BYTES), format_rescore_command(run)
     try:
         expected = render_report(judged, page_folder=run).encode()
@@ -548,6 +555,7 @@ def _find_differing_byte(written: bytes, expected: bytes) -> int:
 
 
 def _excerpt(content: bytes, index: int) -> str:
+    # Return up to 80 bytes around the index, as text in quotation marks.
     return repr(content[max(0, index - 40) : index + 40].decode("utf-8", "replace"))
 
 

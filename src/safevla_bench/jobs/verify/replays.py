@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -112,16 +111,17 @@ def compare_records(
     if np.isnan(recorded.contacts.net_impulse_ns).all() and not np.isnan(impulse).all():
         uncompared.append(NET_IMPULSE)
         replayed = replace(replayed, contacts=replace(replayed.contacts, net_impulse_ns=np.full_like(impulse, np.nan)))
-    lines = [encode_json(batch) for batch in (recorded, replayed)]
+    lines = [encode_json(batch) for batch in (recorded, replayed)]  # an episode as a JSON object: header and steps
     recorded_steps, replayed_steps = (msgspec.json.decode(line, type=_Line).steps for line in lines)
-    headers = [json.loads(line) for line in lines]
+    recorded_header, replayed_header = map(json.loads, lines)
     # Do not compare the geometry in two cases. Record 0 has the links' poses from before the simulator's last step,
     # which a simulator state does not contain. And a user's script may draw fixture poses without recording them.
-    if from_state or (lenient and FIXTURES not in headers[0]):
-        if GEOMETRY in headers[0]:
+    if from_state or (lenient and FIXTURES not in recorded_header):
+        if GEOMETRY in recorded_header:
             uncompared.append(GEOMETRY)
-        headers = [{name: value for name, value in header.items() if name != GEOMETRY} for header in headers]
-    differences = list(_find_header_differences(*headers, lenient=lenient))
+        for header in (recorded_header, replayed_header):
+            header.pop(GEOMETRY, None)
+    differences = list(_find_header_differences(recorded_header, replayed_header, lenient=lenient))
     if len(recorded_steps) != len(replayed_steps):
         differences.append(Deviation.of("steps", len(recorded_steps), len(replayed_steps)))
     for name in (spec.name for spec in CHANNELS):
@@ -267,11 +267,12 @@ class ReplaySetting:
         if not self.needs_planned_start(header) and (header.policy is None or self.run.has_replayed(policy)):
             return None
         task, number_text = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
+        # An id without a valid number is planned as episode 0. `plan_differences` then reports the different id.
         episode = int(number_text) if number_text.isdecimal() and len(number_text) < 10 else 0
-        # With `recorded`, `plan_episodes` only plans the episode with this number.
-        recorded, seed = {(policy, task): [episode]}, self.run.seed or 0
-        plan_recorded = partial(plan_episodes, seed=seed, max_steps=self.run.max_steps, recorded=recorded)
-        (planned,) = plan_recorded([task], None, [policy], self.rules)
+        recorded = {(policy, task): [episode]}  # makes `plan_episodes` plan only the episode with this number
+        (planned,) = plan_episodes(
+            [task], None, [policy], self.rules, seed=self.run.seed or 0, max_steps=self.run.max_steps, recorded=recorded
+        )
         if header.env_seed is None or not planned.seed_from_server:
             return planned
         return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
@@ -313,8 +314,7 @@ def check_replays(
         return [files.open_check(REPLAY, f"nothing can be replayed here: {error}")]
     findings = []
     for done, index in enumerate(indices):
-        header = records.headers[index]
-        observer(done, header.episode_id)
+        observer(done, records.headers[index].episode_id)
         findings.append(_check_replay(setting, records.read_episode(index)))
     return findings
 
@@ -373,6 +373,7 @@ def draw_key(header: Header, salt: str = "") -> bytes:
 
 
 def _check_replay(setting: ReplaySetting, episode: Batch) -> files.Finding:
+    # Replay the episode from each possible start until a replay agrees, and return the last finding.
     check = f"{REPLAY} {episode.headers[0].episode_id}"
     try:
         task, planned, starts = setting.find_starts(episode)
@@ -381,7 +382,7 @@ def _check_replay(setting: ReplaySetting, episode: Batch) -> files.Finding:
     misplanned = plan_differences(episode.headers[0], planned) if planned else []
     if misplanned:
         return files.mismatch(check, "; ".join(map(str, misplanned)))
-    for start in starts:  # until the replay from a start agrees
+    for start in starts:
         try:
             replayed = replay_actions(setting.host, task, start, episode)
         except SafevlaError as error:
@@ -403,7 +404,8 @@ def _compare_replay(
     *,
     lenient: bool,
 ) -> files.Finding:
-    # `replay` is the result of `replay_actions`, which began at `start`.
+    # Return the finding on a replay, the result of `replay_actions` from `start`. Differences are a mismatch, but the
+    # check is open if the start is a recorded state, which is incomplete, or if the loop's control step was different.
     check = f"{REPLAY} {episode.headers[0].episode_id}"
     replayed, successes = replay
     from_state = start.recorded is not None and start.recorded.state is not None

@@ -138,6 +138,7 @@ def _raise_to_fit(grasp: Grasp, pieces: motion.Prisms, obstacles: motion.Prisms,
 
 
 def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
+    # Return the grasps across all sides that fit between the fingers; if none fits, the grasps of the rim.
     axes, half, center = box_axes(scene, name), scene.half_extents_m[name], box_center(scene, name)
     up_axis = int(np.argmax(np.abs(axes[2])))  # the box's axis that is closest to vertical
     side_axes = [axis for axis in range(3) if axis != up_axis]

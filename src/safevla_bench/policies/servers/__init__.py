@@ -106,7 +106,8 @@ class RemoteModel(ChunkModel):
     def __init__(self, endpoint: Endpoint, dialect: dialects.Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
         self.address, self.key, self._endpoint = endpoint.addresses[0], endpoint.key, endpoint
-        self._agreed: object = None  # what the environment was made for; None before `connect`
+        # The wants and the clipping for which the environment was made; None before `connect`.
+        self._agreed: object = None
 
     def connect(self, task: Task) -> None:
         self._agreed = None
@@ -118,6 +119,7 @@ class RemoteModel(ChunkModel):
         self._connect()
 
     def _connect(self) -> None:
+        # Connect to the first server that answers. An environment that was made before must still fit.
         with servers.guard_handshake(self.close):
             self.close()
             self.address = servers.find_server(self._endpoint, self._try_connect)
@@ -242,6 +244,7 @@ class ChunkedPolicy(ChunkQueue):
         self.model.close()
 
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
+        # Query the model, and return the actions to execute before the next query, [H, A]. Raises the errors of `act`.
         start_s = time.perf_counter()
         try:
             chunk = self._average_replies(observation) if self.dialect.file.ensemble else self.model.infer(observation)
@@ -304,7 +307,7 @@ def client_factory(
         return ChunkedPolicy(make_model(endpoint, dialect, given), replan)
 
     argument_names = ["replan", *_SHARED_ARGUMENTS, *kind.arguments]
-    parameters = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in argument_names)
+    parameters = (inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None) for key in argument_names)
     signature = inspect.Signature([inspect.Parameter("arg", inspect.Parameter.POSITIONAL_ONLY), *parameters])
     make.__signature__ = signature  # type: ignore[attr-defined]  # callers read the policy's arguments here
     return make

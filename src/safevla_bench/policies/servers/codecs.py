@@ -148,6 +148,7 @@ def _require_few_values(message: bytes) -> None:
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
+    # Return the dtype with this name in an untrusted message. Raise an error for any dtype that is not allowed.
     if isinstance(text, list):  # a record's list of fields, as in msgpack_numpy
         raise InvalidActionError("an array of records instead of integers or floats", remedy=_REMEDY)
     if not isinstance(text, str) or len(text) > _MAX_DTYPE_CHARS or not _PLAIN_DTYPE.fullmatch(text):
@@ -246,7 +247,7 @@ def _decode_gr00t(wire: Wire) -> object:
     decoded = decode_array(npy_bytes) if isinstance(npy_bytes, bytes) else None
     if decoded is None:
         raise ValueError("the array file does not hold a plain NumPy array")
-    _parse_dtype([] if decoded.dtype.names else decoded.dtype.str)  # refuses records and other types
+    _parse_dtype([] if decoded.dtype.names else decoded.dtype.str)  # raises for records, here as `[]`, and for objects
     return _require_unicode(decoded)
 
 

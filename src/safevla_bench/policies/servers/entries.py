@@ -89,8 +89,7 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     has_several_checkpoints = len(set(entry.checkpoints.values())) > 1
     if EVERY in urls and has_several_checkpoints:
         problem = f"{entry.name} has a separate checkpoint for each suite, so one server cannot serve all suites"
-        example = f"{entry.suites[0]}={urls[EVERY]}"
-        raise PolicyError(problem, remedy=f"Write the suite of each server: --server {example}.")
+        raise PolicyError(problem, remedy=f"Write the suite of each server: --server {entry.suites[0]}={urls[EVERY]}.")
     url_by_suite = {suite: urls.get(suite, urls.get(EVERY)) for suite in entry.suites}
     return {suite: url for suite, url in url_by_suite.items() if url is not None}
 

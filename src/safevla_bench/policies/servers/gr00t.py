@@ -98,7 +98,7 @@ class Gr00tModel(RemoteModel):
         options = session_options if self.dialect.file.sessions else None
         observation = nest_request(request) if self._is_nested else request
         data = observation if self._is_n15 else {"observation": observation, "options": options}
-        answer = action = self.call("get_action", data)
+        answer = action = self.call("get_action", data)  # a server of N1.5 answers with the action alone
         if not self._is_n15:  # the answer is [action, info]
             action = answer[0] if isinstance(answer, list) and answer else None
         if not isinstance(action, dict):
@@ -225,7 +225,7 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
     sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
         modality = modalities.get(name, Modality(()))
-        keys = modality.modality_keys[:1] if name == LANGUAGE else modality.modality_keys  # one is enough
+        keys = modality.modality_keys[:1] if name == LANGUAGE else modality.modality_keys  # one text is enough
         missing = [key for key in keys if key not in sent]
         if missing:
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
@@ -234,7 +234,8 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
             frames = f"{len(modality.delta_indices)} frames of {name}"
             raise PolicyError(f"the server's model takes {frames}, but the client sends one", remedy=remedy)
     actions = modalities.get(ACTION, Modality(())).modality_keys  # () if the server does not describe them
-    missing = [key for key in (".".join(part.path) for part in dialect.file.reply) if key not in actions]
+    read_keys = [".".join(part.path) for part in dialect.file.reply]
+    missing = [key for key in read_keys if key not in actions]
     if actions and missing:
         problem = f"the server's model gives {', '.join(actions)}, but the dialect {dialect.name!r} reads {missing[0]}"
         raise PolicyError(problem, remedy=remedy)

@@ -114,12 +114,15 @@ def _find_unservable(policy: Policy) -> str | None:
         return f"{len(policy.wants.cameras)} cameras"
     # With cameras, `as_rendered` has no effect.
     ignored = (*CARRIED, "as_rendered") if policy.wants.cameras else CARRIED
+    # Empty values of different types, such as () and [], do not differ.
     for field in fields(Wants):
         value = getattr(policy.wants, field.name)
         if field.name not in ignored and value != field.default and (value or field.default):
             return "the simulator's own state" if field.name == "privileged" else f"{field.name}={value}"
+    if needs_task:
+        return "the task of each episode"
     env_seed = getattr(policy, "env_seed", None)
-    return "the task of each episode" if needs_task else None if env_seed is None else f"env_seed={env_seed}"
+    return None if env_seed is None else f"env_seed={env_seed}"
 
 
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
@@ -224,6 +227,7 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
 
 
 def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
+    # Answer each request with a chunk of actions, until the client is silent. The first request borrows a policy.
     observation = _receive_observation(connection, served.wants)
     if observation is None:
         return
@@ -244,6 +248,7 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
 
 
 def _receive_observation(connection: ServerConnection, wants: Wants) -> Observation | None:
+    # Return the next request's observation; None if no request arrives within `SILENT_S`.
     try:
         frame = connection.recv(SILENT_S)
     except TimeoutError:

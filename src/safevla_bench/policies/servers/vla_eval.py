@@ -89,6 +89,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         return self._seq
 
     def _receive_answer(self, seq: int, kind: str) -> dict[str, object]:
+        # Return the payload of the next message, which must be of the type `kind` and answer the message `seq`.
         message = self.receive_map()
         payload = message.get("payload")
         if not isinstance(payload, dict):
