@@ -95,6 +95,23 @@ def test_an_empty_evaluation_a_foreign_database_and_a_missing_file_are_errors(tm
         foreign.read_results(tmp_path / "missing.json")
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"success": 0.5}, "the success of an episode is 0.5, not true or false"),
+        ({"success": None}, "the success of an episode is null, not true or false"),
+        ({"seed": 0}, "the key 'success' is missing"),
+    ],
+)
+def test_a_success_that_is_neither_true_nor_false_is_refused_with_its_value(tmp_path, row, words):
+    with pytest.raises(RecordError, match=words):
+        foreign.read_results(lerobot(tmp_path / "eval_info.json", per_episode=[{"success": True}, row]))
+    if "success" in row:
+        tasks = [{"task_group": "libero_goal", "task_id": 3, "metrics": {"successes": [row["success"]]}}]
+        with pytest.raises(RecordError, match=words):
+            foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=tasks))
+
+
 def test_a_file_that_cannot_be_read_holds_no_results(tmp_path, monkeypatch):
     """Whoever reads it as a source then says why; here nothing is raised."""
     path = tmp_path / "recording-1.sqlite"

@@ -320,6 +320,22 @@ def test_of_two_texts_with_one_task_the_second_gets_eight_digits_of_its_digest()
     assert records.name_tasks(["Go!", "go", "Go!"]) == {"Go!": "go", "go": f"go-{digest}"}
 
 
+@pytest.mark.parametrize(
+    ("texts", "are_named_alike"),
+    [
+        (("pick -5", "pick 5"), False),
+        (("-5", "5"), False),
+        (("pick 🍎", "pick 🍌"), False),
+        (("a < b", "a > b"), False),
+        (("Pick the cup.", "pick the  cup"), True),
+        (("top-left, 5", "top left 5"), True),
+    ],
+)
+def test_instructions_of_different_meaning_have_different_ids_in_logs_that_are_read_apart(texts, are_named_alike):
+    first, second = (records.name_tasks([text])[text] for text in texts)
+    assert (first == second) == are_named_alike
+
+
 def torque_problem(limits: list[float] | None, count: int = 2, embodiment: str | None = None, **more: Any) -> str:
     names = more.pop("numbers", ())
     tree = {"from": "t", **({"limits_nm": limits} if limits else {}), **more}

@@ -710,7 +710,7 @@ def test_two_instructions_never_share_a_task_and_every_script_keeps_its_letters(
     assert tasks["把杯子放在架子上"] == "把杯子放在架子上"
     assert tasks["हिन्दी"] == "हिन्दी"
     assert tasks["cafe\u0301"] == "café"
-    assert tasks["🙂"] == "task"
+    assert tasks["🙂"].startswith("task-")
 
 
 def test_missing_tasks_are_named_as_in_version_3_and_leaving_episodes_out_is_no_remedy(tmp_path):

@@ -125,6 +125,7 @@ def test_indices_into_a_message_that_names_its_position_are_refused(tmp_path, mo
         ({"tcp_mm": {**FLAT, "roll": 0.3, "pitch": -0.2, "yaw": 0.9}}, 'rotation_form = "rpy"\n'),
         ({"pose_mm_deg": {**FLAT, "roll": 9, "pitch": 0, "yaw": 0}}, 'field = "pose_mm_deg"\nrotation_form = "rpy"\n'),
         ({"pose": {"position": FLAT}}, 'unit = "mm"\n'),
+        ({"pose_in": {"left_foot": FLAT}}, 'field = "pose_in.left_foot"\nunit = "mm"\n'),  # no unit without an axis
     ],
 )
 def test_a_unit_in_the_name_of_a_field_or_of_its_numbers_is_read(tmp_path, message, more):
@@ -138,6 +139,10 @@ def test_a_unit_in_the_name_of_a_field_or_of_its_numbers_is_read(tmp_path, messa
     [
         ({"tcp_mm": FLAT}, 'field = "tcp_mm"\nunit = "m"\n', "the unit in the names is 'mm'"),
         ({"x_inch": 0.1, "y_inch": 0.2, "z_inch": 0.3}, "", "the unit 'inch'"),
+        ({"x_in": 0.1, "y_in": 0.2, "z_in": 0.3}, "", "the unit 'inch'"),
+        ({"x_ft": 0.1, "y_ft": 0.2, "z_ft": 0.3}, "", "the unit 'ft'"),
+        ({"x_feet": 0.1, "y_feet": 0.2, "z_feet": 0.3}, "", "the unit 'ft'"),
+        ({"pos_dm": FLAT}, 'field = "pos_dm"\n', "the unit 'dm'"),
         ({"x_deg": 0.1, "y_deg": 0.2, "z_deg": 0.3}, "", "The names say 'deg'"),
         ({**FLAT, "roll_deg": 1, "pitch_deg": 1, "yaw_deg": 1}, 'angle_unit = "rad"\n', "in the names is 'deg'"),
         ({**FLAT, "roll_mrad": 1, "pitch_mrad": 1, "yaw_mrad": 1}, "", "the unit 'mrad'"),

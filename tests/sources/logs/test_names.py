@@ -117,6 +117,13 @@ def test_names_that_do_not_decide_are_a_question(text, question):
     assert suggest_pose(names, len(names) or 7)
 
 
+def test_a_rotation_that_is_named_for_another_object_is_suggested_by_its_numbers():
+    names = ["x", "y", "z", "mug_qx", "mug_qy", "mug_qz", "mug_qw"]
+    lines = tomllib.loads("\n".join(suggest_pose(names, 7)))
+    assert lines == {"quaternion": [3, 4, 5, 6]}
+    assert decide_pose(names, 7, None, tuple(lines["quaternion"])).rotation == (6, 3, 4, 5)
+
+
 def test_four_numbers_are_a_quaternion_only_if_names_or_the_mapping_say_so():
     assert decide_pose([], 7, order="xyzw").rotation == (6, 3, 4, 5)
     assert decide_pose([], 3) == PoseLayout((0, 1, 2))

@@ -18,6 +18,7 @@ initial state, in an environment that was seeded once and then reset a known num
 
 from __future__ import annotations
 
+import json
 import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +54,6 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques, so Safety, SBU and VSI are unknown"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {0: False, 1: True}  # False and True are also found, since False == 0 and True == 1
 _STATUSES = {"success": True, "fail": False, "error": None}
 # What readers raise for a damaged file, or for a file with another structure.
 _READ_ERRORS = (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -97,12 +97,25 @@ def read_results(path: Path) -> ForeignResults:
         with limit_memory(path):
             results = _read_harness_results(path) if _is_sqlite(path) else _read_lerobot(path)
     except _READ_ERRORS as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         remedy = "Name an `eval_info.json` of LeRobot, or a `recording-*.sqlite` of vla-evaluation-harness."
-        raise RecordError(f"cannot be read as results: {reason}", remedy=remedy, place=place) from None
+        raise RecordError(f"cannot be read as results: {_describe_error(error)}", remedy=remedy, place=place) from None
     if not results.episodes:
         raise RecordError("there are no episodes", remedy="Pass the file of a finished evaluation.", place=place)
     return results
+
+
+def _describe_error(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"the key {error.args[0]!r} is missing"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+def _read_success(value: object) -> bool:
+    if value not in (0, 1):  # also False, True and 1.0, which equal these
+        raise ValueError(f"the success of an episode is {json.dumps(value)}, not true or false")
+    return bool(value)
 
 
 def _read_lerobot(path: Path) -> ForeignResults:
@@ -111,12 +124,14 @@ def _read_lerobot(path: Path) -> ForeignResults:
     episodes, remarks = [], []
     if "per_episode" in tree and "per_task" not in tree:  # format of lerobot before 0.4.0 (scripts/eval.py)
         for row in tree["per_episode"]:
-            episodes.append(ForeignEpisode("unnamed", "unnamed", _SUCCESSES[row["success"]]))
+            episodes.append(ForeignEpisode("unnamed", "unnamed", _read_success(row["success"])))
         remarks.append("the file is from LeRobot before 0.4, so it names neither suites nor tasks")
     else:
         for task in tree["per_task"]:
             suite, name = str(task["task_group"]), f"task_{task['task_id']}"
-            episodes += [ForeignEpisode(suite, name, _SUCCESSES[success]) for success in task["metrics"]["successes"]]
+            episodes += [
+                ForeignEpisode(suite, name, _read_success(success)) for success in task["metrics"]["successes"]
+            ]
         stated_count = tree.get("overall", {}).get("n_episodes")
         if stated_count not in (None, len(episodes)):
             remarks.append(f"the file lists {len(episodes)} episodes, but states {stated_count}")

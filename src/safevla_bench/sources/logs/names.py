@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,9 +28,9 @@ _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw
 # First letter of a word such as `qx` -> kind of quantity.
 _KIND_OF_PREFIX = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
 _KIND_OF_PREFIX |= dict.fromkeys("vfdwag", "other")
-# `_KINDS` maps words to kinds of quantities, and `_UNITS` maps words to units.
+# `_KINDS` maps words to kinds of quantities, `_UNITS` maps words to units, as `_UNITS_AFTER_AXES` does after an axis.
 # If a number's name has a word in `_SCALARS`, the number is not part of a pose.
-_KINDS, _SCALARS, _UNITS = (
+_KINDS, _SCALARS, _UNITS, _UNITS_AFTER_AXES = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
     for table in read_shipped(__package__, "words.toml", dict[str, dict[str, str]]).values()
 )
@@ -78,14 +79,17 @@ def _split_words(name: str) -> list[str]:
     return re.findall(r"6d|[^\W\d_]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
 
 
-LENGTH_UNITS, ANGLE_UNITS = ("m", "cm", "mm", "um", "inch"), ("rad", "deg", "mrad")
+LENGTH_UNITS = ("m", "cm", "mm", "um", "inch", "dm", "km", "ft", "yd")
+ANGLE_UNITS = ("rad", "deg", "mrad")
 
 
 def find_unit(names: Iterable[str], known: Collection[str]) -> str:
     """Return the unit of `known` that is in the names, as in `x_mm`; "" = none. Raises `ValueError` if units differ."""
     found: set[str] = set()  # the first unit in each name, "" for a name without a unit
     for name in names:
-        units = [_UNITS.get(word, "") for word in _split_words(name)]
+        words = _split_words(name)
+        units = [_UNITS.get(word, "") for word in words]
+        units += [_UNITS_AFTER_AXES.get(word, "") for axis, word in pairwise(words) if axis in _AXES]
         known_units = [unit for unit in units if unit in known]
         found.add(known_units[0] if known_units else "")
     if len(found) > 1:
@@ -438,7 +442,7 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
     except ValueError as question:
         if "unit" in str(question):  # only a change of the names can resolve it
             return []
-        positions = find_positions(names)
+        positions, needs_rotation = find_positions(names), "which rotation" in str(question)
     lines = []
     if len(positions) != 1 and (names or size not in (6, 7)):
         choices = ", from 0"
@@ -460,7 +464,13 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
     elif kinds & {"euler", "turn"} or (not names and size == 6):
         lines += [f'rotation_form = {FILL_IN}  # "rpy" or "rotvec"', 'rotation_order = "xyz"  # CHECK: order of "rpy"']
     elif (len(positions) == 1 and axes_of_kind.get("quaternion") == SIZES["quaternion"]) or (not names and size == 7):
-        lines.append(f'quaternion_order = {FILL_IN}  # "xyzw" or "wxyz"')
+        quaternions = [named_set for named_set in _group_names(names) if named_set.kind == "quaternion"]
+        places = [sorted(chain.from_iterable(named_set.axes.values())) for named_set in quaternions]
+        if needs_rotation and places:
+            doubt = "of this object?" if len(places) == 1 else f"or {' or '.join(map(str, places[1:]))}"
+            lines.append(f"quaternion = {places[0]}  # CHECK: {doubt}")
+        if not needs_rotation or any(set(named_set.axes) != {*"wxyz"} for named_set in quaternions):
+            lines.append(f'quaternion_order = {FILL_IN}  # "xyzw" or "wxyz"')
     elif len(positions) == 1:
         forms = 'quaternion_order = "xyzw" or "wxyz", or rotation_form = "rpy", "rotvec", "6d" or "matrix"'
         lines += [

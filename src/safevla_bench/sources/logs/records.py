@@ -424,8 +424,8 @@ def _joint_order(name: str) -> int:
 def name_tasks(texts: Iterable[str]) -> dict[str, str]:
     """Return a task id for each instruction or file name: its words (letters, marks, numbers) joined by hyphens.
 
-    Letters of all scripts are kept, in lower case and in Unicode's composed form (NFC). If several texts would get the
-    same id, only the first gets it. The ids of further texts end in a digest of the text.
+    Letters of all scripts are kept, in lower case and in Unicode's composed form (NFC). The id ends in a digest of the
+    text if symbols or a minus sign are left out, or if an earlier text has the same id.
     """
     tasks: dict[str, str] = {}
     for text in texts:
@@ -433,7 +433,9 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
         words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # punctuation becomes space
         task = "-".join(words.split()) or "task"
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        tasks.setdefault(text, f"{task}-{digest}" if task in tasks.values() else task)
+        # Without a digest, `pick -5` in one log and `pick 5` in another would be the same task.
+        loses_meaning = any(unicodedata.category(c)[0] == "S" for c in plain) or re.search(r"(?<!\w)-\d", plain)
+        tasks.setdefault(text, f"{task}-{digest}" if loses_meaning or task in tasks.values() else task)
     return tasks
 
 
