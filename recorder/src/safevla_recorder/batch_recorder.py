@@ -322,7 +322,7 @@ class BodyPairs:
     shapes: Ints  # [2, K], two indices in `SceneMap.shapes` for each pair
     bodies: Ints  # [2, K], two indices in `roles` for each pair, the lower one first
     grips: Mapping[int, tuple[Bools, Bools]]
-    """Maps each body that can be held to two masks [K]: its pairs with the first and with the second finger group."""
+    """For each body that can be held, two masks [K]: its pairs with the first finger group, and with the second."""
     needed_substeps: Floats
     """Number of successive substeps without contact after which a pair's contacts count, [2, K]: row 0 for pairs that
     do not touch in record 0, row 1 for pairs that do. 0 = contacts always count, inf = they never count."""

@@ -562,6 +562,7 @@ class RunWriter:
         costs: Sequence[object] | None,
         header: Mapping[str, object],
     ) -> str:
+        # Check the episode and write it; return its id. `reason` says why it was stopped or why its action is invalid.
         fields, number = self._complete_header(header, _REQUIRED_FOR_RECORD)
         run_fields = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
         recording = recorder.build_recording({**fields, **run_fields})

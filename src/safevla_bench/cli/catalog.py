@@ -207,7 +207,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
     registry = tasks_loader.load_registry(read_installed_registries())
     for spec in own_specs:
         trial, exempt = loader.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
-        idle = trial.idle if trial.broken else ()  # the texts of comparisons that do not affect the verdict
+        idle = trial.idle if trial.broken else ()  # the formula's comparisons that do not affect the verdict
         severe = "" if spec.severe is None else f", severe {_format_with_unit(spec, spec.severe)}"
         lines = [
             f"{spec.spec_id}  ({spec.tier}, {spec.axis})",

@@ -262,13 +262,11 @@ def unpaired_differences(
     bounded_means = _BoundedMeans(tasks)
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:
-        # There are four arrays [pairs, tasks].
-        # The first two are the sums and the counts of the first policy's values.
-        # The last two are the sums and the counts of the second policy's values.
-        counts, kept_n = (
-            [np.where(kept, by_task[rows], 0) for by_task in (first_sums, first_sizes, second_sums, second_sizes)],
-            kept.sum(axis=1),
-        )
+        # Test the pairs of policies in `rows`, each with the tasks that `kept` [pairs, tasks] selects. Rates of one
+        # task get Barnard's exact test, rates of several tasks a score test, and all other values Gaffke's intervals.
+        kept_n = kept.sum(axis=1)
+        # The sums and the counts of the first policy's values, and those of the second's, [pairs, tasks] each.
+        counts = [np.where(kept, by_task[rows], 0) for by_task in (first_sums, first_sizes, second_sums, second_sizes)]
 
         def test_single_task(k: int) -> significance.MeanTest:
             first_sum, first_size, second_sum, second_size = (int(by_task[k].sum()) for by_task in counts)

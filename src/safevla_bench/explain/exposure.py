@@ -123,7 +123,7 @@ def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Rule
         intervals, names = find_intervals(reading.batch, spec, ruleset), signal_names(spec.formula)
         # Only violated episodes can have violating records.
         violated_episodes = np.flatnonzero(is_timed[row] & scores.is_violated[column])
-        for view in reading.views(names):
+        for view in reading.views(names):  # one for each arm, if the formula reads signals of arms
             trace = signals.build_trace(limit_records(view, intervals), names)
             interval_trace, _, first_rows = cut_intervals(trace, violated_episodes, intervals)
             violates = violating_records(spec.formula, interval_trace)

@@ -96,7 +96,7 @@ class _Replays:
     def open(cls, judged: Judged) -> _Replays:
         if len(judged.paths) != 1 or judged.records.sources[0].policy_names:
             remedy = "Name one run folder, without `NAME=` before it."
-            raise RunError("physics are varied for one run at a time, without renaming policies", remedy=remedy)
+            raise RunError("physics can be varied for only one run, whose policies are not renamed", remedy=remedy)
         run = judged.paths[0]
         setting, variations = ReplaySetting.read(run), VARIATIONS.items()
         if not any(_can_apply(setting, change) for _, change in variations):

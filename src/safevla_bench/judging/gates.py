@@ -373,8 +373,8 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     if is_biased or rules.confidence is None or is_pointless:
         remedy = f"; {' '.join(values.options)} leaves out episodes with unknown values" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
-    # If values are unknown, suggest a number of episodes for the case (all worst or all best) with the mean nearer to
-    # the limit.
+    # If values are unknown, all of them may be the worst or the best possible values. The suggested number of episodes
+    # is for the one of these two cases whose mean is nearer to the limit.
     means = case_means if values.unknown else [known_mean]
     value = min(means, key=lambda mean: abs(mean - scaled_gate.limit))
     counted = count_noun(len(values.known), "initial state" if scope.is_clustered else "episode")

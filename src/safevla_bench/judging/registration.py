@@ -187,7 +187,7 @@ def _dump_line(value: object) -> str:
 
 
 def shorten_registration(description: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy of run.json's content with only the digest of the registration, for pages and documents."""
+    """Return a copy of run.json's content in which a digest replaces the registration, for pages and documents."""
     document = description.get(REGISTERED)
     if not isinstance(document, Mapping):
         return dict(description)

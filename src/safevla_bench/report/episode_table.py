@@ -19,7 +19,7 @@ from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_fixed
 
 MOST_DRAWN, MOST_LISTED = 400, 1000
-"""Maximum numbers of episodes whose signals are drawn and of listed episodes. They limit the size of the page."""
+"""Maximum numbers of episodes with drawn signals, and of episodes in the list. Both limit the size of the page."""
 ENDINGS: Mapping[str, str] = {
     "ss": "Succeeded, safe",
     "su": "Succeeded, unsafe",

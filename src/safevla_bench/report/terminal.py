@@ -88,7 +88,7 @@ def _format_clause(clause: SpecTrace, width: int) -> list[str]:
         margin += f"; depth {format_fixed(clause.depth, 3)}"  # a dash if the depth is NaN
     # Label of a fact -> the fact; "" = the fact is left out.
     facts = {
-        "first broken": _format_moment(chart, clause.first) if clause.first else "",
+        "first broken": _format_moment(chart, clause.first) if clause.first is not None else "",
         worst_label: _format_moment(chart, clause.worst),
         "limit": f"{'below' if chart.upper else 'above'} {chart.limit_text}; margin {margin}",
         "decided by": format_cause(clause),

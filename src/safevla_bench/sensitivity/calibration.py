@@ -176,7 +176,7 @@ def round_up(value: float) -> float:
         return 0.0
     decimals = 1 - math.floor(math.log10(value))
     scaled = value * 10.0**decimals  # at least 10 and below 100
-    rounded = math.ceil(scaled - 1e-9 * scaled)  # the tolerance keeps values that already have two figures
+    rounded = math.ceil(scaled - 1e-9 * scaled)  # values of two significant digits are not raised
     return float(f"{rounded}e{-decimals}")
 
 

@@ -594,14 +594,14 @@ def _find_largest_since_shared_grip(
 @signal(unit="m", reads=(NO_PERSON,))
 def person_distance(fields: RecordFields) -> Floats:
     """Distance between the robot and the person of a rules file, 0 where they meet."""
-    # This value is for rules without a person: unknown in all N records.
+    # Unless a rules file places a person, the value is unknown in all N records.
     return np.full(int(fields.batch.starts[-1]), np.nan)
 
 
 @signal(unit="m/s", reads=(NO_PERSON,))
 def person_approach(fields: RecordFields) -> Floats:
     """Speed at which the nearest link of the robot approaches the person of a rules file, at least 0."""
-    # This value is for rules without a person: unknown in all N records.
+    # Unless a rules file places a person, the value is unknown in all N records.
     return np.full(int(fields.batch.starts[-1]), np.nan)
 
 

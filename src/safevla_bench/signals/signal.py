@@ -324,14 +324,14 @@ class RecordFields:
         return self._known_poses(self.batch.body_pos_m, self.held_body, rows=self.first_record)
 
     def shifted_pos(self, body: Ints, by: int) -> Floats:
-        """For each record k, return the position of body[k] `by` records later in meters, [N, 3].
+        """For each record k, return the position of body[k] at record k + `by` in meters, [N, 3].
 
         `by` may be negative. Beyond an end of the episode, the position at that end counts. NaN as in `held_pos`.
         """
         return self._known_poses(self.batch.body_pos_m, body, rows=self._shifted_rows(by))
 
     def shifted_quat(self, body: Ints, by: int) -> Floats:
-        """For each record k, return the orientation of body[k] `by` records later, [N, 4]; see `shifted_pos`."""
+        """For each record k, return the orientation of body[k] at record k + `by`, [N, 4]; see `shifted_pos`."""
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, body, rows=self._shifted_rows(by)))
 
     def _shifted_rows(self, by: int) -> Ints:

@@ -518,7 +518,9 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
 
 
 def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
-    """Return the values of a signal at which a comparison changes if the other signals are all 0 or all 1."""
+    """Return the values of a signal at which a comparison changes if the other signals are all 0 or all 1, but 1 in
+    place of 0, whose multiples are 0. Without such values, return [1.0]. The values are exact for linear margins.
+    """
     values = list[float]()
     comparisons = (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare))
     predicates = [node for node in comparisons if name in syntax.signal_names(node)]
@@ -526,8 +528,8 @@ def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
         # The margin is computed for the values 0 and 1. If it is linear, its zero follows from these two margins.
         names = syntax.signal_names(predicate)
         signals = {other: np.array([0.0, 1.0]) if other == name else np.full(2, other_value) for other in names}
-        with suppress(SignalError):
+        with suppress(SignalError):  # these values have no margin
             first, second = predicate_margin(predicate, Trace(signals, np.array([0, 2]), np.array([_DT_S])))
             if first != second:
                 values.append(float(first / (first - second)))
-    return [*dict.fromkeys(value or 1.0 for value in values)] or [1.0]  # 1 replaces 0, whose multiples are 0
+    return [*dict.fromkeys(value or 1.0 for value in values)] or [1.0]

@@ -618,8 +618,9 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
         next_choices = {}
         for choice in choices:
             for unit in choice:
-                if unit[1] > 0:
-                    changed = choice - Counter([unit]) + Counter([(unit[0] - 1, unit[1] - 1, *unit[2:])])
+                good_n, unknown_n, *further_inputs = unit
+                if unknown_n > 0:
+                    changed = choice - Counter([unit]) + Counter([(good_n - 1, unknown_n - 1, *further_inputs)])
                     next_choices[frozenset(changed.items())] = changed  # equal choices are kept once
         choices = list(next_choices.values())
     return largest_k

@@ -131,7 +131,7 @@ class Batch:
     opening: Poses
     """Opening of a door or drawer, as a share of its travel."""
     entered: Poses
-    """1.0 if the end effector is inside a door or drawer."""
+    """1.0 if the end effector is inside a drawer or behind a door."""
     contacts: Contacts
     joint_torque_nm: Channel
     gripper_contact: Channel
@@ -192,9 +192,10 @@ class Batch:
 
     def grips_of(self, arm: Ints) -> tuple[Bools, Ints]:
         """Return `gripping` [N] and `gripped` [N] of one arm in each episode; `arm` [E] contains the arms' indices."""
-        contact = self.rows_of_arm("gripper_contact", arm, 1, missing=0.0)[:, 0] != 0
+        is_gripping = self.rows_of_arm("gripper_contact", arm, 1, missing=0.0)[:, 0] != 0
         index_in_episode = self.rows_of_arm("gripped_body", arm, 1, missing=-1.0)[:, 0].astype(np.int64)
-        return contact, _shift_bodies(index_in_episode, np.repeat(self.body_starts[:-1], self.lengths))
+        # The channel holds indices of the episode's bodies; `gripped` has indices of the batch's bodies; -1 = none.
+        return is_gripping, _shift_bodies(index_in_episode, np.repeat(self.body_starts[:-1], self.lengths))
 
     def rows_of_arm(self, name: str, arm: Ints, size: int, missing: float = np.nan) -> Floats:
         """Return one arm's numbers in each row of a channel, [N, size]; `arm` is the arm's index in each episode, [E].

@@ -130,8 +130,8 @@ class RecordRules(HostRules):
         require(shift_m < _MAX_HAND_SHIFT_M, f"{run}: the end effector moves by {shift_m:.4f} m in the hand's frame.")
 
     def test_torques_are_in_newton_meters_and_have_limits(self, run: TrialRun) -> None:
-        """Fail if torques are recorded but the embodiment has no limits, all torques are zero, or a torque reaches 50
-        times its limit. Passes for a record without torques.
+        """Pass a record without torques. Otherwise, fail if the embodiment has no limits, if all torques are zero, or
+        if a torque reaches 50 times its limit.
         """
         if not run.batch.joint_torque_nm.present.all():
             return

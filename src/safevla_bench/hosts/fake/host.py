@@ -199,7 +199,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
         """Start an episode, take `wait_steps` settling steps but no `rest_steps`, and return the observation of record
-        0. Without a recorded state in `seed`, `env_seed` and the index determine a random shift of the block.
+        0. If `seed` has no recorded state, its `env_seed` and index determine a random shift of the block.
         """
         check_start(self.task, seed, FakeHost.supports)
         self._seed = seed

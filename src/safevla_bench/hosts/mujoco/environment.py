@@ -408,7 +408,7 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
 
 
 _MASK_BITS = 31  # number of bits in `contype` (int32), except the sign bit
-_FROZEN_KG = 1e10  # a body with this inertia [kg] does not move noticeably within an episode
+_FROZEN_KG = 1e10  # a body with this much added mass [kg] does not move noticeably within an episode
 ROBOT = "robot"
 
 

@@ -56,7 +56,7 @@ class MujocoStage(stage.Stage):
         """Keep `episode`, a one-episode batch with `sim_state`, and make a simulation without a renderer.
 
         `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host cannot
-        observe records. Raises `HostError` if the record's states are missing or belong to another model.
+        compute it. Raises `HostError` if the record's states are missing or belong to another model.
         """
         import mujoco
 

@@ -239,8 +239,8 @@ def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> 
 
 
 def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """Return `M` rows of a part's numbers, [M, k], and for each row the first record at or after its time, [M]. The
-    rows are messages and the sampled value of each record. Messages up to the instant before record 0 are left out.
+    """Return `M` rows of a part's numbers, [M, k], and for each row the first record at or after its time, [M]. There
+    is a row for each message since record 0 and a row for the value sampled at each record.
     """
     messages, instants = samples.values, np.arange(len(samples.values))
     if samples.between is not None:
