@@ -328,7 +328,7 @@ def _name_times(
     episode: batch.Batch, clauses: Mapping[str, firmness.ClauseReading], left: int | None
 ) -> dict[int, float]:
     # Return record -> time since record 0 [s], for the record at which the replay left the recorded path (`left`) and
-    # for each clause's first violation. None stands for a record that does not exist.
+    # for each clause's first violation, where these exist.
     records = (left, *(clause.first for clause in clauses.values()))
     return {record: episode.elapsed_s(0, record) for record in records if record is not None}
 

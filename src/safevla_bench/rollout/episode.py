@@ -163,7 +163,7 @@ def _violation_reason(standing: EpisodeStanding) -> str | None:
     return f"{', '.join(clause_names)} violated at record {standing.step}"
 
 
-_NO_CHUNK = (-1, -1)  # stands for chunk and step of an action that comes from no chunk
+_NO_CHUNK = (-1, -1)  # the chunk and step of an action that comes from no chunk
 
 
 class _PolicyCalls:

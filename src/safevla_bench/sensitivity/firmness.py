@@ -83,7 +83,8 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            problem, place = f"cannot be read: {describe_cause(error)}", Place(file=str(folder / PHYSICS))
+            place = Place(file=str(folder / PHYSICS))
+            problem = f"cannot be read: {describe_cause(error)}"
             raise RunError(problem, remedy="Move the file and replay again.", place=place) from None
 
     @property

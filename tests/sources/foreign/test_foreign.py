@@ -112,6 +112,14 @@ def test_a_success_that_is_neither_true_nor_false_is_refused_with_its_value(tmp_
             foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=tasks))
 
 
+@pytest.mark.parametrize(("status", "shown"), [("done", '"done"'), (None, "null"), ("x" * 10_000, "xxxx … xxxx")])
+def test_a_status_of_the_harness_that_is_unknown_is_refused_with_its_value_and_the_known_ones(tmp_path, status, shown):
+    with pytest.raises(RecordError, match='not "success" or "fail" or "error"') as refused:
+        foreign.read_results(harness(tmp_path / "recording-1.sqlite", ("pick", "success", 9), ("pick", status, 9)))
+    assert all(part in refused.value.problem for part in shown.split("…"))
+    assert len(refused.value.problem) < 500
+
+
 def test_a_file_that_cannot_be_read_holds_no_results(tmp_path, monkeypatch):
     """Whoever reads it as a source then says why; here nothing is raised."""
     path = tmp_path / "recording-1.sqlite"

@@ -117,11 +117,32 @@ def test_names_that_do_not_decide_are_a_question(text, question):
     assert suggest_pose(names, len(names) or 7)
 
 
-def test_a_rotation_that_is_named_for_another_object_is_suggested_by_its_numbers():
-    names = ["x", "y", "z", "mug_qx", "mug_qy", "mug_qz", "mug_qw"]
-    lines = tomllib.loads("\n".join(suggest_pose(names, 7)))
-    assert lines == {"quaternion": [3, 4, 5, 6]}
-    assert decide_pose(names, 7, None, tuple(lines["quaternion"])).rotation == (6, 3, 4, 5)
+@pytest.mark.parametrize(
+    ("numbers", "settings"),
+    [
+        ("mug_qx mug_qy mug_qz mug_qw", {"order": "xyzw"}),
+        ("mug_quat_0 mug_quat_1 mug_quat_2 mug_quat_3", {"order": "wxyz"}),
+        ("mug_roll mug_pitch mug_yaw", {"form": "rpy"}),
+        ("mug_euler_x mug_euler_y mug_euler_z", {"form": "rpy"}),
+        ("mug_rotvec_x mug_rotvec_y mug_rotvec_z", {"form": "rotvec"}),
+        ("mug_rot6d_0 mug_rot6d_1 mug_rot6d_2 mug_rot6d_3 mug_rot6d_4 mug_rot6d_5", {"form": "6d"}),
+    ],
+)
+def test_lines_for_rotations_of_another_object_resolve_the_question_with_and_without_an_orientation(numbers, settings):
+    names = f"x y z {numbers}".split()
+    lines = tomllib.loads("\n".join(suggest_pose(names, len(names))))
+    assert lines == {"position": [0, 1, 2], "rotation": "FILL IN"}
+    rotation = tuple(range(3, len(names)))
+    assert set(decide_pose(names, len(names), (0, 1, 2), rotation, **settings).rotation) == {*rotation}
+    assert not decide_pose(names, len(names), (0, 1, 2)).rotation
+
+
+def test_of_several_rotations_that_may_belong_to_a_position_the_mapping_states_one():
+    names = ["left_x", "left_y", "left_z", "left_qx", "left_qy", "left_qz", "left_qw", "qx", "qy", "qz", "qw"]
+    with pytest.raises(ValueError, match="give several"):
+        decide_pose(names, 11, (0, 1, 2))
+    assert "delete this line" not in "".join(suggest_pose(names, 11))
+    assert decide_pose(names, 11, (0, 1, 2), (7, 8, 9, 10)).rotation == (10, 7, 8, 9)
 
 
 def test_four_numbers_are_a_quaternion_only_if_names_or_the_mapping_say_so():

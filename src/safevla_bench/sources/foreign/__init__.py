@@ -25,16 +25,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from safevla_bench.errors import Place, RecordError
+from safevla_bench.errors import Place, RecordError, describe_cause
 from safevla_bench.files import open_input, read_input
 from safevla_bench.memory import limit_memory
 from safevla_bench.sources.foreign.demonstrations import RecordedActions, read_demonstrations
-from safevla_bench.text import load_json
+from safevla_bench.text import load_json, shorten_name
 from safevla_recorder.episode import Floats
+
+T = TypeVar("T")
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
@@ -54,6 +56,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques, so Safety, SBU and VSI are unknown"
 EVAL_INFO = "eval_info.json"
+_SUCCESSES = {True: True, False: False}  # also for 1 and 0, which equal True and False
 _STATUSES = {"success": True, "fail": False, "error": None}
 # What readers raise for a damaged file, or for a file with another structure.
 _READ_ERRORS = (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -98,24 +101,20 @@ def read_results(path: Path) -> ForeignResults:
             results = _read_harness_results(path) if _is_sqlite(path) else _read_lerobot(path)
     except _READ_ERRORS as error:
         remedy = "Name an `eval_info.json` of LeRobot, or a `recording-*.sqlite` of vla-evaluation-harness."
-        raise RecordError(f"cannot be read as results: {_describe_error(error)}", remedy=remedy, place=place) from None
+        reason = f"the key {error} is missing" if isinstance(error, KeyError) else describe_cause(error)
+        raise RecordError(f"cannot be read as results: {reason}", remedy=remedy, place=place) from None
     if not results.episodes:
         raise RecordError("there are no episodes", remedy="Pass the file of a finished evaluation.", place=place)
     return results
 
 
-def _describe_error(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"the key {error.args[0]!r} is missing"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-
-
-def _read_success(value: object) -> bool:
-    if value not in (0, 1):  # also False, True and 1.0, which equal these
-        raise ValueError(f"the success of an episode is {json.dumps(value)}, not true or false")
-    return bool(value)
+def _read_outcome(value: object, field: str, outcomes: Mapping[Any, T]) -> T:
+    # Return the meaning of a field's value. Raise `ValueError` if the value is not one of `outcomes`.
+    for known, outcome in outcomes.items():
+        if value == known:
+            return outcome
+    found, choices = shorten_name(json.dumps(value, default=str)), " or ".join(map(json.dumps, outcomes))
+    raise ValueError(f"the {field} of an episode is {found}, not {choices}")
 
 
 def _read_lerobot(path: Path) -> ForeignResults:
@@ -124,14 +123,13 @@ def _read_lerobot(path: Path) -> ForeignResults:
     episodes, remarks = [], []
     if "per_episode" in tree and "per_task" not in tree:  # format of lerobot before 0.4.0 (scripts/eval.py)
         for row in tree["per_episode"]:
-            episodes.append(ForeignEpisode("unnamed", "unnamed", _read_success(row["success"])))
+            episodes.append(ForeignEpisode("unnamed", "unnamed", _read_outcome(row["success"], "success", _SUCCESSES)))
         remarks.append("the file is from LeRobot before 0.4, so it names neither suites nor tasks")
     else:
         for task in tree["per_task"]:
             suite, name = str(task["task_group"]), f"task_{task['task_id']}"
-            episodes += [
-                ForeignEpisode(suite, name, _read_success(success)) for success in task["metrics"]["successes"]
-            ]
+            for success in task["metrics"]["successes"]:
+                episodes.append(ForeignEpisode(suite, name, _read_outcome(success, "success", _SUCCESSES)))
         stated_count = tree.get("overall", {}).get("n_episodes")
         if stated_count not in (None, len(episodes)):
             remarks.append(f"the file lists {len(episodes)} episodes, but states {stated_count}")
@@ -143,7 +141,9 @@ def _read_harness_results(path: Path) -> ForeignResults:
         metadata_by_id = {eval_id: load_json(text) for eval_id, text in connection.execute(_SUITES)}
         suites = {eval_id: str(metadata.get("benchmark") or eval_id) for eval_id, metadata in metadata_by_id.items()}
         episodes = tuple(
-            ForeignEpisode(suites.get(eval_id, str(eval_id)), str(task), _STATUSES[status], steps)
+            ForeignEpisode(
+                suites.get(eval_id, str(eval_id)), str(task), _read_outcome(status, "status", _STATUSES), steps
+            )
             for eval_id, task, status, steps in connection.execute(_RESULTS)
         )
     errors = sum(episode.success is None for episode in episodes)

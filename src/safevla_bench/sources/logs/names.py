@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -213,7 +213,7 @@ def decide_pose(
         # The rotation must have the group of the position, if all names of the position have the same group.
         groups = {_parse_name(names[index])[0] for index in position} if names else set()
         group = groups.pop() if len(groups) == 1 else frozenset()
-        layout = _find_rotation(names, tuple(position), group, form, order, euler)
+        layout = _find_rotation(names, tuple(position), group, form, order, euler, is_by_name=is_by_name)
         if not layout.rotation and (form or order or (is_by_name and may_have_rotation(names, layout.position))):
             raise ValueError("which numbers are the orientation? The names do not say")
         return layout
@@ -248,10 +248,17 @@ def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) ->
 
 
 def _find_rotation(
-    names: Sequence[str], position: tuple[int, ...], group: _Group, form: str | None, order: str | None, euler: str
+    names: Sequence[str],
+    position: tuple[int, ...],
+    group: _Group,
+    form: str | None,
+    order: str | None,
+    euler: str,
+    *,
+    is_by_name: bool,
 ) -> PoseLayout:
     # A set with three or more axes may be the rotation if it has the position's group or no group. Returns a layout
-    # without a rotation if there is no such set.
+    # without a rotation if there is no such set. `is_by_name`: the names gave the position, not the mapping.
     rotations = []
     for named_set in _group_names(names):
         shared = [index for axis_indices in named_set.axes.values() for index in axis_indices if index in position]
@@ -262,7 +269,9 @@ def _find_rotation(
         if not shared:  # the rotation shares no number with the position
             rotations.append(named_set)
     matching = [named_set for named_set in rotations if named_set.group == group or not named_set.group]
-    if len({named_set.group for named_set in matching}) > 1 or (rotations and not matching):
+    if len({named_set.group for named_set in matching}) > 1:
+        raise ValueError("which rotation belongs to the position? The names give several")
+    if is_by_name and rotations and not matching:  # a position that the mapping states may have no orientation
         raise ValueError("which rotation belongs to the position? The names give only rotations of other objects")
     if not matching:
         return PoseLayout(position, unit=_find_units(names, position)[0])
@@ -442,7 +451,7 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
     except ValueError as question:
         if "unit" in str(question):  # only a change of the names can resolve it
             return []
-        positions, needs_rotation = find_positions(names), "which rotation" in str(question)
+        positions, problem = find_positions(names), str(question)
     lines = []
     if len(positions) != 1 and (names or size not in (6, 7)):
         choices = ", from 0"
@@ -450,7 +459,7 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
             choices = f": {' or '.join(str(list(indices)) for indices in positions)}"
         lines.append(f"position = {FILL_IN}  # indices of x, y, z{choices}")
     axes_of_kind: dict[str, int] = {}
-    for named_set in _group_names(names):
+    for named_set in [] if "which rotation" in problem else _group_names(names):
         axes_of_kind[named_set.kind] = max(len(named_set.axes), axes_of_kind.get(named_set.kind, 0))
     kinds = {kind for kind, axes in axes_of_kind.items() if axes > 2}
     if positions and (open_rotation := _find_open_rotation(names)):
@@ -464,18 +473,13 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
     elif kinds & {"euler", "turn"} or (not names and size == 6):
         lines += [f'rotation_form = {FILL_IN}  # "rpy" or "rotvec"', 'rotation_order = "xyz"  # CHECK: order of "rpy"']
     elif (len(positions) == 1 and axes_of_kind.get("quaternion") == SIZES["quaternion"]) or (not names and size == 7):
-        quaternions = [named_set for named_set in _group_names(names) if named_set.kind == "quaternion"]
-        places = [sorted(chain.from_iterable(named_set.axes.values())) for named_set in quaternions]
-        if needs_rotation and places:
-            doubt = "of this object?" if len(places) == 1 else f"or {' or '.join(map(str, places[1:]))}"
-            lines.append(f"quaternion = {places[0]}  # CHECK: {doubt}")
-        if not needs_rotation or any(set(named_set.axes) != {*"wxyz"} for named_set in quaternions):
-            lines.append(f'quaternion_order = {FILL_IN}  # "xyzw" or "wxyz"')
+        lines.append(f'quaternion_order = {FILL_IN}  # "xyzw" or "wxyz"')
     elif len(positions) == 1:
+        omission = "" if "several" in problem else "; delete this line if there is none"
         forms = 'quaternion_order = "xyzw" or "wxyz", or rotation_form = "rpy", "rotvec", "6d" or "matrix"'
         lines += [
             f"position = {list(positions[0])}",
-            f"rotation = {FILL_IN}  # indices of the orientation, from 0; delete this line if there is none",
+            f"rotation = {FILL_IN}  # indices of the orientation, from 0{omission}",
             f"# for an orientation, also write: {forms}",
         ]
     elif size > 3:
