@@ -100,7 +100,7 @@ def read_results(path: Path) -> ForeignResults:
         with limit_memory(path):
             results = _read_harness_results(path) if _is_sqlite(path) else _read_lerobot(path)
     except _READ_ERRORS as error:
-        remedy = "Name an `eval_info.json` of LeRobot, or a `recording-*.sqlite` of vla-evaluation-harness."
+        remedy = "Name an unchanged `eval_info.json` of LeRobot, or `recording-*.sqlite` of vla-evaluation-harness."
         reason = f"the key {error} is missing" if isinstance(error, KeyError) else describe_cause(error)
         raise RecordError(f"cannot be read as results: {reason}", remedy=remedy, place=place) from None
     if not results.episodes:
