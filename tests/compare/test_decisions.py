@@ -494,3 +494,11 @@ def test_runs_without_any_verdict_in_common_leave_the_gate_undecided():
     (run,) = results(policy("a", 100, 100))
     (outcome,) = check_against([without_verdict(run, *range(100))], [run], [NO_WORSE], allow_crashed=True).outcomes
     assert (outcome.verdict, outcome.n, outcome.value, outcome.ci) == ("undecided", 0, None, None)
+
+
+def test_a_clause_that_judged_one_side_only_permits_no_verdict_against_a_baseline():
+    mine, theirs = (results(policy(name, 0, 40)) for name in "ab")
+    assert check_against(mine, theirs, [NO_WORSE]).verdict == "passed"
+    force = (("x", "force"),)
+    without, judged = replace(mine[0], missing_clauses=force), replace(theirs[0], judged_clauses=force)
+    assert "force did not" in check_against([without], [judged], [NO_WORSE]).outcomes[0].reason

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -473,3 +474,20 @@ def test_a_mean_cost_that_is_undecided_is_told_in_control_steps():
     assert "14.000" in outcome.reason
     (nothing,) = check_gates(scores(0, 20), [SBU]).outcomes
     assert nothing.reason.endswith("0.000")
+
+
+@pytest.mark.parametrize(("unsafe", "verdict"), [(0, "undecided"), (50, "failed")])
+def test_a_clause_that_lacks_signals_in_some_episodes_lets_no_gate_on_safety_pass(unsafe, verdict):
+    whole = scores(unsafe, 100)
+    assert check_gates(whole, [SAFETY]).verdict == ("passed" if verdict == "undecided" else "failed")
+    specs = (*whole.specs, msgspec.structs.replace(whole.specs[0], spec_id="tilt"))
+    state = np.vstack([whole.state, [[INACTIVE] * 10 + [ACTIVE] * 90]]).astype(np.int8)
+    two = {name: np.vstack([getattr(whole, name)] * 2) for name in ("rho", "depth", "extreme", "first", "reason")}
+    two["reason"][1, :10] = len(whole.reasons)
+    some = replace(whole, specs=specs, state=state, reasons=(*whole.reasons, "signal_missing:contacts"), **two)
+    outcome = check_gates(some, [SAFETY]).outcomes[0]
+    assert outcome.verdict == verdict
+    assert ("so tilt did not judge all episodes" in outcome.reason) == (verdict == "undecided")
+    assert check_gates(some, [Gate("sr", "min", 0.0)]).verdict == "passed"  # success needs no verdict on Safety
+    without = replace(some, state=np.vstack([whole.state, [[INACTIVE] * 100]]).astype(np.int8))
+    assert check_gates(without, [SAFETY]).verdict == check_gates(whole, [SAFETY]).verdict

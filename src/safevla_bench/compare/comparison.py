@@ -34,6 +34,7 @@ from safevla_bench.compare.perturbation import Intervention, list_interventions
 from safevla_bench.compare.policy_results import PolicyResults, Protocols
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.metrics import describe_uneven
 from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, Bounds
 from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant, wilson_interval
 from safevla_bench.statistics.significance import find_tipping_point, holm_adjust, max_t_adjust
@@ -269,13 +270,9 @@ class _SuiteResults:
         that planned episodes are neither compared nor counted as unknown; `allow_crashed` ignores this reason.
         """
         members = [self.members[policy] for policy in pair]
-        judged, missing = (
-            {(suite, clause) for member in members for suite, clause in getattr(member, field)}
-            for field in ("judged_clauses", "missing_clauses")
-        )
-        uneven = sorted({clause for suite, clause in judged & missing if self.suite in (None, suite)})
+        uneven = describe_uneven(((member.judged_clauses, member.missing_clauses) for member in members), self.suite)
         if uneven and metric != SR.key:
-            return f"signals are missing in some episodes, so {', '.join(uneven)} did not judge all episodes"
+            return uneven
         reasons = []
         for member in [] if allow_crashed else members:
             unplaced = sum(episode.init_state_index is None for episode in member.lost) if self.pairs else 0

@@ -50,7 +50,8 @@ from safevla_bench.judging.gates import (
     judge_ends,
     require_valid,
 )
-from safevla_bench.judging.rates import SAFETY, GateMetric
+from safevla_bench.judging.metrics import describe_uneven
+from safevla_bench.judging.rates import SAFETY, SR, GateMetric
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sensitivity.curves import Rescore, ThresholdVariant, apply_variant
 from safevla_bench.specs.spec import Library
@@ -456,6 +457,9 @@ def _decide_gate(
         return outcome
     low, high = bounds[0][0], bounds[1][1]
     verdict = judge_ends(gate, low, high)
+    uneven = describe_uneven(((result.judged_clauses, result.missing_clauses) for result in pairs.results), suite)
+    if uneven and gate.metric != SR.key:
+        return msgspec.structs.replace(outcome, reason=uneven)
     reason = "decided by the point estimate" if each_confidence is None else "whole interval"
     if verdict == "undecided":
         unknown_reason = f"unknown in {unknown_n} episodes; --allow-crashed leaves out episodes without a value"

@@ -14,11 +14,11 @@ import numpy as np
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.action_statistics import ActionChanges
+from safevla_bench.judging.metrics import split_clauses
 from safevla_bench.judging.rates import OUTCOME_FIELDS, EpisodeOutcomes
-from safevla_bench.judging.scores import INACTIVE, Scores, collect_versions
+from safevla_bench.judging.scores import Scores, collect_versions
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.tasks.identity import has_official_source, judge_identity
-from safevla_bench.tasks.reasons import SIGNAL_MISSING, read_reason
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import Kitchen, is_chosen
 from safevla_recorder.channels import NET_FORCE
@@ -155,9 +155,7 @@ def split_by_policy(
         is_of_policy = np.array([name == policy for name in scores.policy], dtype=np.bool_)
         known, unknown = (np.flatnonzero(is_of_policy & is_wanted).tolist() for is_wanted in (is_known, ~is_known))
         scored = scores.select_episodes(np.array(known, dtype=np.int64))
-        lacks_signals = np.array([SIGNAL_MISSING in read_reason(reason) for reason in scored.reasons], dtype=np.bool_)
-        columns = scored.scored_columns
-        is_missing = (scored.state[columns] == INACTIVE) & lacks_signals[scored.reason[columns]]
+        judged_clauses, missing_clauses = split_clauses(scored)
         result = PolicyResults(
             name=policy or UNNAMED,
             source=source,
@@ -175,23 +173,12 @@ def split_by_policy(
             privileged=policy in privileged,
             changes=scored.changes,
             standin_suites=scored.standin_suites,
-            judged_clauses=_name_clauses(scored, scored.state[columns] != INACTIVE),
-            missing_clauses=_name_clauses(scored, is_missing),
+            judged_clauses=judged_clauses,
+            missing_clauses=missing_clauses,
             left_out_clauses=(*provenance_marks.warn_of_left_out(scored), *provenance_marks.warn_of_logs(scored)),
         )
         results.append(result)
     return results
-
-
-def _name_clauses(scores: Scores, is_chosen_in: Bools) -> tuple[tuple[str, str], ...]:
-    # Returns each suite with the scored specifications that `is_chosen_in` marks in some episode of the suite.
-    # `is_chosen_in` has the shape [specifications, episodes].
-    suite_of_episode = np.array(scores.benchmark, dtype=np.str_)
-    return tuple(
-        (suite, scores.specs[k].spec_id)
-        for suite in dict.fromkeys(scores.benchmark)
-        for k in scores.scored_columns[is_chosen_in[:, suite_of_episode == suite].any(axis=1)].tolist()
-    )
 
 
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:

@@ -37,7 +37,7 @@ from safevla_bench.judging.rates import (
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, collect_versions
 from safevla_bench.statistics.intervals import exact_interval
 from safevla_bench.tasks.identity import OFFICIAL
-from safevla_bench.tasks.reasons import describe_reason
+from safevla_bench.tasks.reasons import SIGNAL_MISSING, describe_reason, read_reason
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory.marks import DIVERGED, MARKS, REPLAY
 
@@ -285,6 +285,38 @@ def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
     """Return the text `N stopped` if violations stopped `N` > 0 episodes, so that only Safety is known; else ""."""
     count = int(scores.is_stopped_on_violation[members].sum())
     return f"{count} stopped" if count else ""
+
+
+SuiteClauses = tuple[tuple[str, str], ...]  # (suite, id of a scored specification)
+
+
+def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
+    """Return the scored specifications that judge at least one episode of a suite, and those for which at least one
+    episode of a suite lacks signals, each with the name of the suite.
+    """
+    columns, suite_of_episode = scores.scored_columns, np.array(scores.benchmark, dtype=np.str_)
+    lacks_signals = np.array([SIGNAL_MISSING in read_reason(reason) for reason in scores.reasons], dtype=np.bool_)
+    is_judged = scores.state[columns] != INACTIVE
+    is_missing = ~is_judged & lacks_signals[scores.reason[columns]]
+    judged, missing = (
+        tuple(
+            (suite, scores.specs[k].spec_id)
+            for suite in dict.fromkeys(scores.benchmark)
+            for k in columns[is_chosen[:, suite_of_episode == suite].any(axis=1)].tolist()
+        )
+        for is_chosen in (is_judged, is_missing)
+    )
+    return judged, missing
+
+
+def describe_uneven(clauses: Iterable[tuple[SuiteClauses, SuiteClauses]], suite: str | None = None) -> str:
+    """Return the reason why specifications that judge only some episodes permit no verdict; "" if there are none.
+
+    `clauses` has results of `split_clauses`. If `suite` is given, only its specifications count.
+    """
+    judged, missing = ({pair for pairs in side for pair in pairs} for side in zip(*clauses, strict=True))
+    names = sorted({spec_id for name, spec_id in judged & missing if suite in (None, name)})
+    return f"signals are missing in some episodes, so {', '.join(names)} did not judge all episodes" if names else ""
 
 
 def describe_unjudged(counts: Mapping[str, int]) -> str:
