@@ -121,3 +121,5 @@ def test_workers_that_have_nothing_to_do_are_mentioned_once(safevla, two, tmp_pa
     assert (code, shown.count("judged in one process")) == (0, 1)
     code, _, shown = safevla("score", two, "--set", "missing=deactivate", "--out", tmp_path / "again")
     assert (code, shown.count("judged in one process")) == (0, 0)
+    code, _, shown = safevla("score", two, "--workers", 10**20)
+    assert (code, "not in the range 1<=x<=9999" in shown) == (2, True)

@@ -15,6 +15,7 @@ from folders import contents
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import FakeHost
+from safevla_bench.interface.environment import HostEnv
 from safevla_bench.interface.policy import Boxes, Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, RequestedPolicy
@@ -253,3 +254,8 @@ def test_replays_and_policies_of_poses_are_refused(tmp_path):
     with pytest.raises(PolicyError, match="gives poses"):
         Coupler(Coupling(delay="3")).extend_wants("of a server", posed.wants)
     Coupler(Coupling("identity")).require_fitting("mine", posed, FakeHost.supports)
+
+
+def test_a_filtered_environment_passes_on_every_ability_of_its_host():
+    abilities = {name for name, value in vars(HostEnv).items() if callable(value) and not name.startswith("_")}
+    assert abilities <= vars(FilteredEnv).keys()

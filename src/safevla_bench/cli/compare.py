@@ -224,7 +224,7 @@ def sensitivity_command(
     readings: bool = flag("Judge by every interpretation of the paper."),
     physics: bool = flag("Replay a run's episodes under varied physics."),
     episodes: int | None = option("With --physics: number of episodes; default: all.", "N", type=options.POSITIVE),
-    workers: int = option("With --physics: number of processes.", "N", default=1, type=options.POSITIVE),
+    workers: int = option("With --physics: number of processes.", "N", default=1, type=options.WORKERS),
     full: bool = flag("Show every suite, variant and mean, and the ranking."),
     form: TableFormat = options.format_option(),
 ) -> None:

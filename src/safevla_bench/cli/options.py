@@ -250,7 +250,9 @@ class PathText(click.Path):
 
 
 PERCENT, CONFIDENCE = (kind(0, 100, min_open=True, max_open=True) for kind in (Range, Confidence))
-NATURAL, POSITIVE, PORT = WholeNumber(min=0), WholeNumber(min=1), WholeNumber(0, 65535)
+_LARGEST = 2**31 - 1  # larger numbers do not fit into the integers of records and of multiprocessing
+NATURAL, POSITIVE = WholeNumber(0, _LARGEST), WholeNumber(1, _LARGEST)
+WORKERS, PORT = WholeNumber(1, 9999), WholeNumber(0, 65535)
 FILE = PathText(path_type=Path)
 
 

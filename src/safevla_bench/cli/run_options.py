@@ -109,7 +109,7 @@ PLAN_OPTIONS = {
 }  # fmt: skip
 EXECUTION_OPTIONS = {
     "out": options.out_option("The run folder to make, or with --resume to continue.", "DIR"),
-    "workers": option("Processes that run episodes in parallel.", "N", default=1, type=options.POSITIVE),
+    "workers": option("Processes that run episodes in parallel.", "N", default=1, type=options.WORKERS),
     "engine": options.ENGINE,
     "actor": repeatable("For workers on Ray: cpus=1 and gpus=0, the resources of each worker; exclude=NODE, a node to "
                         "avoid; env=NAME:VALUE, an environment variable; module=DIR, a package to copy.", "NAME=VALUE"),

@@ -44,7 +44,7 @@ from safevla_bench.trajectory.header import Header
 def score_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     out: Path | None = options.out_option("The folder to write; default: SOURCE, if that is one run folder.", "DIR"),
-    workers: int = option("Processes that judge in parallel.", "N", default=1, type=options.POSITIVE),
+    workers: int = option("Processes that judge in parallel.", "N", default=1, type=options.WORKERS),
     engine: str = options.ENGINE,
     combine: bool = flag("Join the scores of judged folders as they are, without reading records."),
     form: str = options.format_option(),

@@ -272,8 +272,14 @@ class FilteredEnv(HostEnv):
     def coordinates(self) -> tuple[Coordinate, ...]:
         return self._env.coordinates()
 
+    def fixture_poses(self) -> dict[str, list[float]]:
+        return self._env.fixture_poses()
+
     def render_next(self, wanted: bool) -> None:
         self._env.render_next(wanted)
+
+    def run_fast(self, wanted: bool) -> None:
+        self._env.run_fast(wanted)
 
     def close(self) -> None:
         self._env.close()
