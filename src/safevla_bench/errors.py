@@ -133,7 +133,7 @@ def describe_cause(error: BaseException) -> str:
 
 
 def is_integer(value: object) -> TypeGuard[SupportsIndex]:
-    """Return whether the value is an integer of any library. A Boolean is none."""
+    """Return whether the value is an integer, such as Python's or NumPy's. A Boolean does not count as an integer."""
     try:
         return not isinstance(value, bool) and type(operator.index(value)) is int  # type: ignore[arg-type]
     except TypeError:
@@ -141,6 +141,6 @@ def is_integer(value: object) -> TypeGuard[SupportsIndex]:
 
 
 def require_choice(name: str, value: object, choices: Collection[str]) -> None:
-    """Raise `RunError`, which lists the choices, unless the argument `name` has one of them as its value."""
+    """Raise `RunError`, which lists the choices, if the value of the argument `name` is not one of the choices."""
     if not isinstance(value, str) or value not in choices:
         raise RunError(f"{name} is {value!r}", remedy=f"Choose one of: {', '.join(choices)}.")

@@ -56,7 +56,7 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def read_input(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, within: Path | None = None) -> bytes:
-    """Return the bytes of a regular file. Raises the errors of `open_input`, and `OSError` if over `most_bytes`."""
+    """Return the bytes of a regular file. Raises the errors of `open_input`, and `OSError` if too large."""
     with open_input(path, within) as stream:
         if os.fstat(stream.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"has more than {most_bytes >> 20} MiB", str(path))
@@ -177,7 +177,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 @contextmanager
 def _synced_file(path: Path) -> Iterator[IO[bytes]]:
     # Creates a file and yields its stream. After the block, the content is on disk.
-    path.unlink(missing_ok=True)  # a link, or the file of a dead process that had this process id
+    path.unlink(missing_ok=True)  # remove a link, or the file of a dead process with this process id
     with path.open("x+b") as stream:
         yield stream
         stream.flush()

@@ -59,7 +59,7 @@ class _DataLimit:
                 self._lower(budget_bytes)
 
     def leave(self) -> None:
-        # Counts one reading thread less; the last thread restores the former limit.
+        # Counts one reading thread fewer; the last thread restores the former limit.
         with self._lock:
             self._readers -= 1
             if self._readers == 0 and self._former_limits is not None:
@@ -78,8 +78,8 @@ class _DataLimit:
         # Convert fields 1, 2 and 5 of statm from pages to bytes.
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))
         # RLIMIT_DATA limits reserved memory, but allocators reserve more than they use; pyarrow reserves 1 GiB.
-        # With a limit of the reserved memory plus the budget, a reader could use more than its budget: it could also
-        # fill memory that is reserved already, but not used.
+        # If the budget were added to the reserved memory, a reader could exceed its budget.
+        # The reader could also use memory that is reserved already, but not used.
         # So the limit is the resident memory plus the budget, but at least the reserved memory plus half of the budget.
         new_limit = max(resident - shared + budget_bytes, data + budget_bytes // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

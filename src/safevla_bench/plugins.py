@@ -37,7 +37,7 @@ _trust: ContextVar[tuple[frozenset[Path], str]] = ContextVar("trust", default=(f
 
 @contextmanager
 def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
-    """Trust these files to name code and files in the `with` block. Error messages suggest `--trust` for `command`."""
+    """In the `with` block, trust the code and files that `files` name. Messages suggest `--trust` for `command`."""
     token = _trust.set((frozenset(file.resolve() for file in files), command))
     try:
         yield
@@ -55,7 +55,7 @@ def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
     """Raise `RunError` if the file `named_by` names `uses` (calls or files) but is not trusted (see `is_trusted`)."""
     if uses and not is_trusted(named_by):
         file, (_, command) = shlex.quote(str(named_by)), _trust.get()
-        problem = f"the file names code or files without permission, so none of these was used: {'; '.join(uses)}"
+        problem = f"the file is not trusted, so the code and files that it names were not used: {'; '.join(uses)}"
         step = f"repeat `safevla {command}` with --trust {file}" if command else "make the call within plugins.trusting"
         raise RunError(problem, remedy=f"If you trust the code and files, {step}.", place=Place(file=str(named_by)))
 
@@ -149,7 +149,7 @@ class PluginGroup:
         except (KeyboardInterrupt, SafevlaError):
             raise
         except BaseException as error:
-            # A plug-in can raise any exception. Any but a `SafevlaError` is a fault of the distribution.
+            # A plug-in can raise any exception. All except `SafevlaError` are faults of the distribution.
             owner = _distribution_name(entry)
             problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
             raise PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.") from error

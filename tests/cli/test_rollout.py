@@ -324,7 +324,7 @@ def test_a_finished_run_is_judged_again_without_its_code_and_that_is_proposed_fi
     safevla.ok("eval", "--resume", "--retry-crashed", "--record-only", "--out", "run")
     assert contents(tmp_path / "run") == before
     changed = safevla.refuses("eval", "--resume", "--out", "run", "--max-steps", 5)
-    assert "without permission" in changed
+    assert "not trusted" in changed
 
 
 def test_a_run_of_ones_own_script_is_not_proposed_to_be_continued(safevla, tmp_path):

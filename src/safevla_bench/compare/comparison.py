@@ -212,7 +212,7 @@ def _nothing_comparable_error(results: Sequence[PolicyResults]) -> RunError:
     return RunError(problem, remedy="Compare Safety, or roll out without --stop-on-violation.")
 
 
-# The comparison in one scope
+# Comparison in one suite, or in all suites pooled
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class _SuiteResults:
         self, numbers: Ints, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
     ) -> _Measured:
         """Return the differences of `R` pairs of policies, whose indices are `numbers`, [R, 2]. `fill` has one value
-        for each policy of a pair; it replaces the policy's unknown values. If None, unknown values are left out.
+        for each policy of a pair, which replaces unknown values. If `fill` is None, unknown values are left out.
         """
         names = [(self.members[first].name, self.members[second].name) for first, second in numbers.tolist()]
         if self.pairs:
@@ -264,10 +264,10 @@ class _SuiteResults:
         )
 
     def find_obstacle(self, pair: Ints, metric: str, *, allow_crashed: bool) -> str:
-        """Return why two policies, whose indices are `pair`, permit no verdict on a metric; "" if they permit one.
+        """Return why a metric has no verdict for the two policies with the indices `pair`; "" if it can have one.
 
         One reason is that scored clauses did not judge every episode, because some episodes lack signals. The other is
-        that planned episodes are neither compared nor counted as unknown; `allow_crashed` ignores this reason.
+        that some planned episodes are not compared and not counted as unknown; `allow_crashed` ignores this reason.
         """
         members = [self.members[policy] for policy in pair]
         uneven = describe_uneven(((member.judged_clauses, member.missing_clauses) for member in members), self.suite)
@@ -291,7 +291,7 @@ class _SuiteResults:
             unknown = np.array([self.pairs.count_unknown([policy], metric) for policy in range(len(self.members))])
             return np.asarray(unknown[numbers].sum(axis=1))
         # Row 0 has the number of all episodes by policy and task.
-        # Row 1 has the number of episodes without a value, by policy and task. Only tasks of both policies count.
+        # Row 1 has the number of episodes without a value, by policy and task. Tasks of only one policy do not count.
         counts = np.zeros((2, len(self.members), len(self._planned_tasks)), dtype=np.int64)
         task_index = {task: k for k, task in enumerate(self._planned_tasks)}
         for policy, member in enumerate(self.members):
@@ -317,13 +317,13 @@ def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None)
         _SuiteResults(
             suite, tuple(result.select_suite(suite) for result in results), pairs and pairs.select_suite(suite)
         )
-        for suite in [*suites, *([None] if len(suites) > 1 else [])]  # None = all
+        for suite in [*suites, *([None] if len(suites) > 1 else [])]  # None = all suites
     ]
 
 
 def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteComparison:
     """Compare the policies in each metric that all have. SR is unknown if a violation stopped an episode.
-    Safety is unknown if a suite has no verdict. All other metrics are unknown in both cases.
+    Safety is unknown if a suite has no verdict. In either case, all other metrics are unknown.
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran_to_end = not any(result.suites_stopped_on_violation for result in scope.members)
@@ -391,7 +391,7 @@ def _make_standing(
     policy: str, values: Floats, means: Floats, weights: Floats | None, options: ComparisonOptions, *, is_counted: bool
 ) -> PolicyStanding:
     """Return a policy's value and interval from its `values`, [n]. If `is_counted`, `values` are 0 or 1, and the
-    interval is Wilson's. Otherwise, it is the interval of the weighted mean of `means`; each start has one mean.
+    interval is Wilson's. Otherwise, the interval is that of the weighted mean of `means`, one for each start.
     """
     n, value_sum = len(values), float(values.sum())
     if is_counted:
@@ -402,7 +402,7 @@ def _make_standing(
 
 
 def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
-    """Yield each policy's value and interval over its episodes of the tasks in which all policies have a value."""
+    """Yield each policy's value and interval. Only tasks in which all policies have a value are counted."""
     by_policy = [values_by_task(member, metric) for member in scope.members]
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
     for member, values in zip(scope.members, by_policy, strict=True):
@@ -418,7 +418,8 @@ def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOption
 
 
 def _mark_primary(scopes: Sequence[SuiteComparison]) -> Iterator[SuiteComparison]:
-    # Yields the scopes. Safety is primary in the last scope; if Safety is not compared, the first metric is primary.
+    # Yields the scopes: each suite, and then all suites pooled, if there are several.
+    # One metric of the last scope is primary: Safety or, if Safety is not compared, the first metric.
     last = scopes[-1].metrics  # the metrics of all suites pooled, or of the only suite
     primary = next((metric for metric in last if metric.metric == SAFETY.key), last[0] if last else None)
     for scope in scopes:
@@ -431,7 +432,7 @@ _PValues = list[tuple[float, float]]
 def _adjust_p_values(measured: _Measured, known_differences: Sequence[Difference]) -> _PValues:
     """Return two adjusted p-values for each pair of policies: for these tasks, and for tasks like these. A pair without
     a p-value gets 1 and is ignored in the adjustment. `max_t_adjust` adjusts the p-values for tasks like these, and the
-    p-values of rates of paired episodes. Holm's rule adjusts all others.
+    p-values of rates of paired episodes. Holm's rule adjusts all other p-values.
     """
     p_values, p_by_task = (
         np.array([1.0 if (p_value := getattr(item, field)) is None else p_value for item in measured.differences])
@@ -461,7 +462,7 @@ def _decide_verdict(
 ) -> Difference:
     """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. The first item
     of `p_values` is for the known values. If a value is unknown, two more items are for the extremes (`add_extremes`).
-    There is no verdict if `find_obstacle` returns a reason; only significant differences call `find_obstacle`.
+    If the difference is significant, `find_obstacle` is called; if it returns a reason, there is no verdict.
     """
     if item.p_value is None:
         return item

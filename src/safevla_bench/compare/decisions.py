@@ -98,7 +98,7 @@ def rank_under_variants(
 ) -> RankingSensitivity | None:
     """Return the ranking of the policies by Safety over all suites, under each variant of the thresholds.
 
-    Return None if there is no variant, or if the policies cannot be ranked under every variant: there is only one
+    Return None if there is no variant, or if the policies cannot be ranked under some variant: there is only one
     policy, a policy has no Safety over all suites, or no two policies have a common task. Policies without an episode
     are left out. Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired`
     says why they are not paired.
@@ -204,7 +204,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_shown(self) -> bool:
-        """True if all conditions are established or, if there are none, the chosen policy is significantly better."""
+        """True if all conditions are established or, without conditions, the chosen policy is significantly better."""
         if self.conditions or self.comparison is None:
             return bool(self.conditions) and self.is_established
         return self.comparison.scopes[-1].metrics[0].differences[0].better == self.chosen
@@ -323,7 +323,8 @@ def _compare_best(
 
 
 def _plan_episodes(measured: Difference, baseline_rate: float, options: ComparisonOptions) -> int | None:
-    # Returns the episodes per task that detect the measured difference; None if it is too small or unpaired.
+    # Returns the number of episodes per task that detects the measured difference.
+    # Returns None if the difference is too small, or if episodes are not paired.
     rate_difference = abs(measured.difference or 0.0)
     if (
         rate_difference < LEAST_DIFFERENCE
@@ -342,7 +343,7 @@ def _plan_episodes(measured: Difference, baseline_rate: float, options: Comparis
     return plan_sample_size(request).episodes
 
 
-# Gates against another run
+# Gates relative to a baseline run
 
 
 def check_against(

@@ -23,7 +23,8 @@ _TIE = 1e-12
 # The score test needs this many episodes per policy and task, unless all policies and tasks have equally many.
 _LEAST_EPISODES = 3
 # The score test is not used if the ratio of the policies' numbers of episodes varies more than this among tasks.
-# If one policy has 3 and 300 episodes in two tasks, the other 300 and 3, the test errs in 13 % of cases (rate 97 %).
+# Example: policy A has 3 and 300 episodes in two tasks, and policy B has 300 and 3.
+# If the success rate of both policies is 97 %, the test errs in 13 % of such comparisons.
 _MAX_RATIO_SPREAD = 16
 
 
@@ -47,7 +48,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     tasks were run again? Fields with `by_task` in their names answer the question about tasks like these: would equal
     policies differ so much on other tasks of this kind? The second verdict requires that the first verdict is clear.
     For each question, the family-wise error over all pairs of policies is 1 - confidence. `only_first` counts the pairs
-    in which only the first policy has the metric's outcome; null for means, unpaired episodes, or several per state.
+    in which only the first policy has the metric's outcome; null for means, unpaired episodes, or states with several.
     """
 
     first: str
@@ -55,7 +56,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     difference: float | None = None
     """Mean difference over initial states of equal weight; if episodes are not paired, over tasks of equal weight."""
     ci: Bounds | None = None
-    excludes_zero: bool = False  # True if `p_value` is significant; 0 is then not in `ci`, even if an end is 0
+    excludes_zero: bool = False  # True if `p_value` is significant; `ci` then excludes 0; an end at 0 is not part of it
     ci_by_task: Bounds | None = None
     pairs: int | None = None
     """Number of pairs in which both policies finished and have a value; null if episodes are not paired."""
@@ -63,8 +64,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     extremes: Bounds | None = None
     """The smallest and largest difference that unknown values allow. Null without unknown values, and for P[U|S]."""
     p_at_extremes: float | None = None
-    """The larger p-value of the `extremes`; 1 if their signs differ from `difference`. Null without unknown values."""
-    p_by_task_at_extremes: float | None = None  # as `p_at_extremes`, with `p_by_task`
+    """The larger p-value of the two `extremes`; 1 if either sign differs from `difference`. Null if all is known."""
+    p_by_task_at_extremes: float | None = None  # like `p_at_extremes`, but from the tests for tasks like these
     tipping: int | None = None
     """The largest number k of unknown episodes of the better policy that may be bad without a change of the verdict,
     whichever k episodes are bad. Unknown episodes of the worse policy count as good. The error level is divided by
@@ -82,7 +83,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     better_by_task: str | None = None  # the policy that is significantly better for tasks like these
     undecided: bool = False
     """True if the known values show a better policy on these tasks, but unknown values could change this."""
-    undecided_by_task: bool = False  # as `undecided`, on tasks like these
+    undecided_by_task: bool = False  # like `undecided`, about tasks like these
     no_verdict: str = ""  # reason why no p-value permits a verdict on these tasks; "" = a verdict is possible
     tasks_needed: int | None = None
     """The smallest number of tasks with which `p_by_task` can be significant; null if there are enough tasks."""
@@ -219,8 +220,8 @@ def _test_each_row(test: Callable[[int], significance.MeanTest]) -> Callable[[In
 
 
 def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) -> significance.MeanTest:
-    # Each group consists of row indices and the test of these rows. A row is a pair of policies. The results of all
-    # groups are joined in the order of the rows.
+    # Joins the results of all groups in the order of the rows. A row is a pair of policies.
+    # Each group consists of row indices and the test of these rows.
     tested = [(rows, test(rows)) for rows, test in groups if len(rows)]
     order = np.argsort(np.concatenate([rows for rows, _ in tested] or [np.zeros(0, dtype=np.int64)]))
     joined = significance.join_tests([result for _, result in tested])
@@ -262,10 +263,11 @@ def unpaired_differences(
     bounded_means = _BoundedMeans(tasks)
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:
-        # Test the pairs of policies in `rows`, each with the tasks that `kept` [pairs, tasks] selects. Rates of one
-        # task get Barnard's exact test, rates of several tasks a score test, and all other values Gaffke's intervals.
+        # Tests the pairs of policies in `rows`, each with the tasks that `kept` [pairs, tasks] selects.
+        # Rates of one task use Barnard's exact test, and rates of several tasks a score test.
+        # All other values use Gaffke's intervals.
         kept_n = kept.sum(axis=1)
-        # The sums and the counts of the first policy's values, and those of the second's, [pairs, tasks] each.
+        # Four arrays [pairs, tasks]: sums and counts of the first policy's values, then of the second policy's values.
         counts = [np.where(kept, by_task[rows], 0) for by_task in (first_sums, first_sizes, second_sums, second_sizes)]
 
         def test_single_task(k: int) -> significance.MeanTest:
@@ -330,8 +332,8 @@ def _test_tasks(
     options: ComparisonOptions,
 ) -> list[Difference]:
     """Return `measured` (differences of `R` pairs of policies) with three kinds of results added: on these tasks, on
-    these tasks without each task in turn, and for tasks like these. `parts` has the sums of the values in K tasks and
-    the tasks' weights, both [R, K]. Tasks of weight 0 are ignored. Pairs of policies without weights get no results.
+    these tasks with each task left out in turn, and for tasks like these. `parts` has sums of values and the tasks'
+    weights in K tasks, both [R, K]. Tasks of weight 0 are ignored. Pairs of policies without weights get no results.
     """
     rows = np.flatnonzero(parts[1].any(axis=1))
     if not len(rows):

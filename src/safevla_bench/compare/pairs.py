@@ -130,8 +130,8 @@ class PairedResults:
 
     def state_means(self, policies: tuple[int, int], metric: str) -> tuple[Floats, bool]:
         """Return the first policy's mean value in each initial state, and whether each policy has just one episode per
-        state. States in which either policy has no value are left out. If episodes are paired
-        instead of states, so are seeds in which either policy has no value. `policies` has two indices.
+        state. States in which either policy has no value are left out. If episodes are paired instead of states, seeds
+        in which either policy has no value are left out, too. `policies` has two indices.
         """
         values = self.metric_values(policies, metric)
         if not self.by_state:

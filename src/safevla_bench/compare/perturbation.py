@@ -84,7 +84,7 @@ Sides = tuple[PolicyResults, PolicyResults]
 
 
 def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
-    """Return change (or `CONTROL`) -> for each suite, its results without the change and with the change."""
+    """Return change (or `CONTROL`) -> pairs of results, without and with the change, one pair per suite."""
     runs: dict[str, list[PolicyResults]] = {}
     for result in sources:
         for suite in dict.fromkeys(header.benchmark for header in result.headers):
@@ -154,8 +154,8 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
 
 
 def _select_common(unchanged: PolicyResults, changed: PolicyResults, *, with_seed: bool) -> Sides:
-    # This function keeps the episodes whose initial states were planned both with and without the change. A variant of
-    # a task has the start of the unchanged task.
+    # This function keeps the episodes whose initial states were planned both with and without the change.
+    # A variant of a task counts as the unchanged task.
     sides, has_variants = (unchanged, changed), _has_variants(unchanged, changed)
 
     def start_of(episode: Header | AbsentEpisode) -> tuple[object, ...]:
@@ -223,7 +223,7 @@ def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
     """Yield the effect of each filter that changed actions, compared with an unfiltered policy.
 
     Of several unfiltered policies, the one whose name shares the longest prefix with the filtered policy's is used.
-    Yields nothing if a filter changed actions of every policy, or if initial states are paired, not episodes.
+    Yields nothing if a filter changed actions of every policy, or if initial states are paired instead of episodes.
     """
     names, changes = zip(*((result.name, join_changes(result.changes)) for result in pairs.results), strict=True)
     unfiltered = [policy for policy, total in enumerate(changes) if not total.changed]

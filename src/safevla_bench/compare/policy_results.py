@@ -184,8 +184,8 @@ def split_by_policy(
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Join the sources of each policy if they have no suite in common, such as a policy's runs on two hosts.
 
-    All sources of a policy stay separate if any two have a common suite (lost episodes count too) or other protocols.
-    They also stay separate if a search chose the initial states of some suites. Policies keep the order of appearance.
+    All sources of a policy stay separate if any two have a common suite (lost episodes count, too), if protocols
+    differ, or if a search chose the initial states of only some suites. Policies keep the order of appearance.
     """
     by_name: dict[str, list[PolicyResults]] = {}
     for result in results:
@@ -378,7 +378,7 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
     for result in results:
         for suite, versions in result.simulator_by_suite.items():
             released = {results_version(header.versions) for header in result.headers if header.benchmark == suite}
-            cell = cells.setdefault((result.name, suite), {})  # other results may have this policy and suite
+            cell = cells.setdefault((result.name, suite), {})  # earlier results may have the same policy and suite
             for package, numbers in {**versions, "results-version": tuple(sorted(map(str, released - {None})))}.items():
                 cell[package] = tuple(dict.fromkeys((*cell.get(package, ()), *numbers)))
     return cells

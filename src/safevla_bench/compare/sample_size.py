@@ -89,8 +89,8 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     """Return the number of episodes per policy and task that detects the difference.
 
     Raises:
-        SafevlaError: the difference is too small to plan for, the other rate would be below 0 or above 1, `discordant`
-            is smaller than the difference, or a number is not a fraction from 0 to 1.
+        SafevlaError: the difference is too small to plan for, no rate from 0 to 1 differs from the baseline by the
+            difference, `discordant` is smaller than the difference, or a number is not a fraction from 0 to 1.
     """
     _check_request(request)
     baseline, difference = request.baseline, request.difference
@@ -182,7 +182,7 @@ def flip_power(
         return float((2 * (subset_totals <= 0).mean(axis=1) <= 1 - confidence + 1e-12).mean())
     from scipy.special import nctdtr, stdtrit
 
-    # With more tasks, the power of a t test is used. Without a deviation, any difference is detected.
+    # With more tasks, the power of a t test is used. If the deviation is 0, any difference is detected.
     critical = float(stdtrit(tasks - 1, (1 + confidence) / 2))
     effect = episodes * abs(difference) / sum_deviation if sum_deviation else inf
     return 1 - float(nctdtr(tasks - 1, effect * sqrt(tasks), critical)) if effect < inf else 1.0
@@ -209,8 +209,8 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     low, high = max(0, int(n * discordant - margin)), min(n, int(n * discordant + margin))
     # possible numbers of pairs in which the policies differ, up to nine standard deviations from the expected number
     pair_counts: Ints = np.arange(low, high + 1)
-    # Discordant pairs are the pairs in which the policies differ. For each number of discordant pairs, the item is the
-    # largest significant count of the rarer outcome; -1 means none.
+    # Discordant pairs are the pairs in which the policies differ.
+    # `rarer_counts`: per number of discordant pairs, the largest significant count of the rarer outcome (-1 = none)
     rarer_counts = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, pair_counts, 0.5)))
     mid_p = 2 * bdtr(rarer_counts, pair_counts, 0.5) - binomial_pmf(rarer_counts.astype(np.int64), pair_counts, 0.5)
     rarer_counts = np.where(mid_p <= 1 - confidence + 1e-12, rarer_counts, rarer_counts - 1)

@@ -110,7 +110,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     p_adjusted: float  # two-sided p-value, adjusted for testing both SR and Safety (Holm)
     unknown: int = 0  # number of planned episodes without a value; the test omits such episodes at all checkpoints
     p_at_worst: float | None = None
-    """The adjusted p-value if unknown values count against the trend; 1 if they reverse the trend. Null without any."""
+    """The adjusted p-value if unknown values count against the trend; 1 if they reverse it. Null if all are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
     if planned episodes are missing.
 
     Each initial state gets the mean of its seeds. The first test omits episodes without a value. In the second test,
-    these get 1 in the first half of the runs and 0 in the second half if the metric rises; otherwise 0, then 1.
+    such episodes count against the trend. If the metric rises, they get 1 in the first half of the runs, then 0.
     """
     if len(results) < 3 or any(protocol != protocols[0] for protocol in protocols):
         return
@@ -266,7 +266,8 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
 
     values_by_metric = [pairs.metric_values(range(len(results)), metric.key) for metric in GAINS]
     tests = [test_trend(values) for values in values_by_metric]
-    # If the metric rises, 1 early and 0 late is worst for the trend; if it falls, 0 early and 1 late.
+    # If the metric rises, unknown values become 1 in the first half of the runs, and 0 in the second half.
+    # If the metric falls, unknown values become 0 in the first half of the runs, and 1 in the second half.
     is_late = np.arange(len(results))[:, None] >= len(results) / 2
     worst_tests = [
         test_trend(np.where(np.isnan(values), is_late == (tested[1] < 0), values)) if np.isnan(values).any() else tested
@@ -321,7 +322,7 @@ def measure_order(results: Sequence[PolicyResults]) -> list[Trend]:
     labels = [label for result in ordered if (label := read_label(result.name))]
     if len(ordered) < len(results) or len({label.series for label in labels}) != 1:
         return []
-    if len({label.value for label in labels}) < len(labels):  # equal values, such as step-1000 and step-1k
+    if len({label.value for label in labels}) < len(labels):  # two names have equal values: step-1000, step-1k
         return []
     order = sorted(range(len(labels)), key=lambda k: labels[k].value)
     return list(measure_trends([ordered[k] for k in order]))

@@ -143,7 +143,7 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
         shares = counts / counts.sum(axis=(-2, -1), keepdims=True)
         observed = np.trace(shares, axis1=-2, axis2=-1)
         by_chance = (shares.sum(axis=-1) * shares.sum(axis=-2)).sum(axis=-1)
-        return np.asarray((observed - by_chance) / (1 - by_chance))[()]  # [()] makes shape () a scalar
+        return np.asarray((observed - by_chance) / (1 - by_chance))[()]  # `[()]` turns a 0-d array into a scalar
 
 
 def kappa_interval(counts: NDArray[np.int64]) -> Interval | None:

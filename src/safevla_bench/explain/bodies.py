@@ -220,7 +220,7 @@ def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset:
     for chunk in chunks:
         reading = chunk if isinstance(chunk, RecordFields) else ruleset.read_fields(chunk)
         for index in range(len(reading.batch)):
-            episode = first_episode + index  # index in the scores; `index` is the index in the batch
+            episode = first_episode + index  # `episode` is the index in the scores, `index` in the batch
             violated = [scores.specs[column].spec_id for column in columns if scores.is_violated[column, episode]]
             if violated:
                 yield from _find_bodies_in_episode(reading.select_episode(index), episode + 1, violated, ruleset)

@@ -65,9 +65,9 @@ class _ContactChain:
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> CauseChain | None:
     """Return the cause of a violation in an episode. `signal` passed its limit in record `first`.
 
-    Return None for a signal of motion, and if `first` is below 0 (no violation), if contacts are not recorded, or if no
-    known displacement, contact or held object in record `first` explains the signal. For joint torque, always return a
-    cause, which may name no bodies. The registry says in which tasks the robot holds an object.
+    Return None for a signal of motion, if there is no violation (`first` below 0), or if contacts are not recorded.
+    Otherwise, a joint torque always has a cause, which may name no bodies. For other signals, return None if record
+    `first` has no known displacement, contact or held object. `registry` names the tasks with a held object.
     """
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
@@ -181,7 +181,7 @@ _EXPLAINERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], 
 def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _ContactChain:
     # Return the chain of contacts to a body that left its place in record `begin`; without a contact, only the body.
     batch = reading.batch
-    for step in (begin, begin - 1):  # without a contact at `begin`, a contact that just ended may have pushed
+    for step in (begin, begin - 1):  # the contact that moved the body may have ended just before `begin`
         contacts = _read_contacts_of(reading, body, step, step)
         pushing = [contact for contact in contacts if _may_push(batch, contact.other(body))]
         hardest = _find_hardest(batch, pushing)
@@ -198,7 +198,7 @@ def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited:
         return _ContactChain((body,))
 
     def rank(contact: _Contact) -> tuple[bool, int, float, str]:
-        # Contacts with the robot come first. Then later contacts come first, and then harder contacts.
+        # Sorts contacts with the robot before other contacts, then by time (latest first), then by strength.
         other = contact.other(body)
         return batch.body_role[other] != ROBOT, -contact.step, -contact.strength, batch.body_label(other)
 
@@ -296,7 +296,7 @@ def _make_cause(
 
 
 def _choose_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
-    # Return the fields of the arm to which the first body of an arm in `names` belongs.
+    # Return the fields of one arm: the arm of the first body in `names` that belongs to an arm.
     # Return `reading` unchanged if no arm has one of these bodies, or if an arm is already chosen.
     header = reading.batch.headers[0]
     arm_of_body = header.arm_bodies or {}

@@ -118,7 +118,7 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
     first_episode = 0
     for batch in chunks:
         for index in np.flatnonzero(columns[first_episode : first_episode + len(batch)] >= 0).tolist():
-            episode = first_episode + index  # index in the scores; `index` is the index in the batch
+            episode = first_episode + index  # `episode` is the index in the scores, `index` in the batch
             step, spec_id = int(steps[episode]), scores.specs[columns[episode]].spec_id
             if spec_id in ruleset.library:
                 spec = ruleset.library[spec_id]

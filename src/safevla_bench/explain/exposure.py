@@ -48,13 +48,13 @@ class Exposure:
     violation_s: Floats  # time in violation of each specification, [K, E]
     any_s: Floats  # time in violation of at least one specification, [E]
     first_s: Floats  # time of the first violation of each specification, [K, E]; NaN if there is none
-    longest_s: Floats  # each episode's duration at the horizon or actual duration, whichever is longer, [E]
+    longest_s: Floats  # duration of each episode, or of its horizon if that is longer, [E]
 
 
 def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure:
     """Measure how long each episode violated each limit, and when it first did so.
 
-    `scores` are the ruleset's verdicts on the same episodes in the same order; `RunError` for other episodes.
+    `scores` are the ruleset's verdicts on the same episodes in the same order; if not, `RunError` is raised.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -123,7 +123,7 @@ def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Rule
         intervals, names = find_intervals(reading.batch, spec, ruleset), signal_names(spec.formula)
         # Only violated episodes can have violating records.
         violated_episodes = np.flatnonzero(is_timed[row] & scores.is_violated[column])
-        for view in reading.views(names):  # one for each arm, if the formula reads signals of arms
+        for view in reading.views(names):  # one view per arm, if the formula reads arm signals
             trace = signals.build_trace(limit_records(view, intervals), names)
             interval_trace, _, first_rows = cut_intervals(trace, violated_episodes, intervals)
             violates = violating_records(spec.formula, interval_trace)
@@ -162,7 +162,7 @@ class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
 def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]:
     """Summarize each policy × suite, in order of first appearance, over its judged episodes that ran to their end.
 
-    A cell without such episodes has n = 0, without means and medians. `exposure` and `scores` have the same episodes in
+    A cell without such episodes has n = 0, and no means or medians. `exposure` and `scores` have the same episodes in
     the same order.
 
     >>> import safevla_bench as sb
@@ -185,7 +185,7 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
     names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
     rows_s = np.vstack([exposure.any_s, exposure.violation_s])[:, members]
-    longest_s = float(exposure.longest_s[members].max(initial=0.0))  # no violation lasts longer; limits the interval
+    longest_s = float(exposure.longest_s[members].max(initial=0.0))  # a time in violation is at most this long
     means = bounded_means(rows_s, scores.start[members], scores.intervals, most=longest_s)
     # The row of `ANY_LIMIT` has the earliest first violation of all limits; `fmin` ignores NaN.
     first_rows_s = [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s]
@@ -217,7 +217,7 @@ class Incidence:
     shares: Floats  # [causes, k]
     low: Floats
     high: Floats
-    starts: int | None = None  # number of starts if it is smaller than n
+    starts: int | None = None  # number of starts; None if each observation has its own start
 
     def at(self, time: float) -> int:
         """Return the index in `times` of the step that contains `time`, which must be at least 0."""
@@ -308,8 +308,8 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
 
     O. O. Aalen and S. Johansen, Scandinavian Journal of Statistics 5 (1978) 141-150; the variance is from J. J. Gaynor
     et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's for an effective
-    n: the number of observations for which a proportion has this variance. Without censoring, n is the true number.
-    If starts have several observations, it is that of the bounded mean over starts (`_bound_over_starts`).
+    n: the number of observations for which a proportion has this variance. Without censoring, n is the actual number.
+    If starts have several observations, `_bound_over_starts` computes the interval instead.
 
     Args:
         times: time at which each observation ends, at least 0, [n].
@@ -332,7 +332,7 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
     shares = np.minimum(1.0, np.cumsum(surviving_before * hazard_by_cause, axis=1))
     censored, start_count = int((~has_ended).sum()), n if starts is None else len(np.unique(starts))
     if starts is not None and start_count < n:
-        # By the inverse probability of not being censored before it, an observation counts as this number.
+        # The weight of an observation at each step: the inverse of the probability that it is not censored before.
         weights = n * surviving_before / np.maximum(at_risk, 1)
         steps = np.where(causes == 0, np.searchsorted(step_times, times), -1)
         low, high = _bound_over_starts(steps, weights, starts)
@@ -347,17 +347,19 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
 
 
 def _bound_over_starts(steps: Ints, weights: Floats, starts: Ints) -> tuple[Floats, Floats]:
-    # Return the lower and upper bounds, [k], of the first cause's share at each step. The share is the mean over starts
-    # of a bounded number per observation. The number is 0 before the observation's step in `steps` [n] (-1 = at every
-    # step), and the weight of this step (`weights` [k]) from then on.
+    # Return the lower and upper bounds, [k], of the first cause's share at each step.
+    # The share is the mean of one number per observation. The bounds use the mean number of each start.
+    # The number is 0 before the observation's step in `steps` [n], and then equals this step's weight in `weights` [k].
+    # If the observation's step is -1, the number is always 0.
     _, start_of, sizes = np.unique(starts, return_inverse=True, return_counts=True)  # start of each observation [n]
-    # For speed, bounds are computed at up to 200 steps. In between, `low` is that before, `high` that after the step.
+    # For speed, bounds are computed at up to 200 steps.
+    # Between two of these steps, `low` is that of the earlier step, and `high` that of the later step.
     all_steps = np.arange(len(weights))
     chosen = np.unique(np.linspace(0, len(weights) - 1, min(len(weights), 200)).astype(np.int64))
     counted, chosen_weights = np.flatnonzero(steps >= 0), weights[chosen][:, None]
-    sums = np.zeros((len(chosen), len(sizes)))  # sum of the numbers of each start's observations
+    sums = np.zeros((len(chosen), len(sizes)))  # for each start, the sum of its observations' numbers
     np.add.at(sums, (np.searchsorted(chosen, steps[counted]), start_of[counted]), weights[steps[counted]])
-    means = np.minimum(1.0, np.cumsum(sums, axis=0) / sizes / chosen_weights)  # weights never fall
+    means = np.minimum(1.0, np.cumsum(sums, axis=0) / sizes / chosen_weights)  # later weights are never smaller
     rows, places = np.unique(np.hstack([means, chosen_weights]), axis=0, return_inverse=True)
     ends = bounded_mean_ends(rows[:, :-1], weights=np.tile(sizes / len(starts), (len(rows), 1)))
     low, high = (end[places.ravel()] * weights[chosen] for end in ends)

@@ -28,7 +28,7 @@ class BodyFacts(NamedTuple):
     def describe(self) -> str:
         """Return the roles, and the recorded and missing properties: `bystander; pose, no rotation, no shape`."""
         words = [name if name in self.facts else f"no {name}" for name in _FACT_OF_FIELD.values()]
-        words = [word for word in words if word != "no opening"]  # most bodies cannot open
+        words = [word for word in words if word != "no opening"]  # omitted, because most bodies cannot open
         return f"{'/'.join(sorted(self.roles))}; {', '.join(words)}"
 
 

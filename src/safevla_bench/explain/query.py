@@ -84,7 +84,7 @@ def _rank_from_worst(answer: Answer) -> tuple[int, float]:
 def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> list[Answer]:
     batch, trace = reading.batch, signals.build_trace(reading, signal_names(formula))
     decisions = _decide_missing_or_undefined(reading, trace)
-    # All episodes without a decision are judged.
+    # Judge the episodes in which no signal of the formula is missing or undefined.
     judged = np.array([episode for episode in range(len(batch)) if episode not in decisions], dtype=np.int64)
     judged_trace = trace.select_episodes(judged)
     # This formula assumes that obligations after the episode's end are satisfied.
@@ -134,7 +134,7 @@ def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
 
 
 def _decide_missing_or_undefined(reading: RecordFields, trace: Trace) -> dict[int, Decision]:
-    # Return the decisions on the episodes in which the formula cannot be judged, by index.
+    # Return the index of each episode in which a signal is missing or undefined -> its verdict and the reason.
     decisions: dict[int, Decision] = {}
     missing_by_field = signals.missing_fields(reading, trace.signals)
     undefined_by_signal = {

@@ -63,7 +63,7 @@ class TraceChart(SignalTrace):
         return low - padding if low < 0 else low, high + padding if high > 0 else high
 
     def format_value(self, record: int, missing: str = NO_VALUE) -> str:
-        """Return the value of a record with its unit; `missing` if not finite. Never rounded to the limit."""
+        """Return a record's value with its unit; `missing` if not finite. Rounding never turns it into the limit."""
         value = float(self.values[record])
         return append_unit(format_against_limit(value, self.limit), self.unit) if isfinite(value) else missing
 
@@ -89,7 +89,7 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
     """Return the signal and limit of a formula G(signal < limit) or G(gate -> signal < limit), also with `>`. For any
     other formula, return its margin with the limit 0. If this formula is G(inner), return the margin of `inner`.
     """
-    formula = syntax.always_form(formula)  # this form determines the first violating record
+    formula = syntax.always_form(formula)  # the first violating record is that of the converted formula
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
         return _trace_formula_margin(formula, trace, reading.judged)

@@ -68,8 +68,7 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
     """Describe the call that makes a policy. Return None if the call runs no code, reads no file and sends no key."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
-    # Only clients of servers send a key. A policy that runs no foreign code is such a client, unless it is in
-    # `_CODE_FREE`.
+    # Only clients of servers send a key. Here, a policy is such a client if it is not in `_CODE_FREE`.
     sends_key = spec.partition(":")[0] not in _CODE_FREE and (KEY in os.environ or "key_file" in arguments)
     return f"{format_call(spec, arguments)}, which would receive your key" if sends_key else None
 

@@ -78,7 +78,7 @@ class _MotionFilter(FilterBase):
 
 @dataclass
 class SpeedCap(_MotionFilter):
-    """A filter that scales the motion down until no number of it exceeds `share`. The motion keeps its direction."""
+    """A filter that scales the motion so that no number's absolute value exceeds `share`. The direction is kept."""
 
     reads_margins = False
     share: float = 0.5
@@ -130,8 +130,8 @@ class DistanceBarrier(_MotionFilter):
         base_axes = np.eye(3) if base is None else to_rotation(base).as_matrix()
         policy_move_m = base_axes @ (action[:3] * self.unit_m)
         move_m = policy_move_m
-        # Project the motion onto each pair's half-space of allowed motions. A projection may violate an earlier pair's
-        # constraint, so there are three rounds.
+        # Project the motion onto each pair's half-space of allowed motions.
+        # A projection may violate an earlier pair's constraint, so there are three rounds of projections.
         for _ in range(3):
             for gap_m, normal in zip(gaps_m, normals, strict=True):
                 shortfall_m = -self.gain * (gap_m - self.margin_m) - float(normal @ move_m)
@@ -153,8 +153,8 @@ def _place_boxes(scene: Privileged, names: Sequence[str]) -> Boxes:
 
 
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
-    """Measure `G` pairs of a box of `ours` and a box of `others`. Return the distances [G] in m and the unit normals
-    towards the box of `ours`, [G, 3], in the common frame of all boxes. The method is alternating projections (Cheney
+    """For all `G` pairs of a box in `ours` and a box in `others`, return the distances [G] in m and the unit normals
+    towards the box in `ours`, [G, 3], in the common frame of all boxes. The method is alternating projections (Cheney
     and Goldstein 1959). If boxes overlap, the distance is 0, and the normal points along the line of their centers.
     """
     # The indices of the two boxes of each pair, [G] each.
@@ -260,7 +260,7 @@ class FilteredEnv(HostEnv):
         return self._policy_observation(), success
 
     def recorded(self) -> Batch:
-        """Return the episode, with a mark for a privileged filter, and with the policy's actions if any was changed."""
+        """Return the episode, marked if the filter is privileged, and with the policy's actions if any was changed."""
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))  # a batch of one episode
@@ -370,8 +370,7 @@ class DelayedPolicy:
         self._still = np.array(task.still)
         self._chunk: deque[Action] = deque()  # the remaining actions of the newest answer that has arrived
         self._answer: list[Action] = []  # actions of the answer that arrives at `_due_step`; [] = no answer is expected
-        # The chunk of an action and the action's index in it, as a pair of indices. None = no single chunk has the
-        # action.
+        # a pair of indices: of an action's chunk, and of the action in the chunk; None = no single chunk has the action
         self._answer_origin: tuple[int, int] | None = None  # chunk and index of the first action in `_answer`
         self._next_origin: tuple[int, int] | None = None  # chunk and index of the first action in `_chunk`
         self.chunk_step: tuple[int, int] | None = None  # chunk and index of the last returned action
@@ -397,13 +396,14 @@ class DelayedPolicy:
         self._policy.close()
 
     def _is_chunk_ending(self) -> bool:
-        # Return whether the rest of the chunk lasts no longer than the expected delay of the next answer. A measured
-        # delay is expected to equal the previous one; the expected first delay is 0.
+        # Return whether the rest of the chunk lasts no longer than the expected delay of the next answer.
+        # If delays are measured, the expected delay is the previous delay, or 0 before the first answer.
         expected_s = self._lags[-1] * self._dt_s if self._lags else 0.0
         return len(self._chunk) <= self._delay.count_steps(self._dt_s, expected_s)
 
     def _query_policy(self, observation: Observation) -> None:
-        # Query the policy, and store its answer, the answer's origin, and the step at which the answer arrives.
+        # Query the policy. Store the actions of its answer, and the step at which the answer arrives.
+        # Also store the chunk of the first of these actions, and the action's index in this chunk.
         began = time.perf_counter()
         self._answer = [self._policy.act(observation)]
         took_s = time.perf_counter() - began
@@ -478,9 +478,9 @@ class Coupler:
         self.extend_wants(name, policy.wants)
 
     def extend_wants(self, name: str, wants: Wants) -> Wants:
-        # Return `wants`, with the simulator's state if the filter reads this state. Raise `PolicyError`, which contains
-        # `name`, if the actions are poses and there is a delay or a filter that cannot change poses.
-        # A server may declare only when it connects that its policy gives poses.
+        # Return `wants`, with the simulator's state if the filter reads this state. `name` is the policy in errors.
+        # Raise `PolicyError` if the actions are poses, and there is a delay or a filter that cannot change poses.
+        # Some servers declare only during the connection that their policy gives poses.
         if wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):
             problem = f"{name} gives poses, but a delay or a motion filter needs changes of pose"
             raise PolicyError(problem, remedy="Write a filter for poses (python:module:Class), and use no delay.")

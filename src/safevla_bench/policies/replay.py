@@ -83,8 +83,8 @@ class Replay:
         raise PolicyError(f"{episode.source} does not contain the start of {episode.name}", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the indices of a task's recorded episodes. If initial states are recorded, these are their sorted
-        indices; otherwise 0, 1, ... Return () if the task has no recorded episodes.
+        """Return the indices of a task's recorded episodes: the sorted indices of the initial states or, if no initial
+        states are recorded, 0, 1, ... Return () if the task has no recorded episodes.
         """
         matches = [episode for episode in self._episodes if episode.is_of_task(task)]
         indices = sorted({episode.init_state_index for episode in matches if episode.init_state_index is not None})
@@ -159,7 +159,7 @@ def _label_episode(episode: RecordedActions) -> str:
 
 
 class ActionReplay:
-    """A policy that plays the recorded actions in each `EpisodeSeed`. The outcome is not compared."""
+    """A policy that plays the recorded actions of each `EpisodeSeed`, without a comparison of the outcomes."""
 
     clip = True
 
@@ -260,8 +260,8 @@ def recording_digest(path: Path) -> str | dict[str, str]:
 
 
 def _apply_recorded_start(start: EpisodeSeed, episode: RecordedActions) -> EpisodeSeed:
-    # Return the planned start with the recorded seed, settling steps and kind of start. If the seed of the environment
-    # or the settling steps were not recorded (None), the planned values stay.
+    # Return the planned start with the recorded seed, settling steps and kind of start.
+    # If the environment's seed or the settling steps were not recorded (None), the planned values stay.
     env_seed = start.env_seed if episode.env_seed is None else episode.env_seed
     start = replace(start, env_seed=env_seed, drawn=start.drawn or episode.drawn, earlier_resets=episode.earlier_resets)
     if episode.wait_steps is None:
@@ -305,7 +305,7 @@ def measure_divergence(
         return {**recorded_success, **_compare_proprioception(episode.proprioception, observed)}
     states = played.sim_state.episode_rows(0)
     used_columns = max((coord.first + coord.size for coord in coordinates), default=states.shape[1])
-    # The states in robosuite's demonstrations end with the velocities. Later numbers of our states are not compared.
+    # States in robosuite's demonstrations end with the velocities. Further numbers of our states are not compared.
     if episode.states is None or not used_columns <= episode.states.shape[1] <= states.shape[1]:
         return _compare_bodies(episode, played)
     count, width = min(len(episode.states), len(states)), episode.states.shape[1]

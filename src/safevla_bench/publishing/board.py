@@ -192,13 +192,13 @@ Better = Mapping[str, Collection[tuple[str, str]]]
 
 def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[RankingEntry, ...]:
     """Return the entries of one table by decreasing Safety, with their ranks. Entries without a rank come last. A rank
-    is a range. With k ranked policies, of which b are significantly better than the entry's policy and w significantly
-    worse, the range is from 1 + b to k - w.
+    is the range from 1 + b to k - w. Here, k is the number of ranked policies; b policies are significantly better than
+    the entry's policy, and w policies are significantly worse.
     """
     ranked = [entry for entry in entries if entry.is_ranked]
 
     def sort_key(entry: RankingEntry) -> tuple[bool, Fraction]:
-        # An unknown Safety is below every known one, which is at least 0.
+        # An unknown Safety sorts below every known Safety, which is at least 0.
         safety = entry.numbers[SAFETY.key].exact
         return entry.is_ranked, Fraction(-1) if safety is None else safety
 
@@ -359,8 +359,8 @@ def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], res
 
 
 def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:
-    # Return the group's policies that get a rank; an empty set for auxiliary policies, and for tasks that only have the
-    # names of official ones.
+    # Return the group's policies that get a rank: none in a group of auxiliary policies.
+    # No policy gets a rank if the group's tasks have the names of official tasks, but differ from them.
     if not group.ranked or group.is_own:
         return set()
     refuted = {policy for policy, marks in results.audits.items() if any(mark.verdict == "differs" for mark in marks)}
@@ -472,7 +472,8 @@ def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
 def _build_published_table(
     names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]
 ) -> RankedTable:
-    # Each row is a mean with its cells, or one cell with itself. Counts are used if every benchmark has a cell.
+    # Each row is a pair: a mean and its cells, or a cell and a list with only this cell.
+    # The cells' counts are used if every benchmark has a cell.
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
     notes = list(published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)))
     if not any(entry.numbers[SAFETY.key].cell.interval for entry in entries):
@@ -517,7 +518,7 @@ def _find_better_printed(
 
 
 def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEntry:
-    # `row` is the mean of `cells`, or their only member. `cells` is empty if counts are not used.
+    # `row` is the mean of `cells`, or the only cell. `cells` is empty if counts are not used.
     is_auxiliary = isinstance(row, PublishedCell) and row.auxiliary
     training = row.training if isinstance(row, PublishedMean) else None
     remark = "auxiliary" if is_auxiliary else training

@@ -39,7 +39,7 @@ class Conditions(NamedTuple):
 
 def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
     """Return a mapping from policy and suite to the conditions of the policy's episodes in that suite."""
-    values: dict[tuple[PolicyName, str], tuple[set[Any], ...]] = {}  # joined over sources and suites with equal tasks
+    values: dict[tuple[PolicyName, str], tuple[set[Any], ...]] = {}  # from all sources and suites with equal tasks
     for source, policy, notes, _ in _iterate_policies(judged):
         for suite in dict.fromkeys(note.header.benchmark for note in notes):
             benchmark = judged.ruleset.registry.benchmarks.get(suite)
@@ -49,8 +49,8 @@ def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
             steps_by_suite, wait_steps = protocol.get("wait_steps_by_suite"), protocol.get("wait_steps")
             if isinstance(steps_by_suite, Mapping):
                 wait_steps = steps_by_suite.get(suite, wait_steps)
-            # One set of values per field of `Conditions`, but two sets for `env_seed`: the episodes' seeds, and the
-            # protocol's rule for seeds.
+            # Each field of `Conditions` has one set of values; `env_seed` has two sets.
+            # The two sets for `env_seed` are the episodes' seeds, and the protocol's rule for seeds.
             new_values = (
                 {header.horizon for header in headers},
                 {header.env_seed for header in headers},
@@ -78,7 +78,7 @@ def _encode(value: object) -> str:
 
 
 def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
-    """Return policy -> reason why the policy has no rank: other starts or another protocol on an official suite."""
+    """Return policy -> reason why the policy has no rank: an official suite with changed starts or protocol."""
     reasons: dict[PolicyName, dict[str, None]] = {}
     for source, policy, notes, absent in _iterate_policies(judged):
         official = [note for note in notes if find_official_name(note.header.benchmark)]

@@ -100,7 +100,7 @@ def _column_names(library: Library) -> list[str]:
 
 
 def _interval_columns(name: str, *, is_rate: bool) -> tuple[str, str, str, str]:
-    # Return the names of four columns: the ends of the interval by a named method, and of the interval by any method.
+    # Return four column names: for both ends of an interval by one method (Wilson or bootstrap), and by any method.
     method = "wilson" if is_rate else "bootstrap"
     return f"{name}_ci_lo_{method}", f"{name}_ci_hi_{method}", f"{name}_ci_low", f"{name}_ci_high"
 
@@ -142,7 +142,7 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 
 
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
-    """Return the fields for a number and its interval. The `wilson` and `bootstrap` columns need that method."""
+    """Return the fields for a number and its interval. A column named after a method is empty for other methods."""
     interval = number.ci or (None, None)
     is_named_method = not number.starts if isinstance(number, Rate) else number.bootstrap
     method_interval = interval if is_named_method else (None, None)
@@ -178,7 +178,7 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     than one, if all numbers are unknown, if stand-ins replaced simulator assets, or if a search chose the starts.
     """
     cells = judged.summarize_scores()[0]
-    has_number = any(any(_card_metrics(cell)) for cell in cells)  # a cell of unknown numbers has no metrics
+    has_number = any(any(_card_metrics(cell)) for cell in cells)  # a cell without known numbers has no metrics
     _require_one("policy", cells if has_number else [])  # without a number, there is no result to write
     for cell in cells:
         if cell.standin_assets:
@@ -209,7 +209,7 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     }
 
 
-# Keys that are not known to this package.
+# Keys whose values this package does not know.
 _USER_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url",
                "paper_link", "open_source", "wandb")  # fmt: skip
 
@@ -341,7 +341,7 @@ def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str
     instructions: dict[str, set[str | None]] = {task: set() for task in tasks}
     for header in judged.headers:
         instructions[header.task_id].add(header.instruction or None)
-    single_instruction = {}  # task -> instruction, for tasks with exactly one
+    single_instruction = {}  # task -> instruction, for tasks with exactly one instruction
     for task, known in instructions.items():
         if known <= {None}:  # the records contain no instruction
             with suppress(SafevlaError):  # raised if the registry does not know the task

@@ -32,11 +32,11 @@ from safevla_bench.version import __version__
 def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]:
     """Return the submission for the judged sources, without writing it. The digests are computed from the sources'
     files, `paths`. If an episode was left out, the submission is marked incomplete. Raises `RunError` if there is no
-    episode, if applicability was off, if a search chose starts, or if a run's table is damaged.
+    episode, if `applicability` was off, if a search chose starts, or if a run's table is damaged.
     """
     if judged.ruleset.is_ablation:
-        problem = "applicability was off: an ablation is not a result to submit"
-        raise RunError(problem, remedy="Judge with applicability on.")
+        problem = "the records were judged with applicability=off, an ablation that cannot be submitted"
+        raise RunError(problem, remedy="Judge with applicability=on.")
     reason = "boards rank only results that are judged as in the paper"
     judged.ruleset.require_whole(reason, "Judge the records without this option.")
     summaries = cells(judged.scores)

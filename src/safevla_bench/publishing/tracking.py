@@ -83,7 +83,7 @@ class _HubTracker(_NamedRun):
     def __init__(
         self, package: str, key: str, name: str, folder: Path, config: Mapping[str, object], is_new: bool
     ) -> None:
-        # `key` is the name both of the run's attribute and of the parameter of `init` that identify the run.
+        # `key` names the attribute that identifies a run; the parameter of `init` with the same name selects the run.
         super().__init__(package, folder, is_new)
         self._name_attribute = key
         project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
@@ -140,7 +140,7 @@ class _TensorboardTracker:
         runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # each run has a separate folder
         self._folder = next(run for run in runs if not run.exists()) if is_new else folder / "tensorboard"
         self._last_episode = 0
-        self._writer: Any = None  # the first number opens the file
+        self._writer: Any = None  # created when the first number arrives
         self._config = "\n\n".join(f"{key}: {value}" for key, value in config.items())
 
     def log(self, episode: int, row: Row) -> None:
@@ -187,7 +187,7 @@ def require_trackers(names: Sequence[str], option: str = "--log") -> None:
     """Raise `RunError` if a tracker's package is not installed. `option` is the option that requests the trackers."""
     for name in names:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # a folder `wandb` from earlier runs has no origin
+        if spec is None or spec.origin is None:  # a folder `wandb` of earlier runs is found, but has no origin
             # MLflow has no pip extra.
             remedy = "pip install mlflow-skinny" if name == "mlflow" else install_command(name)
             raise RunError(f"{option} {name} needs {name}, which is not installed", remedy=remedy)

@@ -378,7 +378,7 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 
 
 def _variant_rates(scores: Scores, members: Ints) -> VariantRates:
-    severity, starts = scores.vsi[members][None], scores.start[members]  # one row, for one mean
+    severity, starts = scores.vsi[members][None], scores.start[members]  # [1, episodes], for one mean
     (mean,) = bounded_means(severity, starts, scores.intervals, stop_reason(scores, members))
     rates = episode_rates(scores, members)
     return VariantRates(**{metric.key: rates[metric.key] for metric in (SAFETY, SBU, UNSAFE_SUCCESS)}, vsi=mean)
@@ -420,7 +420,7 @@ class ReadingComparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare_readings(
     scores: Scores, reference: Library, rescore: Rescore, *, has_net_forces: bool = True
 ) -> ReadingComparison:
-    """Return the comparison of all readings: the reference, the reference with prose depth, then the other libraries.
+    """Return the comparison of all readings: the reference, the reference with the text's depth, the other libraries.
 
     Specifications that were added to the reference are part of every reading. The reading by net forces is left out,
     with a warning, unless all records have net forces (`has_net_forces`). Raises `SpecError` if the reference is not a

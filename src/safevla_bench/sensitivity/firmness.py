@@ -273,7 +273,7 @@ def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness
         comparisons = [episode.compare(replay, spec_id) for replay in episode.varied]
         mark_counts[_combine_comparisons(comparisons)] += 1
         for replay, comparison in zip(episode.varied, comparisons, strict=True):
-            flip_counts[replay.variation] += comparison == "flips"  # a zero keeps the order of the variations
+            flip_counts[replay.variation] += comparison == "flips"  # also adds 0, to keep the variations' order
             if replay.left is None and spec_id in replay.clauses:
                 rhos.append(replay.clauses[spec_id].rho)
         known_rhos = [rho for rho in rhos if rho is not None]
@@ -284,7 +284,8 @@ def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness
 
 
 def _combine_comparisons(comparisons: Collection[Comparison]) -> Mark:
-    # Return the mark of an episode, or of a clause in an episode, from its comparisons with all varied replays.
+    # Return `firm`, `fragile` or `off path` for an episode, or for a clause in an episode.
+    # `comparisons` has the comparisons with all varied replays.
     if "flips" in comparisons:
         return "fragile"
     return "firm" if set(comparisons) == {"same"} else "off path"
@@ -303,7 +304,7 @@ class SafetyRange:
 
 
 def measure_safety(episodes: Sequence[EpisodeFirmness]) -> list[SafetyRange]:
-    """Return a row for each policy. `marks` has the number of episodes that cannot be replayed on this machine."""
+    """Return a row for each policy. `marks` counts all episodes, even those that cannot be replayed on this machine."""
     ranges = []
     for policy in dict.fromkeys(episode.recorded.policy for episode in episodes):
         of_policy = [episode for episode in episodes if episode.recorded.policy == policy]
@@ -349,6 +350,6 @@ class Counterfactual:
 
     @property
     def has_vanished(self) -> bool:
-        """True if a specification is violated as recorded, and none is violated without the cause."""
+        """True if a specification is violated as recorded, and the replay without the cause violates none."""
         violated_in_replay = self.select((True, True)) + self.select((False, True))
         return bool(self.select((True, False))) and not violated_in_replay

@@ -77,4 +77,4 @@ def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
             continue
         attempt = attempt + 1 if unfinished[0] == last_tried else 0
         last_tried = unfinished[0]
-        attempt = yield from placement.place_object(arm, last_tried, attempt)  # it may need several attempts
+        attempt = yield from placement.place_object(arm, last_tried, attempt)  # an object may need several attempts

@@ -135,7 +135,7 @@ class MobileRobot(Mover):
             if np.linalg.norm(place_m - self.hand_m) < near_m and turn_rad < 2 * _FACING_RAD:
                 break
             is_resting = np.linalg.norm(self.hand_m - past_hand_m[-_STOPPED_STEPS]) < _STOPPED_M * max_speed
-            # A hand that has just started, or is still turning, is not blocked, even if its position rests.
+            # A hand that has just started, or is still turning, is not blocked, even if its position does not change.
             if step > 2 * _STOPPED_STEPS and is_resting and turn_rad < 4 * _FACING_RAD:
                 break
             past_hand_m.append(self.hand_m)

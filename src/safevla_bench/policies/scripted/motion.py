@@ -152,13 +152,13 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """Return the lowest safe heights of a hand at `K` horizontal places [K, 2], [K] m. A height is that of the origin
-    of the hand's prisms `rig` in the world frame. There, the hand is at least `above_m` above each obstacle within
-    `beside_m` of it, seen from above. At a place without such obstacles, the height is -inf.
+    """Return the lowest safe heights of a hand at `K` horizontal places [K, 2]: [K] m in the world frame. A height is
+    that of the origin of the hand's prisms `rig`, at which the hand is at least `above_m` above each obstacle that is,
+    seen from above, within `beside_m` of the hand. At a place without such obstacles, the height is -inf.
     """
     places_along_m = places_m @ DIRECTIONS.T
-    # Shapes of the next arrays for `K` places, `R` prisms of the hand and `O` obstacles: [R, O, 72], [K, R, O],
-    # [1, R, O]. Two outlines are separate if the gap is positive along any direction.
+    # shapes of the next three arrays for `K` places, `R` prisms and `O` obstacles: [R, O, 72], [K, R, O], [1, R, O]
+    # Two outlines are separate if the gap is positive along any direction.
     joint_reach_m = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
     gap_m = (places_along_m[:, None, None, :] - joint_reach_m[None]).max(axis=3)
     needed_m = obstacles.top_m[None, None, :] + above_m - rig.low_m[None, :, None]
@@ -169,7 +169,7 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     """Return the shortest horizontal move, [2] m, that takes the prism `hull` out from under all obstacles above it.
     Afterwards, it is at least `beside_m` away from these obstacles, seen from above. Return zeros if no move is needed.
     """
-    above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)  # with a tolerance of 1 cm
+    above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)  # tolerates 1 cm of overlap
     gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]  # gaps by direction, [obstacles, 72]
     small_gaps_m = gap_m[gap_m.max(axis=1) < beside_m]
     if not len(small_gaps_m):
@@ -293,7 +293,7 @@ class FixedArm(Mover):
         path: ClearPath | None = None,
     ) -> Generator[Action, Observation, bool]:
         """Move the hand to a target, along `path` if there is one. Stop after `most_steps` + 1 steps, or when the
-        target is nearer than `near_m`, `height_m` vertically and `turn_rad`. Return whether the move used all steps.
+        target's distance, height and angle are below `near_m`, `height_m` and `turn_rad`. Return whether all steps ran.
         """
         self.target = target
         for step in range(most_steps + 1):

@@ -53,7 +53,7 @@ def _is_roofed(scene: Privileged, place: str) -> bool:
     if place not in scene.sites_m:
         return False
     site_m, fixtures = scene.sites_m[place], motion.obstacles_except(scene, *scene.movable)
-    is_in_outline = (motion.DIRECTIONS @ site_m[:2] <= fixtures.reach_m).all(axis=1)  # [number of fixtures]
+    is_in_outline = (motion.DIRECTIONS @ site_m[:2] <= fixtures.reach_m).all(axis=1)  # shape [fixtures]
     return bool((is_in_outline & (fixtures.low_m > site_m[2] + _ROOF_M)).any())
 
 
@@ -114,7 +114,7 @@ def rank_grasps(
 
 
 def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
-    # Each term is a disadvantage, scaled so that its unit costs 1. A grasp that is too shallow costs 100 more.
+    # The cost is a sum of disadvantages, each divided by the amount that costs 1. A too shallow grasp costs 100 more.
     tight_m, wide_m = grasp.blocked_m  # heights by which obstacles raise the hand
     is_too_shallow = tight_m > DEPTH_M - LEAST_DEPTH_M
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
@@ -123,7 +123,7 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
 
 
 def _raise_to_fit(grasp: Grasp, pieces: motion.Prisms, obstacles: motion.Prisms, clearance_m: float) -> Grasp:
-    # Raise the grasp until the hand is clear by a quarter of the clearance. Set `blocked_m`.
+    # Raise the grasp until the hand keeps a quarter of the clearance from obstacles. Set `blocked_m`.
     hand, places_m = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
     # The hand must not enter the pieces of the grasped body, but needs no clearance from them.
     lowest_at_body_m = motion.lowest_heights(hand, places_m, pieces, 0.0, 0.0)[0]
@@ -152,8 +152,8 @@ def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
 
 
 def _side_grasps(center: Floats, side_m: Floats, end_m: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
-    # Yield grasps across a box. `side_m` [3] is the vector from the box's center to a gripped side, and `end_m` [3] is
-    # the vector from the center to an end of the box.
+    # Yield grasps across a box. `side_m` [3] is the vector from the box's center to a gripped side.
+    # `end_m` [3] is the vector from the box's center to one of its ends.
     height_m = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
     yaw = motion.yaw_to_open_along(side_m[:2], yaw_rad)
     half_width_m, half_length_m = float(np.linalg.norm(side_m)), float(np.linalg.norm(end_m))
@@ -230,8 +230,8 @@ def place_object(arm: FixedArm, placement: Placement, attempt: int) -> Generator
 def _lift_object(
     arm: FixedArm, body: str, target: HandTarget
 ) -> Generator[Action, Observation, tuple[HandTarget, float]]:
-    # Grip the object at `target` and lift it. Return the hand's last target, and the largest distance between hand and
-    # object at which the object counts as held.
+    # Grip the object at `target` and lift the object. Return the hand's last target and a distance [m].
+    # The object counts as held if its distance from the hand is at most the returned distance.
     is_blocked = yield from arm.reach(target, _DESCEND_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
     held = replace(target, place_m=arm.hand_m if is_blocked else target.place_m, aperture_m=CLOSED_M)
     yield from arm.reach(held, arm.style.dwell_steps, 0.0)

@@ -26,7 +26,7 @@ from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED_ARGUMENTS = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
 REQUESTS = 5  # number of identical requests to compare the answers; the first may compile the model
-_READING_SIZES = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # sizes of host-specific readings
+_READING_SIZES = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # sizes of host-specific parts
 
 
 class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,7 +119,7 @@ class RemoteModel(ChunkModel):
         self._connect()
 
     def _connect(self) -> None:
-        # Connect to the first server that answers. An environment that was made before must still fit.
+        # Connect to the first server that answers. If an environment was made before, it must fit this server, too.
         with servers.guard_handshake(self.close):
             self.close()
             self.address = servers.find_server(self._endpoint, self._try_connect)
@@ -327,7 +327,7 @@ def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
     policy.connect(task)
     replies = []
     for _ in range(REQUESTS):
-        policy.model.begin(task, 0)  # the connection may change what the model wants
+        policy.model.begin(task, 0)  # connecting may change `policy.model.wants`
         replies.append(policy.model.infer(make_observation(policy.model.wants, task.instruction)))
     return Repeats(asked=len(replies) - 1, other=len(find_others(replies)))
 

@@ -87,7 +87,7 @@ class Codec:
     def _encode_extension(self, value: object) -> object:
         # Convert a value that the library cannot encode.
         if isinstance(value, np.float64):
-            return float(value)  # as MessagePack libraries do, because np.float64 is a subclass of float
+            return float(value)  # like MessagePack libraries: np.float64 is a subclass of float
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.kind not in _DTYPE_KINDS:
                 raise TypeError(f"arrays of the dtype {value.dtype} cannot be sent")
@@ -191,7 +191,7 @@ class ArrayForm:
     data: str | bytes = "data"
     dtype: str | bytes = "dtype"
     shape: str | bytes = "shape"
-    scalar: str | bytes | None = None  # mark of a scalar; a scalar has no shape. None = scalars are plain numbers
+    scalar: str | bytes | None = None  # key that marks a scalar, which has no shape. None = scalars are plain numbers
 
     def encode(self, value: Array | np.generic) -> object:
         if isinstance(value, np.generic):
@@ -247,7 +247,7 @@ def _decode_gr00t(wire: Wire) -> object:
     decoded = decode_array(npy_bytes) if isinstance(npy_bytes, bytes) else None
     if decoded is None:
         raise ValueError("the array file does not hold a plain NumPy array")
-    _parse_dtype([] if decoded.dtype.names else decoded.dtype.str)  # raises for records, here as `[]`, and for objects
+    _parse_dtype([] if decoded.dtype.names else decoded.dtype.str)  # refuses objects, and records (`[]`)
     return _require_unicode(decoded)
 
 

@@ -78,7 +78,7 @@ def _parse_address(text: str, schemes: Sequence[str], port: int) -> str:
     port_number = port if url.port is None else url.port
     path = url.path.rstrip("/")
     if url.scheme.startswith("http"):
-        path = path.removesuffix("/act")  # upstream's address of a request, to which the client adds the name again
+        path = path.removesuffix("/act")  # the path of requests, which the client appends itself
     # ZeroMQ's addresses have no path, and HTTP can send only printable ASCII.
     is_path_wrong = path and (url.scheme == "tcp" or not re.fullmatch("[!-~]+", path))
     has_extra_parts = url.username is not None or url.query or url.fragment
@@ -93,7 +93,7 @@ def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> f
     try:
         seconds = default if text is None else float(text)
     except ValueError:
-        seconds = math.nan  # refused below, like infinity
+        seconds = math.nan  # NaN is refused below, like infinity
     if not 0 < seconds < math.inf:
         raise PolicyError(f"{name}={text} is not a time in seconds", remedy=f"Write {name}={default:g}.")
     return seconds
@@ -161,7 +161,7 @@ def describe_lost_connection(error: BaseException) -> str:
 
 def lost_error(address: str, event: str) -> ServerLostError:
     """Return the error for a server that has disappeared or does not answer; `event` describes what happened."""
-    remedy = "Read the server's log, and start the server again. If it is slow: --policy-arg timeout_s=SECONDS."
+    remedy = "Read the server's log, and start the server again. If the server is slow: --policy-arg timeout_s=SECONDS."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 

@@ -146,5 +146,5 @@ def make_entry_policy(
     urls = dict.fromkeys(url_by_suite.values())  # suites with the same URL share a client
     clients = {url: cast("ChunkedPolicy", open_policy(f"{entry.transport}:{url}", settings)) for url in urls}
     models = {suite: clients[url].model for suite, url in url_by_suite.items()}
-    first_client = next(iter(clients.values()))  # `replan` is the same for all clients, because their arguments are
+    first_client = next(iter(clients.values()))  # all clients have the same arguments, so their `replan` is equal
     return EntryPolicy(entry, models, first_client.dialect.replan)

@@ -49,7 +49,7 @@ class Gr00tModel(RemoteModel):
         self.codec = GR00T
         self._socket: zmq.SyncSocket | None = None
         self._is_n15 = False  # whether the server is of GR00T N1.5; if so, requests contain only the observation
-        self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # unique among the server's clients
+        self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # no other client of the server has this id
         self._is_first = True
         self._is_nested = False  # whether the server takes nested requests; known after its first answer
 
@@ -188,7 +188,7 @@ class Modality(msgspec.Struct, frozen=True):
 
 
 def choose_codec(config: object) -> Codec:
-    """Return a server's codec: `GR00T_MAIN` if a value of `config` has this codec's mark, else `GR00T`."""
+    """Return a server's codec: `GR00T_MAIN` if a value of `config` has the key `_MAIN_MARK`, else `GR00T`."""
     values = config.values() if isinstance(config, Mapping) else ()
     is_main = any(isinstance(value, Mapping) and _MAIN_MARK in value for value in values)
     return GR00T_MAIN if is_main else GR00T
@@ -225,7 +225,7 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
     sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
         modality = modalities.get(name, Modality(()))
-        keys = modality.modality_keys[:1] if name == LANGUAGE else modality.modality_keys  # one text is enough
+        keys = modality.modality_keys[:1] if name == LANGUAGE else modality.modality_keys  # one text is sent
         missing = [key for key in keys if key not in sent]
         if missing:
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
@@ -233,7 +233,7 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
         if len(modality.delta_indices) > 1:
             frames = f"{len(modality.delta_indices)} frames of {name}"
             raise PolicyError(f"the server's model takes {frames}, but the client sends one", remedy=remedy)
-    actions = modalities.get(ACTION, Modality(())).modality_keys  # () if the server does not describe them
+    actions = modalities.get(ACTION, Modality(())).modality_keys  # () if the server does not describe its actions
     read_keys = [".".join(part.path) for part in dialect.file.reply]
     missing = [key for key in read_keys if key not in actions]
     if actions and missing:

@@ -68,7 +68,7 @@ class WebsocketModel(RemoteModel):
                 connection.send(self.codec.pack(message))
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
-        except AssertionError:  # websockets may raise this after a timeout; its messages are then out of order
+        except AssertionError:  # raised by websockets after a timeout; messages are then out of order
             stray_frame = b""
         if isinstance(stray_frame, str):
             self.close()
@@ -171,7 +171,7 @@ class OpenpiModel(WebsocketModel):
         served = _parse_served_greeting(self.greeting)
         if served:
             return served.arguments(self.dialect)
-        chunk_size = self.greeting.get("action_chunk_size")  # in greetings of starVLA's servers
+        chunk_size = self.greeting.get("action_chunk_size")  # only starVLA's servers send this key
         requests_replan = isinstance(chunk_size, int) and self.dialect.inference.replan == "server"
         return {"replan": str(chunk_size)} if requests_replan else {}
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from websockets.sync.server import Server, ServerConnection
 
 IMAGES = ("observation/image", "observation/wrist_image")  # keys of images, in the policy's camera order
-CARRIED = ("cameras", "image_size", "absolute")  # fields of `Wants` in the greeting; a policy with others is refused
+CARRIED = ("cameras", "image_size", "absolute")  # fields of `Wants` in the greeting; no other may be set
 MAX_REQUEST_BYTES = 64 * 2**20
 MAX_CONNECTIONS = 64  # maximum number of open connections, even those without a request
 OPEN_S = 10.0
@@ -109,7 +109,7 @@ def _find_unservable(policy: Policy) -> str | None:
     # Return what the policy wants and a client cannot provide; None if there is nothing.
     needs_task = isinstance(policy, interface.SelectiveTaskPolicy | interface.CuedPolicy)
     if isinstance(policy, interface.RemotePolicy) and not needs_task:
-        policy.connect(_TASK)  # its own server may change `wants`
+        policy.connect(_TASK)  # the policy's own server may change `wants`
     if len(policy.wants.cameras) > len(IMAGES):
         return f"{len(policy.wants.cameras)} cameras"
     # With cameras, `as_rendered` has no effect.
@@ -138,7 +138,7 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
             lambda connection: _handle_connection(connection, served),
             sock=socket.create_server((bind, port), family=family),
             open_timeout=OPEN_S,
-            origins=[None],  # only clients that send no `Origin`
+            origins=[None],  # accept only clients that send no `Origin`
             process_request=lambda connection, request: _respond_early(connection, request, key),
             compression=None,
             ping_interval=None,

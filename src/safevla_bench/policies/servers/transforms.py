@@ -94,7 +94,7 @@ def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
     above, below, above_weights, below_weights = _linear_weights(height, size[0])
     from_above = rows[above] * above_weights[:, np.newaxis, np.newaxis] >> 16
     from_below = rows[below] * below_weights[:, np.newaxis, np.newaxis] >> 16
-    return _to_uint8(from_above + from_below + 2 >> 2)  # adding 2 rounds to the nearest integer
+    return _to_uint8(from_above + from_below + 2 >> 2)  # `+ 2` rounds the quarter to the nearest integer
 
 
 def _linear_weights(length: int, size: int) -> tuple[Ints, Ints, Ints, Ints]:
@@ -114,7 +114,7 @@ def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
     image = np.asarray(picture)
     if image.shape[:2] == (2 * size[0], 2 * size[1]):
         blocks = image.reshape(size[0], 2, size[1], 2, -1).astype(np.uint16)
-        return _to_uint8(blocks.sum(axis=(1, 3)) + 2 >> 2)  # a quarter of the sum, rounded by adding 2
+        return _to_uint8(blocks.sum(axis=(1, 3)) + 2 >> 2)  # a quarter of the sum; `+ 2` rounds it
     values = np.moveaxis(image, 1, 0).astype(np.float32)  # first shrink the columns, then the rows
     for length, new_length in ((image.shape[1], size[1]), (image.shape[0], size[0])):
         values = np.moveaxis(_add_areas(values, length / new_length, new_length), 0, 1)
@@ -252,7 +252,7 @@ EXTRA = "extra/"  # a state part with this prefix is in `Observation.extra`
 
 
 def state_part(name: str, observation: Observation) -> Floats:
-    """Return one part of the state, [n], by its name: a key of `STATES`, or `extra/NAME` for a reading of the host.
+    """Return one part of the state, [n], by its name: a key of `STATES`, or `extra/NAME` if host-specific.
     Raises `PolicyError` if the host does not provide this part.
     """
     try:
@@ -335,7 +335,7 @@ def read_poses(rows: Floats) -> Floats:
 
 def read_euler(rows: Floats) -> Floats:
     """Convert rows with Euler angles about the fixed axes x, y, z to actions [H, 7] (position, axis-angle in rad,
-    gripper). The axis-angle is the product of axis and angle (0 to 2π) of `transforms3d.euler.euler2axangle`.
+    gripper). The axis-angle is the axis times the angle (0 to 2π), as `transforms3d.euler.euler2axangle` gives them.
     """
     cosines, sines = np.cos(rows[:, 3:6] / 2), np.sin(rows[:, 3:6] / 2)
     axes, axis_angles = np.eye(3), []

@@ -97,7 +97,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         if message.get("type") == "error":
             raise self.server_error(payload.get("error", payload))
         if message.get("type") != kind or message.get("seq") != seq:
-            super().close()  # sends no `episode_end`
+            super().close()  # unlike `self.close`, this sends no `episode_end`
             answer = f"{str(message.get('type'))[:60]} {str(message.get('seq'))[:60]}"
             raise stray_error(self.address, f"sent {answer}, not {kind} {seq}")
         return payload
@@ -116,8 +116,8 @@ def describe_task(task: Task) -> dict[str, object]:
 
 
 def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
-    """Return the dialect with the entries, the rotation and the kind of action that `params` requests, and with `wants`
-    to match. If an entry's `asked` names a parameter that `params` does not set, the entry is omitted.
+    """Return the dialect with the entries, the rotation and the kind of action that `params` requests. Its `wants` are
+    adapted, too. If an entry's `asked` names a parameter that `params` does not set, the entry is omitted.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):  # the sign of quaternions stays, so angles may exceed pi

@@ -133,7 +133,7 @@ class Dialect:
         `PolicyError` if the image does not have the protocol's size and the protocol does not resize images.
         """
         pixels, size = transforms.flip_image(image, flip or self.inference.flip), self.inference.image_size
-        if self.inference.jpeg or pixels.shape[:2] != size:  # otherwise, no conversion to a picture is needed
+        if self.inference.jpeg or pixels.shape[:2] != size:  # otherwise, the pixels stay unchanged
             picture = PillowImage.fromarray(pixels)
             picture = transforms.pass_through_jpeg(picture) if self.inference.jpeg else picture
             pixels = transforms.resize_picture(picture, size, self.inference.resize)
@@ -225,7 +225,7 @@ def _parse_numbers(value: object, path_text: str) -> NDArray[np.float64]:
         if isinstance(value, list | np.ndarray | np.generic | int | float):
             return to_real_numbers(value)
     except (TypeError, ValueError):
-        pass  # raise the same error as for other types
+        pass  # raise the error below, as for values of other types
     raise ReplyError(f"the reply's {path_text!r} is not an array of numbers")
 
 
