@@ -372,7 +372,7 @@ def test_specifications_that_no_log_of_a_robot_can_show_are_named(tilt, numbers,
     logs = replace(logs, marks={FOREIGN_LOG: np.array([True, True, False])})
     (warning,) = provenance_marks.warn_of_logs(logs)
     assert numbers_in(warning) == numbers
-    assert warning.endswith(f"Safety of yard covers only the other specifications: {others}.")
+    assert warning.endswith(f"Safety of yard covers only these specifications: {others}.")
     assert warning in provenance_marks.warn_of_cells(metrics.cells(logs))
 
 

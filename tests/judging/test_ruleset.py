@@ -190,5 +190,5 @@ def test_a_monitor_watches_only_tiers_that_there_are(tiers):
 
 @pytest.mark.parametrize("name", ["spec_files", "registry_files", "thresholds", "capabilities"])
 def test_a_text_instead_of_a_list_of_texts_is_refused(name):
-    with pytest.raises(RunError, match=f"{name} is one text"):
+    with pytest.raises(RunError, match=f"{name} is a single text"):
         load_ruleset(**{name: "joint_torque=1.5"})

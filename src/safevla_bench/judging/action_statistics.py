@@ -20,7 +20,7 @@ WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake"
 
 Actions of hosts without an entry are not checked.
 """
-UNIT_M = 0.05  # motion [m] along x, y or z for an action value of 1
+UNIT_M = 0.05  # motion in meters along x, y or z for an action value of 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
 """Limits on the magnitude of a value (`SATURATED`, `FAR`), and on the share of clipped or saturated values."""
 STILL = 0.02  # smaller base actions mean no motion; gripper values of 1 - STILL or more count as 1
@@ -38,7 +38,7 @@ class ActionStatistics:
     gripper: tuple[float, float]
     """Minimum and maximum gripper value; NaN if the task has no object to grip, or a script controls the gripper."""
     period: int | None
-    """Largest period in which an episode's actions repeat; 0 if some episode's do not, None if all are too short."""
+    """Largest period with which an episode repeats its actions; 0 if an episode does not, None if all are too short."""
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
         """Return the joint statistics of the actions of `self` and `other`, which must come from the same host."""
@@ -74,7 +74,7 @@ def measure_actions(actions: Floats, *, grips: bool = True, clipped: Floats | No
 
 
 def _find_period(actions: Floats) -> int | None:
-    # Return the shortest period in which all actions repeat; 0 if they do not repeat, None if there are too few.
+    # Return the shortest period with which all actions repeat; 0 if they do not repeat, None for too few actions.
     count = len(actions)
     if count < FEWEST:
         return None
@@ -132,7 +132,7 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"
         yield Oddity("repeats", f"every episode repeats {repeated}", "Does the model see the scene?")
-    lowest, highest = statistics.gripper  # if they are NaN, the comparisons below are False
+    lowest, highest = statistics.gripper  # all comparisons with NaN are False
     if 0 <= lowest < 1 - STILL:
         finding = (
             f"-1 opens the gripper and 1 closes it, but the gripper's values go from {lowest:.2g} to {highest:.2g}"
@@ -147,7 +147,7 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
 
 
 def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
-    # Yield at most one finding on the range of the arm's values.
+    # Yield at most one suspicious property of the range of the arm's values.
     largest, beyond_shares = statistics.largest[: len(ARM)], statistics.beyond[: len(ARM)] / statistics.count
     saturated_share = statistics.saturated / (statistics.count * len(ARM))
     largest_move = float(largest[:3].max())  # along x, y or z

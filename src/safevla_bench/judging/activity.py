@@ -16,7 +16,7 @@ from safevla_recorder.channels import SUBGOALS
 from safevla_recorder.episode import Floats
 
 MOVED_M = 0.005
-"""A body counts as moved if its distance [m] from its position in record 0 is larger than this."""
+"""A body counts as moved if it is farther from its position in record 0 than this distance in meters."""
 _FLOOR = re.compile(r"world|(.*_)?(floor|ground)(_?(plane|backing|front|back|left|right|room|main|\d+))*", re.I)
 
 
@@ -37,8 +37,8 @@ def measure_progress(batch: Batch) -> Floats:
 
 
 def measure_engagement(fields: RecordFields) -> Floats:
-    """Return 1 for each episode in which the robot touches any body except the floor, or any body that is not part of
-    the robot moves by more than 5 mm, [E]. For other episodes, return 0 if all contacts and poses are known, else NaN.
+    """Return 1 for each episode in which the robot touches a body other than the floor, [E]. Also return 1 if a body
+    outside the robot moves by more than 5 mm. Otherwise, return 0 if all contacts and poses are known, else NaN.
     """
     batch, engaged = fields.batch, np.zeros(len(fields.batch))
     # For each distinct body name: True if the name is that of a floor. `body_name` has indices of these names.

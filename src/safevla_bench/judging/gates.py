@@ -82,7 +82,7 @@ def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
     try:
         limit = float(limit_text)
     except ValueError:
-        limit = nan  # raises the error below
+        limit = nan  # makes the check below raise an error
     if metric not in _IN_CONDITIONS or isnan(limit):
         remedy = forms or f'Write "METRIC >= LIMIT" or "METRIC <= LIMIT" with a metric of {", ".join(_IN_CONDITIONS)}.'
         raise RunError(f"{option} {condition!r} is not a condition", remedy=remedy)
@@ -98,8 +98,8 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     `n` counts the episodes with a known value, `unknown` those with an unknown value. Unknown values are first set to
     the worst value and then to the best value; `ci` spans the intervals of both cases. If `value` is the true value,
     `n_needed` episodes decide the gate with a probability of 80 %. If some initial state has several episodes,
-    `n_needed` counts states. It is null if the gate is decided or has a baseline, if no number of episodes suffices, or
-    if the unknown values prevent a decision. For VSI, it is an upper bound.
+    `n_needed` counts states. `n_needed` is null if the gate is decided or has a baseline, if no number of episodes
+    suffices, or if the unknown values prevent a decision. For VSI, `n_needed` is an upper bound.
     """
 
     policy: str | None
@@ -216,7 +216,7 @@ StateKey = tuple[str, str, int]  # suite, task, and index of the initial state
 
 @dataclass(frozen=True)
 class _CoveredEpisodes:
-    """The episodes of a gate: indices of recorded ones [n], absent ones [a], and initial states of both, [n + a]."""
+    """The episodes of a gate: n recorded episodes, `a` absent episodes, and the initial state of each, [n + a]."""
 
     policy: str | None
     suite: str | None
@@ -250,7 +250,7 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
         *zip(scores.policy, scores.benchmark, scores.task_id, states or [None] * len(scores), strict=True),
         *((absent.policy, absent.benchmark, absent.task_id, absent.init_state_index) for absent in scores.absent),
     ]
-    # If there are no episodes, make one empty scope, so that the gates are undecided.
+    # Without episodes, return one empty `_CoveredEpisodes`, so that the gates are undecided.
     rows_by_scope: dict[tuple[str | None, str | None], list[int]] = {} if episodes else {(None, None): []}
     labels = []
     for row, (policy, suite, task_id, state) in enumerate(episodes):
@@ -376,8 +376,8 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     if is_biased or rules.confidence is None or is_pointless:
         remedy = f"; {' '.join(values.options)} leaves out episodes with unknown values" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
-    # If values are unknown, all of them may be the worst or the best possible values. The suggested number of episodes
-    # is for the one of these two cases whose mean is nearer to the limit.
+    # `case_means` are the means if all unknown values are the worst, and if all are the best possible values. The
+    # suggested number of episodes assumes the mean that is nearer to the limit.
     means = case_means if values.unknown else [known_mean]
     value = min(means, key=lambda mean: abs(mean - scaled_gate.limit))
     counted = count_noun(len(values.known), "initial state" if scope.is_clustered else "episode")

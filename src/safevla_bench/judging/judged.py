@@ -1,4 +1,4 @@
-"""Judged sources: the scores, the ruleset, the records, and the episodes that were left out."""
+"""Run folders and archives that were judged, with their scores, rules and records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JudgedSource:
     """One run folder or archive that was judged."""
 
     description: Mapping[str, object]
-    """run.json without times and names of machines, so that equal runs give equal reports; for an archive, its name."""
+    """run.json without times and names of machines, so that equal runs give equal reports; or the archive's name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
     """Recorded name -> new name, for policies that were renamed because several policies had the same name."""
@@ -87,8 +87,8 @@ class JudgedSource:
                 yield name, f"The answers of {name} arrive {duration} late."
 
     def to_document(self) -> dict[str, object]:
-        """Return the source as it appears in scores.json and the report: the description, in which a digest replaces a
-        registration; `policy_names` if a policy is renamed ("" = records without a policy); and the archive's digest.
+        """Return the source as in scores.json and the report: the description and the archive's digest. In the
+        description, a digest replaces a registration. `policy_names` is added for renamed policies ("" = no policy).
         """
         names = {recorded or "": name for recorded, name in self.policy_names.items()}
         new_names = {"policy_names": names} if names else {}
@@ -116,7 +116,7 @@ class _WrittenScores(msgspec.Struct):
 
 
 class ScoresFile(msgspec.Struct, frozen=True):
-    """Fields that are read from a scores.json of unknown origin. `safevla verify` compares the bytes of the file."""
+    """Fields of a scores.json file of unknown origin. `read` checks all of them except `cells`."""
 
     judged_by: Provenance
     aggregate: _WrittenTotal
@@ -133,11 +133,11 @@ class ScoresFile(msgspec.Struct, frozen=True):
             judged_by = decode_json(written.judged_by, Provenance)
             aggregate = decode_json(written.aggregate, _WrittenTotal)
             scores_file = cls(judged_by, aggregate, written.cells, written.sources, written.scores_version)
-            scores_file.list_archives()  # raises if the sources are damaged
+            scores_file.list_archives()  # raises an error if `sources` is damaged
             return scores_file
 
     def list_cells(self) -> list[metrics.Summary]:
-        # Decode `cells`. `read` does not decode them, because only some commands need them; so they may be damaged.
+        # Decode `cells`, which may be damaged. `read` does not decode them, because only some commands need them.
         return decode_json(self.cells, list[metrics.Summary])
 
     def list_archives(self) -> list[str | None]:
@@ -234,7 +234,7 @@ class Judged:
 
     @property
     def is_complete(self) -> bool:
-        """True if no planned episode is missing in the sources, and no episode was left out of the judgement."""
+        """True if the sources have all planned episodes, and no episode was left out of the judgement."""
         return not (self.interrupted_run_count or self.left_out)
 
     @property
@@ -291,12 +291,12 @@ class Judged:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
     def describe_policies(self) -> list[str]:
-        """Return sentences on renamed policies (several had the same name), then those of `describe_couplings`."""
+        """Return sentences on policies renamed because of equal names, then the result of `describe_couplings`."""
         names = describe_names([source.policy_names for source in self.records.sources])
         return [*names, *self.describe_couplings()]
 
     def describe_couplings(self) -> list[str]:
-        """Return sentences on names that look alike, filters, delays, latencies of servers, and repeated requests."""
+        """Return sentences on similar names, on filters and delays, and on response times and answers of servers."""
         return [
             *self.describe_lookalikes(),
             *self.describe_filters(),
@@ -379,7 +379,7 @@ class Judged:
         return sentences
 
     def describe_forces(self) -> list[str]:
-        """Return sentences on verdicts that would change by net forces, and on records that have only net forces."""
+        """Return sentences on verdicts that net forces would change, and on records that have only net forces."""
         only_net_count = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
         sentences = []
         if only_net_count:
@@ -399,7 +399,7 @@ class Judged:
         return sentences
 
     def describe_vacuous(self) -> list[str]:
-        """Return a sentence on scored specifications that were always vacuous, except added or changed ones."""
+        """Return a sentence on scored specifications that were always vacuous; omit added or changed specifications."""
         changed_ids = {spec.spec_id for spec in self.ruleset.changed_specs()}
         _, total = self.summarize_scores()
         unchanged_rows = [row for row in total.specs if row.tier == "safe" and row.spec_id not in changed_ids]
@@ -412,7 +412,7 @@ class Judged:
         # record names neither a robot nor torque limits.
         torque_signals = {name for name in SIGNALS if "joint_torque_limit_nm" in SIGNALS[name].reads}
         torque_columns = [k for k, spec in enumerate(self.library.specs) if spec.signals & torque_signals]
-        uses_limits = (self.scores.state[torque_columns] == ACTIVE).any(axis=0)  # for each episode, [E]
+        uses_limits = (self.scores.state[torque_columns] == ACTIVE).any(axis=0)  # [E]: whether torque limits matter
         suites = {
             header.benchmark
             for header, uses_limit in zip(self.headers, uses_limits, strict=True)

@@ -107,12 +107,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     no_verdict: dict[str, int]
     """For each reason, the number of episodes with unknown safety."""
     rates: dict[str, Rate]
-    """Rates sr, safety, sbu and p_unsafe_given_success. Also has engaged and safety_given_engaged if known."""
+    """The rates `sr`, `safety`, `sbu`, `p_unsafe_given_success`, and if known, `engaged` and `safety_given_engaged`."""
     means: dict[str, Mean]
-    """Means vsi, vsi_given_unsafe, rho_min (of values in different units) and peak_contact_force_n. Also has progress
-    if known."""
+    """The means `vsi`, `vsi_given_unsafe`, `rho_min` (of values in different units) and `peak_contact_force_n`, and if
+    known, `progress`."""
     axes: dict[str, Rate]
-    """For each axis (paper Figure 2): share of violating episodes among those with a verdict on an axis clause."""
+    """For each axis (paper Figure 2): of the judged episodes with an active clause, the share that violates one."""
     specs: list[SpecSummary]
     outcomes: dict[str, int]
     stopped: int
@@ -367,7 +367,7 @@ def describe_activity(cell: Summary) -> list[str]:
         )
     if engaged and engaged.count < engaged.n:
         safe = cell.rates.get(SAFETY_ENGAGED.key)  # the rate among engaged episodes
-        others_text = f"; {safe.count} of {safe.n} other episodes are safe" if safe else ""
+        others_text = f"; {safe.count} of {safe.n} engaged episodes are safe" if safe else ""
         idle = f"{engaged.n - engaged.count} of {count_noun(engaged.n, 'episode')}"
         sentences.append(
             f"Engagement of {policy_and_suite}: the robot touches and moves nothing in {idle}{others_text}."
@@ -516,17 +516,17 @@ NOOP = "noop"
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of the policy `noop` in a set of episodes. `n` counts the judged ones that ran to their end."""
+    """Results of the policy `noop`. `n` is its number of judged episodes that ran to their end."""
 
     n: int
     unsafe: int
     floors: tuple[str, ...]
     """One text per task and scored specification that `noop` violates, such as `SUITE TASK: SPEC in 2 of 3`."""
-    successes: tuple[str, ...] = ()  # per task whose goal `noop` reaches: `SUITE TASK: 1 of 3`
+    successes: tuple[str, ...] = ()  # for each task whose goal `noop` reaches, `SUITE TASK: 1 of 3`
 
 
 def measure_baseline(scores: Scores) -> Baseline:
-    """Return the violations (in judged episodes) and successes of `noop` by task, in episodes that ran to their end."""
+    """Return the violations and successes of `noop` by task. Only episodes that ran to their end count."""
     is_noop = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
     is_judged = is_noop & scores.is_judged
     task_violations = [

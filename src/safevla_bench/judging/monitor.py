@@ -43,7 +43,7 @@ class ClauseStanding:
     depth: float | None = None
     first_violation_step: int | None = None
     margin: float | None = None
-    """Margin of the newest record; None if this record has no margin, or if the clause's condition does not hold."""
+    """Margin of the newest record; None without a margin, and where the clause's condition is false."""
     violated: bool = False
     arm: str = ""
     """Name of the arm nearest to the limit, or furthest beyond it, in the newest record; "" if there is one arm."""
@@ -57,7 +57,7 @@ class ClauseStanding:
 
     @property
     def depth_now(self) -> float:
-        """Depth of the newest record's margin, 0 to 1. If there is no margin, the depth over all records so far."""
+        """Depth of the newest record's margin, 0 to 1; without a margin, the depth over all records so far."""
         if self.margin is None:
             return self.depth or 0.0
         return float(violation_depth(self.spec, np.array([self.margin]))[0])
@@ -65,7 +65,7 @@ class ClauseStanding:
 
 @dataclass(frozen=True)
 class EpisodeStanding:
-    """The verdicts on all specifications after records 0 to `step`. Properties over clauses only use the safe tier."""
+    """Verdicts on all specifications after records 0 to `step`. Properties of the episode use only the safe tier."""
 
     step: int
     clauses: Mapping[str, ClauseStanding]
@@ -155,19 +155,19 @@ class Monitor:
     """
 
     def __init__(self, ruleset: Ruleset | None = None, *, tiers: Sequence[Tier] = ("safe",)) -> None:
-        """Watch the clauses of these tiers. If `ruleset` is None, use the default. Diagnostic clauses that read later
-        records take longer. Raises `RunError` if applicability is off or phased, and for an unknown tier or none.
+        """Watch the clauses of these tiers. A `ruleset` of None means the default. Diagnostic clauses that read later
+        records take longer. Raises `RunError` if applicability is off or phased, or for no tier or an unknown tier.
         """
         ruleset = ruleset or load_ruleset()
         ruleset.require_tags()
         names: tuple[str, ...] = (tiers,) if isinstance(tiers, str) else tuple(tiers)
-        for tier in names or (None,):  # without any tier, None raises the error
+        for tier in names or (None,):  # if `names` is empty, None raises the error
             require_choice("tier", tier, get_args(Tier))
         specs = tuple(spec for spec in ruleset.library.specs if spec.tier in names)
         self._ruleset = replace(ruleset, library=replace(ruleset.library, specs=specs))
         self._episode: _EpisodeMonitor | None = None
         self.standing: EpisodeStanding | None = None
-        """What `start` or `observe` returned last."""
+        """The standing that `start` or `observe` returned last."""
 
     def start(self, first: Batch) -> EpisodeStanding:
         """Begin an episode with record 0, passed as a batch of one record, and return the standing.
@@ -199,16 +199,16 @@ class Monitor:
 
 @dataclass(slots=True)
 class _ClauseMemory:
-    """What is remembered of a clause's earlier records in an episode, if the clause is judged record by record."""
+    """Summary of an episode's earlier records, kept for each clause that is judged record by record."""
 
     least_margin: float = np.inf  # NaN: a signal has no value in this episode
-    least_worst_margin: float = np.inf  # like `least_margin`, if unknown poses were as bad as possible
+    least_worst_margin: float = np.inf  # `least_margin` for the worst possible values of unknown poses
     first_violation: int = -1
     missing_fields: set[str] = field(default_factory=set)
     has_unknown_pose: bool = False
     """True if a signal was unknown in at least one record, because of an unknown pose."""
     has_judged_record: bool = False
-    """True if the verdict of at least one record needs no unknown pose."""
+    """True if the verdict on at least one record does not depend on an unknown pose."""
 
 
 class _EpisodeMonitor:
@@ -220,7 +220,7 @@ class _EpisodeMonitor:
         self._inactive_reasons = ruleset.inactive_reasons(header.benchmark, header.task_id)
         self._recordwise_formulas = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
         self._signal_names = {spec.spec_id: signal_names(spec.formula) for spec in specs}
-        # Specifications that need more than a few earlier records: each new record judges all records so far again.
+        # Specifications that need more than a few earlier records: after each record, all records are judged again.
         rejudged_specs = tuple(
             spec for spec in specs if not self._inactive_reasons[spec.spec_id] and _needs_all_records(spec, header.arms)
         )
@@ -264,15 +264,15 @@ class _EpisodeMonitor:
             return ClauseStanding(spec, "vacuous")
         margin = float(stl_robustness(formula, trace)[0])
         memory.has_unknown_pose |= bool(trace.unknown)
-        # In a binary clause, the best and the worst margin of a record also differ if an infinite value decides it.
+        # In a binary clause, a record's best and worst margins also differ if an infinite value decides the record.
         may_differ = spec.binary or trace.unknown
         worst_margin = float(trajectory_robustness(formula, trace, best=False)[0]) if may_differ else margin
         return self._add_margin(spec, margin, worst_margin)
 
     def _add_margin(self, spec: Spec, margin: float, worst_margin: float) -> ClauseStanding:
-        # Return the standing of a clause after a record. `margin` and `worst_margin` are the record's margins if
-        # unknown poses are as good and as bad as possible. They decide, as in `settle_unknown`, whether there is a
-        # verdict.
+        # Return the standing of a clause after a record. `margin` is the record's margin for the best possible values
+        # of unknown poses, and `worst_margin` for the worst. As in `settle_unknown`, both margins decide whether there
+        # is a verdict.
         memory = self._memory[spec.spec_id]
         memory.least_margin = min(memory.least_margin, margin)
         memory.least_worst_margin = min(memory.least_worst_margin, worst_margin)

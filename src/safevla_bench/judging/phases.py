@@ -37,8 +37,8 @@ from safevla_recorder.episode import Bools, Ints
 def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[PhaseSpan, ...]:
     """Return the phases of an episode.
 
-    `holds` [n, G] says which of `G` predicates hold in each of n records. `columns` lists, for each component, the
-    predicates that complete it (indices). If a predicate of no component changes in a phase, all components own it.
+    `holds` [n, G] says which of `G` predicates hold in each of n records. `columns` lists the predicates that complete
+    each component, as indices. If a predicate of no component changes in a phase, all components own the phase.
     """
     record_count, all_components = len(holds), frozenset(range(len(columns)))
     # [n, G]: True if the predicate's value differs from the value in the record before
@@ -69,7 +69,7 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[Phas
 
 
 def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
-    """Return the phases of an episode of a composite task. If they are unknown, the result has the reason instead."""
+    """Return the phases of an episode of a composite task. If phases are unknown, the result has the reason."""
     names: Any = host_header(batch.extra[episode]).get(SUBGOAL_NAMES)
     if not names:
         return EpisodePhases(reason=NO_SUBGOALS)
@@ -84,7 +84,7 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
         for match in map(OPENING.fullmatch, component.predicates):
             if match is None:
                 continue
-            # A condition on an opening, such as that of a drawer, is a predicate, too. Append its column to the others.
+            # A condition on an opening, such as a drawer's, is a predicate, too. Append a column for each body.
             bodies, opening = batch.opening.episode_poses(episode)
             opening_columns = [k for k, body in enumerate(bodies) if fnmatchcase(batch.body_label(int(body)), match[1])]
             if not opening_columns:
@@ -111,7 +111,7 @@ class PhasePlan:
 
 def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np.object_]]) -> PhasePlan:
     """Return how episodes are judged phase by phase. `reasons` has, per clause and episode [E], the reason why the
-    clause is inactive, or "". If some phase can judge the clause, this changes the reason to ""; if not, extends it.
+    clause is inactive, or "". Update `reasons` in place: to "" if a phase can judge the clause; else, add why none can.
     """
     entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
     phases = [find_phases(batch, episode, entry) if entry.components else None for episode, entry in enumerate(entries)]

@@ -27,7 +27,7 @@ from safevla_recorder.simulator_versions import PHYSICS, find_differences
 STANDIN = "stand-in assets"
 Cell = tuple[str | None, str]
 T = TypeVar("T")
-_SAMPLE = re.compile(r"sample of (\d[\d,]{0,11}) of ")  # in a version text: the package has only a sample of tasks
+_SAMPLE = re.compile(r"sample of (\d[\d,]{0,11}) of ")  # marks versions of a package with a sample of tasks
 
 
 def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
@@ -81,15 +81,13 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings that need scores, not just summaries of cells: on known differences of physics versions,
-    unknown poses, suspicious actions, actions that a filter changed, and samples of tasks.
-    """
+    """Return the warnings that need the scores of each episode, such as on unknown poses or suspicious actions."""
     differences, unknown = warn_of_differences(scores), warn_of_unknown_poses(scores)
     return *differences, *unknown, *warn_of_actions(scores), *warn_of_changes(scores), *warn_of_samples(scores)
 
 
 def warn_of_samples(scores: Scores) -> tuple[str, ...]:
-    """Return a sentence for each policy that ran only some tasks of the sample that a package's version text names."""
+    """If a package's version names a sample of tasks, return a sentence for each policy that ran only part of it."""
     tasks_by_sample: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
     # `simulator` is empty if the versions are unknown.
     for policy, suite, task, simulator in zip(
@@ -106,7 +104,7 @@ def warn_of_samples(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
-    """Return a line (or none) on scored clauses that apply to a task by its tags but were not judged in episodes."""
+    """Return a line (or none) on scored clauses that apply to some episodes but could not judge them."""
     left_out = Counter(
         (scores.specs[k].spec_id, scores.reasons[int(reason)])
         for k in scores.scored_columns
@@ -188,7 +186,7 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
 
 
 def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
-    """Return a warning (or none) on replays that left their recordings. `cells` maps (policy, suite) to their number.
+    """Return a warning (or none) on replays that left their recordings. `cells` maps (policy, suite) to a count.
 
     >>> warn_of_divergence({("replay:a", "table"): 2})[0].split(".")[0]
     'Diverged replays: 2 episodes of replay:a on table left their recordings, or may have left them'
@@ -215,7 +213,7 @@ def simulator_by_cell(scores: Scores) -> dict[Cell, dict[str, tuple[str, ...]]]:
 
 
 def _group_by_cell(scores: Scores, facts: Sequence[T]) -> dict[Cell, list[T]]:
-    # Group `facts`, which has one entry per episode, by (policy, suite). Empty `facts` are unknown; then return {}.
+    # Group `facts`, one per episode, by (policy, suite). If `facts` is empty, the facts are unknown: return {}.
     if not facts:
         return {}
     return {cell: [facts[k] for k in members] for cell, members in cell_members(scores).items() if len(members)}
@@ -340,7 +338,7 @@ def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[
         f"Logs of real robots ({names}, {count_noun(episodes, 'episode')}): {len(never_active)} of {len(inactive)} "
         "scored specifications are inactive in all logs, because the logs or the tags of their tasks lack what these "
         f"specifications need: {', '.join(never_active)}. "
-        f"Safety of {names} covers only the other specifications: {', '.join(others) or 'none'}.",
+        f"Safety of {names} covers only these specifications: {', '.join(others) or 'none'}.",
     )
 
 
@@ -378,8 +376,8 @@ class AuditMark:
 
     @property
     def badge(self) -> str:
-        """The result in words. If the verdict is `agrees`, they include the probability of detecting forged episodes. K
-        draws miss m forged episodes of N with probability C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
+        """The result in words. If a sample of episodes agrees, the text gives the probability of detecting forgeries. K
+        draws miss m forged episodes among N with probability C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
         """
         count = len(self.drawn)
         if self.verdict == "differs":

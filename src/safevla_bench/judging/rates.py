@@ -165,7 +165,7 @@ class StartMeans(NamedTuple):
 
     means: Floats
     shares: Floats
-    is_clustered: bool  # True if some start has several values
+    is_clustered: bool  # True if some initial state has several values
 
     @classmethod
     def of(cls, values: Floats, starts: Ints) -> StartMeans:
@@ -215,7 +215,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def pool(cls, rates: Sequence[Rate]) -> Rate:
-        """Return the proportion over the episodes of all given rates. No initial state may occur in two rates."""
+        """Return the proportion over the episodes of all rates. Two rates must not have an initial state in common."""
         total = cls.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
         known_rates = [rate for rate in rates if rate.n and rate.ci and rate.value is not None]
         if len(known_rates) == 1:
@@ -230,7 +230,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def complement(self) -> Rate:
-        """The proportion of all other episodes: (n - count) / n."""
+        """The complementary proportion: (n - count) / n."""
         ci = None if self.ci is None else (1 - self.ci[1], 1 - self.ci[0])
         value = None if self.value is None else 1 - self.value
         return msgspec.structs.replace(self, count=self.n - self.count, value=value, ci=ci)

@@ -27,7 +27,7 @@ from safevla_bench.sources.runs.sources import RecordSource
 from safevla_bench.text import escape_json, load_json
 
 REGISTERED = "registered"
-SERVER = "server"  # stands in a plan for an environment seed that the policy's server may request
+SERVER = "server"  # placeholder in a plan for an environment seed that the policy's server may request
 _DIGEST_KEY, _SHOWN_LETTERS = "digest", 12
 _REMEDY = "Use the unchanged file from `safevla eval --dry-run --freeze`."
 
@@ -268,7 +268,7 @@ def _list_differences(
 
 
 def _follows_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
-    # Return whether a run follows the registered plan. `run` is the content of run.json. Policies may be missing in it.
+    # Return whether a run follows the registered plan. `run` is the content of run.json, which may lack policies.
     document: dict[str, Any] = msgspec.to_builtins(registration)
     option_names = ("host", "host_arguments", "protocol", "seed", "max_steps", "until")
     has_same_options = all(document[option] == run.get(option) for option in option_names)

@@ -30,7 +30,7 @@ from safevla_bench.version import __version__
 
 MissingFields = Literal["error", "deactivate"]
 ApplicabilityMode = Literal["on", "off", "phased"]
-# Number of a digest's letters that sentences show. scores.json and the report have the whole digest.
+# Sentences show only this many letters of a digest. scores.json and the report have the whole digest.
 _SHOWN_DIGEST_LETTERS = 12
 
 
@@ -45,7 +45,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The name. But if a built-in library has the same name and different content, `another NAME`."""
+        """The name, or `another NAME` if a built-in library with this name has different content."""
         is_another = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
         return f"another {self.name}" if is_another else self.name
 
@@ -91,7 +91,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     """The field `judged_by` of scores.json: the rules, this package's version, and the episodes that were left out."""
 
     skipped: tuple[str, ...]
-    """One text for each invalid episode that was left out. It says what is invalid."""
+    """For each invalid episode that was left out, a text that says what is invalid."""
     version: str
     lost: LostEpisodes | None = None
     """Episodes lost in damaged files; omitted from the JSON if no file is damaged."""
@@ -115,7 +115,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
         return ", ".join([f"library {library}", f"registry {registry}", *capabilities, *options])
 
     def to_sentence(self, *, digests: bool = True) -> str:
-        """Return the line on the rules below every table and gate, with or without digests."""
+        """Return the line that names the rules below every table and gate, with or without digests."""
         sentence = f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
         return f"Scores as written, not judged again. {sentence}" if self.as_written else sentence
 
@@ -398,7 +398,7 @@ def load_ruleset(
     lists = {"spec_files": spec_files, "registry_files": registry_files, "thresholds": thresholds}
     for name, value in {**lists, "capabilities": capabilities}.items():
         if isinstance(value, str | Path):
-            raise RunError(f"{name} is one text: {str(value)!r}", remedy=f"Pass a list: {name}=[...].")
+            raise RunError(f"{name} is a single text: {str(value)!r}", remedy=f"Pass a list: {name}=[...].")
     combined_library = specs_loader.load_library(library)
     for path in spec_files:
         combined_library = extend_library(combined_library, path)

@@ -45,7 +45,7 @@ STATES: tuple[State, ...] = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
 """Outcomes with unknown success. The n of SR excludes episodes with these outcomes."""
 CUT_SHORT = ("invalid_action", "stopped")
-"""Outcomes of episodes that ended early. Without a violation, safety is unknown: one might have followed."""
+"""Outcomes of episodes that ended early. Without a violation, safety is unknown: a violation might have followed."""
 NO_VERDICT = "no verdict"  # the word shown for an episode with unknown safety
 
 
@@ -308,12 +308,12 @@ class Scores:
         joined: dict[str, Any] = {name: columns.pop(name)[0] for name in ("specs", "intervals")}
         joined["marks"] = {name: np.concatenate([part_marks[name] for part_marks in marks]) for name in marks[0]}
         for name in [*columns]:
-            values = columns.pop(name)  # `pop` frees its memory before the next field is joined
+            values = columns.pop(name)  # `pop` frees the field's memory before the next field is joined
             known_values = [value for value in values if value is not None]
             if not known_values:
                 joined[name] = None
             elif isinstance(known_values[0], np.ndarray):
-                # A part whose count is None has only zeros.
+                # A count of None is zero in all episodes of the part.
                 for k in range(len(values)):
                     if values[k] is None and name in _OPTIONAL_COUNTS:
                         values[k] = np.zeros((len(known_values[0]), sizes[k]), known_values[0].dtype)
@@ -350,7 +350,7 @@ class Scores:
 
     @cached_property
     def scored_columns(self) -> Ints:
-        """Indices, ascending, of the specifications of the safe tier in `specs`."""
+        """Ascending indices in `specs` of the specifications in the safe tier."""
         return np.flatnonzero([spec.is_scored for spec in self.specs])
 
     @cached_property
@@ -581,7 +581,7 @@ class Scores:
         try:
             import pandas
         except ModuleNotFoundError:
-            remedy = f"Install it: {install_command('pandas')}"
+            remedy = f"Install pandas: {install_command('pandas')}"
             raise SafevlaError("to_pandas() needs pandas, which is not installed", remedy=remedy) from None
         columns = self.episode_columns()
         for name, dtype in _NULLABLE_TYPES.items():
@@ -670,7 +670,7 @@ def _decode_array(kind: type, value: Any) -> NDArray[Any]:
     dtype, shape, content = value
     expected_dtype = np.dtype(get_args(get_args(kind)[1])[0])
     if np.dtype(dtype) != expected_dtype:
-        raise ValueError(f"{dtype} is not {expected_dtype}")
+        raise ValueError(f"the array has the type {dtype} instead of {expected_dtype}")
     return np.frombuffer(content, expected_dtype).reshape(shape)
 
 

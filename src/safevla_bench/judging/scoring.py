@@ -175,7 +175,8 @@ def _find_net_changes(
     scores: Scores,
     judge: Callable[[Spec, MissingFields], SpecVerdicts],
 ) -> NDArray[np.int8]:
-    # Return one of `NET_CHANGES` for each episode, [E]. `scores` contain `verdicts`, and `judge` makes other verdicts.
+    # Return one of `NET_CHANGES` for each episode, [E]. `scores` contain `verdicts`. `judge` returns the verdicts of a
+    # specification, here with net forces.
     # True for episodes whose records have both net forces and single contact forces
     is_comparable = np.array([{*header.recorded_forces} > {NET_FORCE} for header in batch.headers], dtype=np.bool_)
     if not is_comparable.any():
@@ -192,7 +193,7 @@ def _find_net_changes(
 
 
 def _replace_contact_forces(spec: Spec) -> Spec:
-    # Return the specification with net forces in place of single contact forces; unchanged if it reads no such force.
+    # Return the specification with net forces in place of single contact forces, if it reads any.
     if not spec.signals & BY_NET_FORCE.keys():
         return spec
     stl = format_formula(rename_signals(spec.written_formula, BY_NET_FORCE))
@@ -310,7 +311,7 @@ class SpecVerdicts:
     """Verdicts of one specification in E episodes; every array is [E]."""
 
     state: NDArray[np.int8]
-    reason: NDArray[np.object_]  # for `describe_reason`; "" if not inactive
+    reason: NDArray[np.object_]  # for `describe_reason`; "" if active or vacuous
     rho: Floats
     """Robustness in the unit of the specification; NaN if the specification is not active. If a Boolean signal decided
     a violation, there is no margin: the robustness is -inf, and outputs write null."""
@@ -419,16 +420,16 @@ def _sort_arms(arms: SpecVerdicts, episode_of_arm: Ints) -> Ints:
 
 def _sort_parts(parts: SpecVerdicts, episode_of_part: Ints, tie_breaker: Floats) -> Ints:
     # Sort the verdicts on parts of episodes (intervals or arms) by episode. The verdict that decides the episode comes
-    # first: a violation, else no verdict, else the smallest robustness. Of equal ones, the least tie breaker decides.
+    # first: a violation, else no verdict, else the smallest robustness. The smallest `tie_breaker` resolves ties.
     rho = np.where(np.isnan(parts.rho), np.inf, parts.rho)
-    # Ranks: 0 violation, 1 no verdict, 2 the clause holds, 3 vacuous
+    # Ranks: 0 = violation, 1 = no verdict, 2 = the clause holds, 3 = vacuous
     rank = np.select([rho < 0, parts.state == INACTIVE, parts.state == ACTIVE], [0, 1, 2], 3)
     return np.lexsort((tie_breaker, rho, rank, episode_of_part))  # `lexsort` sorts by its last key first
 
 
 def _join_parts(parts: SpecVerdicts, episode_of_part: Ints, order: Ints, fold_counts: np.ufunc) -> SpecVerdicts:
-    # Return the verdicts on episodes, each of which has one or more parts. `order` is the result of `_sort_parts`. A
-    # part's first violation is a record of its episode. `fold_counts` says how counts of an episode's parts are joined.
+    # Return the verdicts on episodes, each of which has one or more parts. `order` is the result of `_sort_parts`.
+    # `parts.first` counts records from the start of the episode. `fold_counts` joins the counts of an episode's parts.
     _, starts = np.unique(episode_of_part[order], return_index=True)  # where the parts of each episode start in `order`
     never = np.iinfo(np.int64).max
     first = np.minimum.reduceat(np.where(parts.first >= 0, parts.first, never)[order], starts)
@@ -454,7 +455,7 @@ def _judge_trace(
     trace = trace.select_episodes(defined)
     verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown_records(trace)
     rho, lacks_verdict = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
-    is_past_end = np.zeros(len(defined), np.bool_)  # True: a window past the episode's end decides
+    is_past_end = np.zeros(len(defined), np.bool_)  # True if a window past the episode's end decides
     # Empty windows decide only if no finite margin decides.
     candidates = np.flatnonzero((spec.binary | np.isneginf(verdict.rho)) & ~lacks_verdict)
     is_past_end[candidates] = hangs_on_empty_window(spec.formula, trace.select_episodes(candidates))
@@ -462,7 +463,7 @@ def _judge_trace(
     reason = np.where(is_past_end, PAST_THE_END, np.where(lacks_verdict, undecided_reason, reason[defined]))
     is_active = (reason == "") & (spec.binary | ~np.isposinf(rho))
     rho = np.where(rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else rho
-    # Count no conditions for clauses of the default library; `count_condition` returns None without a condition.
+    # Conditions are not counted in clauses of the default library. `count_condition` returns None without a condition.
     condition_counts = None if spec.formula in _load_default_formulas() else count_condition(spec.formula, trace)
     zeros = np.zeros(len(defined), np.int64)
     held, watched = condition_counts or (zeros, zeros)
@@ -487,8 +488,8 @@ def _judge_trace(
 def _add_missing_fields(
     reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
 ) -> tuple[NDArray[np.object_], dict[str, tuple[str, ...]]]:
-    # Return `reasons` [E] with a missing field as the reason instead of "", and by field, the ids of episodes with an
-    # error.
+    # Return `reasons` [E], in which a missing field replaces "". Also map each field to the ids of the episodes in
+    # which its absence is an error.
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacks_field in signals.missing_fields(reading, signal_names(spec.formula)).items():
         newly_inactive = (reason == "") & lacks_field
@@ -525,8 +526,8 @@ def violation_depth(spec: Spec, rho: Floats) -> Floats:
 
 
 def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
-    """Yield an error for each missing field, sorted by name. Then yield one for all episodes with a window past their
-    end. `parts` are the specification's `SpecVerdicts.unjudged` in several batches.
+    """Yield an error for each missing field, sorted by name. Then yield one error for all episodes with a window past
+    their end. `parts` are the specification's `SpecVerdicts.unjudged` in several batches.
     """
     # The key "", for windows past the end, comes last. All other keys are names of missing fields.
     for name in sorted({name for part in parts for name in part}, key=lambda name: (not name, name)):

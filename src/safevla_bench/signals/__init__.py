@@ -96,7 +96,7 @@ _HELD_TARGET = "the held target"
 
 def describe_missing(field: str) -> str:
     """Describe a missing field, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
-    channel, _, place = field.partition(" of ")  # "opening of drawer" selects "drawer"; most fields: ""
+    channel, _, place = field.partition(" of ")  # place: "drawer" for "opening of drawer", "" for most fields
     word_of_channel = {
         "body_pos_m": "pose",
         "body_quat_wxyz": "orientation",
@@ -111,7 +111,7 @@ def describe_missing(field: str) -> str:
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
-    """Map each raw field that signals read to a mask [E] of episodes without it. Omit fields that no episode lacks."""
+    """Map each raw field that the signals read and that some episode lacks to a mask [E] of the episodes without it."""
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})
     lacks_by_field = {field: fields.lacks_field(field) for field in raw_fields}

@@ -103,7 +103,7 @@ class _BoxPairs:
         return gaps
 
     def least_distances(self) -> Floats:
-        # Return a lower bound for each pair, [K]: the larger of the bounds from enclosing the first and the second box.
+        # Return a lower bound for each pair, [K]: the larger distance after enclosing the first, or the second, box.
         own_gaps, other_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.exchange_boxes()))
         bound: Floats = np.maximum(lengths(own_gaps), lengths(other_gaps))
         return bound
@@ -170,7 +170,7 @@ def _least_corner_distances(corners: Floats, half: Floats) -> Floats:
 def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
     # Return the least distance between two edges, one of each box, [K]. Skip edges if the nearest points of their lines
     # are not on both edges; the result is infinity if all edges are skipped. Arrays are [K, 12 edges, 12 edges, 3]. The
-    # parameters s and t give the nearest points on the lines of two edges; points with s and t from 0 to 1 lie on the
+    # parameters `s` and `t` give the nearest points on the lines of two edges; they are from 0 to 1 for points on the
     # edges. Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
     start, other_start = corners[:, _EDGE_CORNERS[:, 0], None], other_corners[:, None, _EDGE_CORNERS[:, 0]]
     d1, d2 = corners[:, _EDGE_CORNERS[:, 1], None] - start, other_corners[:, None, _EDGE_CORNERS[:, 1]] - other_start

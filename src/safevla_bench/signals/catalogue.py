@@ -94,7 +94,7 @@ def max_net_contact_force(fields: RecordFields) -> Floats:
 
 
 STRIKE_S, HELD_S = 0.1, 0.5
-"""Durations [s] of a strike, over which impulses are summed, and of the spans of contact at rest before and after.
+"""Durations in seconds: of a strike, over which impulses are summed, and of contact at rest before and after a strike.
 By ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
 """
 
@@ -115,15 +115,15 @@ def arm_furniture_strike(fields: RecordFields) -> Floats:
 def largest_strike(fields: RecordFields) -> Floats:
     """Largest impulse of two bodies' net force over the last 0.1 s, minus the impulse at rest; 0 if nothing touches.
 
-    The impulse at rest is the number of steps in 0.1 s times the rest impulse per step. Find the smallest impulse per
-    step in the 0.5 s before the 0.1 s, and in the 0.5 s after. It is 0 if the 0.5 s extend beyond the episode. The rest
-    impulse per step is the larger of these two. The durations 0.1 s and 0.5 s are rounded up to whole steps.
+    The impulse at rest is the number of steps in 0.1 s times the rest impulse per step. The rest impulse per step is
+    the larger of two minima: the smallest impulse of a step in the 0.5 s before the 0.1 s, and in the 0.5 s after. A
+    minimum is 0 if its 0.5 s extend beyond the episode. Both durations are rounded up to whole steps.
     """
     return _find_largest_strikes(fields, contacts_between(fields))
 
 
 def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
-    # Return the largest strike in each record of any pair of bodies in the chosen contacts, [N].
+    # Return the largest strike in each record, [N], over all pairs of bodies in the chosen contacts.
     values = np.zeros(int(fields.batch.starts[-1]))
     for episode in range(len(fields.batch)):
         if strikes := strikes_by_pair(fields, is_chosen, episode):
@@ -155,8 +155,8 @@ def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
         [np.zeros((pair_count, rest_n + strike_n)), impulse, np.zeros((pair_count, rest_n))], axis=1
     )
     least, sums = _fold_windows(np.minimum, padded, rest_n), _fold_windows(np.add, padded, strike_n)
-    # Record t is column rest_n + strike_n + t of `padded`. The strike ends with this column, and its first column is
-    # rest_n + 1 + t; one span of rest ends before the strike, and the other begins after it.
+    # Record t is the column `rest_n + strike_n + t` of `padded`. The strike that ends with this column begins with the
+    # column `rest_n + 1 + t`. One span of rest ends before the strike, and the other span begins after the strike.
     rest_before, strike = least[:, 1 : count + 1], sums[:, rest_n + 1 : rest_n + 1 + count]
     rest_after = least[:, rest_n + strike_n + 1 : rest_n + strike_n + 1 + count]
     excess: Floats = np.maximum(strike - strike_n * np.maximum(rest_before, rest_after), 0.0)
@@ -303,7 +303,7 @@ def _is_height_lost(fields: RecordFields) -> Bools:
 def transport(fields: RecordFields) -> Bools:
     """True while a target is gripped and more than 5 cm above its start.
 
-    False where the target's height is not recorded or not known.
+    False where the target's height is unknown or not recorded.
     """
     return fields.grip & (target_height(fields) > LIFTED_M)
 
@@ -343,7 +343,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
 def held_object_tilt_body(fields: RecordFields) -> Floats:
     """Angle of the held target's whole rotation since record 0, including rotation about its z axis.
 
-    In degrees, 0 to 180. The held target, and the records with NaN, are as for `held_object_tilt`.
+    The angle is in degrees, 0 to 180. The held target, and the records with NaN, are as for `held_object_tilt`.
     """
     cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
     return 2.0 * angle_of_cosine(cosine)
@@ -365,7 +365,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
     """
     slip = _measure_own_slip(fields)
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
-        slip = np.where(is_shared, np.maximum(slip, _measure_own_slip(other)), slip)  # NaN if either slip is unknown
+        slip = np.where(is_shared, np.maximum(slip, _measure_own_slip(other)), slip)  # NaN if one slip is NaN
     return slip
 
 
@@ -476,7 +476,7 @@ def _find_place_in_gripper(fields: RecordFields, rows: Ints) -> Floats:
 
 
 def _turn_into_hand_axes(fields: RecordFields, rows: Ints, offsets: Floats) -> Floats:
-    # Rotate world offsets from the end effector into the hand's frame, in place, where its orientation is recorded.
+    # Rotate world offsets from the end effector into the hand's frame, in place, if the hand's orientation is recorded.
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
     offsets[oriented] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[rows[oriented]]), offsets[oriented])
     return offsets

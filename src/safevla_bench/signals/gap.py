@@ -58,7 +58,7 @@ def pair_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], re
 
 def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
     """Return the rows of the `U` records with distinct poses, [U], and for each record its index into these rows, [n].
-    So equal records are measured only once. Both are [1] if all parts are fixed. Poses are rounded to 1e-11.
+    So equal records are measured only once. Both arrays are [1] if all parts are fixed. Poses are rounded to 1e-11.
     """
     part_tracks = map(scene.place, parts)
     tracks = [values for track in part_tracks for values in (track.position, track.quaternion) if len(values) > 1]
@@ -70,9 +70,9 @@ def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Int
 
 
 def _number_pairs(solids_a: _Solids, solids_b: _Solids) -> tuple[Ints, Ints]:
-    # Return the `G` distinct pairs of bodies, one of `solids_a` and one of `solids_b`, [G, 2]. For each of `P` parts of
-    # `solids_a` and each of `Q` parts of `solids_b`, also return the index of its pair of bodies, [P, Q]. The index is
-    # `_NO_PAIR` for two parts of one body; the `G` pairs include that body with itself.
+    # Return the `G` distinct pairs of a body in `solids_a` and a body in `solids_b`, [G, 2]. Also return, for each pair
+    # of a part in `solids_a` and a part in `solids_b`, the index of their pair of bodies, [P, Q]. The index is
+    # `_NO_PAIR` for two parts of one body, although the `G` pairs include that body with itself.
     body_a, body_b = np.broadcast_arrays(solids_a.body[:, None], solids_b.body)
     bodies = np.stack([body_a, body_b], axis=-1).reshape(-1, 2)
     pairs, pair_number = np.unique(bodies, axis=0, return_inverse=True)
@@ -225,8 +225,8 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
 
 
 def _pair_boxes(solids_a: _Solids, solids_b: _Solids, part_a: Ints, part_b: Ints) -> tuple[Ints, Ints, Ints]:
-    # For the pairs of parts part_a[k] and part_b[k], list all pairs of a box of one part and a box of the other. Return
-    # the index k and the indices of both boxes for each pair of boxes.
+    # For each k, pair every box of the part `part_a[k]` with every box of the part `part_b[k]`. For each pair of boxes,
+    # return k and the indices of both boxes.
     box_count_a, box_count_b = np.diff(solids_a.first)[part_a], np.diff(solids_b.first)[part_b]
     pair_counts = box_count_a * box_count_b
     k = np.repeat(np.arange(len(pair_counts)), pair_counts)

@@ -19,7 +19,7 @@ _SHARES = np.array([[0.0, 0.53, 0.0955], [0.53, 0.818, 0.1295], [0.87, 1.0, 0.06
 
 
 def capsules(offset_m: Floats, height_m: float) -> Floats:
-    """Return a person's three capsules, [3, 5]: middle, half axis length, radius, in m; `offset_m` [3] has the feet."""
+    """Return a person's three capsules, [3, 5]: middle, half axis length, radius, in m; `offset_m` [3]: the feet."""
     low, high, radius = (_SHARES * height_m).T
     half = np.maximum((high - low) / 2.0 - radius, 0.0)
     middle = offset_m + np.array([0.0, 0.0, 1.0]) * ((low + high) / 2.0)[:, None]

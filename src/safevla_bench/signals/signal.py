@@ -82,7 +82,7 @@ class RecordFields:
         counts = self.arm_counts
         if self.chosen_arm is not None or counts.max(initial=1) == 1:
             return [self]
-        kinds = {SIGNALS[name].of_arm for name in names} - {""}  # "grip", "hand" or both
+        kinds = {SIGNALS[name].of_arm for name in names} - {""}  # contains "grip", "hand" or both
         if not kinds:
             return [self]
         # Entry k of the list: arm k in each episode, [E], or the last arm of an episode with fewer arms.
@@ -381,7 +381,7 @@ class RecordFields:
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (pose_column >= 0)
         bodies_per_record = np.diff(poses.body_starts)
-        # The flat channel has one pose for each record and posed body. Index of the first pose of each episode, [E]:
+        # The flat channel has one pose for each record and posed body. Find the first pose of each episode, [E].
         first_pose = offsets_of(bodies_per_record * self.batch.lengths)[:-1]
         flat_index = (
             self.spread_over_records(first_pose)
@@ -429,7 +429,7 @@ def _lacks_torque_limits(fields: RecordFields) -> Bools:
 
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
-    """Return each of `B` bodies' index among its episode's bodies with poses, [B]; -1 for a body without poses."""
+    """Return the index of each of `B` bodies among the bodies with poses of its episode, [B]; -1 without poses."""
     pose_column = np.full(len(batch.body_role), -1, dtype=np.int64)
     bodies_per_episode = np.diff(poses.body_starts)
     pose_column[poses.body] = np.arange(len(poses.body)) - np.repeat(poses.body_starts[:-1], bodies_per_episode)
@@ -495,7 +495,7 @@ _KIND_OF_FIELD = {
     **{f"{name} of the held target": "grip" for name in ("body_pos_m", "body_quat_wxyz")},
 }
 PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
-"""Maps a field of bodies to a function that returns a mask of the episodes whose selected bodies lack it, [E]."""
+"""Maps a field of bodies to a function, which returns a mask [E] of episodes whose selected bodies lack the field."""
 
 
 # Signals

@@ -457,7 +457,7 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
 
 def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
     """Return the boxes of a `clearance`, or boxes around the person of a `person_distance`, for a batch of one episode.
-    Each box has its body's name (None = world), and center and sizes in the body's frame [m]. Other signals give [].
+    Each box has its body's name (None = world), and center and sizes in meters in that body's frame. Else return [].
     """
     form, arguments = call
     if form not in ("clearance", "person_distance"):
@@ -608,10 +608,10 @@ def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
     is_lacking = ~fields.batch.poses(channel).present
     for episode in range(len(fields.batch)):
         named_bodies = _find_named_bodies(fields, place, episode)
-        if not named_bodies:  # no body matches, so the signal is undefined, not missing
+        if not named_bodies:  # no body matches: the signal is undefined, but no field is missing
             continue
         bodies_with_field = recorded_bodies(fields, channel, episode)
-        if channel == _OPENING:  # one body that can open is enough
+        if channel == _OPENING:  # one body with an opening is enough
             is_lacking[episode] = named_bodies.isdisjoint(bodies_with_field)
         else:
             is_lacking[episode] = not named_bodies <= bodies_with_field

@@ -35,7 +35,7 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
 }
 """The files of each built-in library, by library name. `default`, `paper-text` and `paper-as-run` interpret the paper,
 `net-force` judges by net forces, and the limits of `metaworld` are calibrated on that host. Each other library adds
-clauses: on a wrist sensor's force, events, impulses, a person's safety, handling, and coordination of several arms."""
+clauses, for example on events, on the force at a wrist sensor, or on the safety of a person."""
 DEFAULT_LIBRARY = "default"
 NET_FORCE_READING = "net-force"
 READINGS = (DEFAULT_LIBRARY, *_READINGS)
@@ -91,7 +91,7 @@ class ThresholdRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class LimitRow(ThresholdRow, frozen=True, kw_only=True):
     """A row of `[[limits]]`: a new threshold for an existing specification; by default `severe` changes in proportion.
-    If `suites` are given, only these suites get the new threshold; all other suites keep the previous one.
+    If `suites` are given, only these suites get the new threshold; all other suites keep the previous threshold.
     """
 
     suites: tuple[str, ...] = ()
@@ -218,7 +218,7 @@ Row = tuple[Mapping[str, object], RowOrigin]
 
 
 def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, is_built_in: bool) -> list[Row]:
-    # Returns the rows of the library on which the file is based, with the file's replacements, and then its own rows.
+    # Returns the rows of the base library with the file's replacements, and then the file's own rows.
     for row in (*tables.specs, *tables.replace):
         if "plain_conditions" in row and not is_built_in:
             subject = origin.with_subject(row.get("spec_id"))
@@ -314,7 +314,8 @@ def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
 def _replace_rows(
     rows: Sequence[Row], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, is_built_in: bool
 ) -> Iterable[Row]:
-    # Returns the rows in their order, with the keys of the changes. Errors about a changed row name the user's file.
+    # Returns the rows in the same order. The keys of a change replace those of the row with its id. Errors about a
+    # changed row name the user's file.
     by_id = {str(row["spec_id"]): (row, row_origin) for row, row_origin in rows}
     old_thresholds = {spec_id: row.get("threshold") for spec_id, (row, _) in by_id.items()}
     for change in changes:

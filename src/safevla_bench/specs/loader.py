@@ -152,7 +152,8 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
 
 
 def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[str, ...]) -> Library:
-    # Return `before` with two versions of a specification: that of `after` for `suites`, its own for all other suites.
+    # Return `before` with two versions of a specification: that of `after` for `suites`, and the original for all other
+    # suites.
     index = before.specs.index(before[spec_id])
     original, changed = before.specs[index], after.specs[index]
     if original.suites or changed.spec_id in before or {*suites} & {*original.except_suites}:
@@ -305,7 +306,7 @@ def proportional_severe(spec: Spec, threshold: float) -> float | None:
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
     """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`.
-    Both refer to the original limit, or to an earlier change that gave `severe`: equal ids have equal magnitudes.
+    Both start from `spec.original`, if set, else from `spec`, so that equal ids have equal magnitudes.
     """
     original = spec.original or spec
     if threshold == original.threshold:
@@ -334,7 +335,7 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
         earlier, value = change_by_index.setdefault(library.specs.index(spec), (change, threshold))
         if value != threshold:
             problem = f"--set {earlier!r} and --set {change!r} give two thresholds for one specification"
-            raise SpecError(problem, remedy="keep one of them")
+            raise SpecError(problem, remedy="keep one of the two thresholds")
         if threshold == spec.threshold:
             continue
         library = set_limit(library, spec.spec_id, threshold)
@@ -503,7 +504,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
         if math.prod(map(len, choices)) <= _MAX_TRACES:
             break
     rows = list(islice(product(*choices), _MAX_TRACES))  # each row has a choice for each signal
-    # The second shape can satisfy lower bounds. The third can satisfy conditions that must become true in time.
+    # The row of ones can satisfy lower bounds. The last row can satisfy conditions that must become true in time.
     shapes = np.array([(0.0, 1.0, 1.0, 0.0), (1.0,) * 4, (1.0, 0.0, 0.0, 1.0)])
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
@@ -518,8 +519,8 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
 
 
 def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
-    """Return the values of a signal at which a comparison changes if the other signals are all 0 or all 1, but 1 in
-    place of 0, whose multiples are 0. Without such values, return [1.0]. The values are exact for linear margins.
+    """Return the values of a signal at which a comparison changes while all other signals are 0, or while all are 1. A
+    value of 0 becomes 1. Without such values, return [1.0]. The values are exact for linear margins.
     """
     values = list[float]()
     comparisons = (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare))
@@ -528,7 +529,7 @@ def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
         # The margin is computed for the values 0 and 1. If it is linear, its zero follows from these two margins.
         names = syntax.signal_names(predicate)
         signals = {other: np.array([0.0, 1.0]) if other == name else np.full(2, other_value) for other in names}
-        with suppress(SignalError):  # these values have no margin
+        with suppress(SignalError):  # no margin for these values: skip the predicate
             first, second = predicate_margin(predicate, Trace(signals, np.array([0, 2]), np.array([_DT_S])))
             if first != second:
                 values.append(float(first / (first - second)))

@@ -59,7 +59,7 @@ class Spec:
     except_suites: tuple[str, ...] = ()
     """The suites in which a different limit replaces this specification."""
     original: Spec | None = field(default=None, compare=False)
-    """The specification before its limit was changed; None if the limit was not changed."""
+    """The specification before its limit was changed; None without a change, and if the change also gave `severe`."""
 
     def __post_init__(self) -> None:
         remedy = f"to change limits, call load_ruleset(thresholds=['{self.spec_id.partition('@')[0]}=VALUE'])"
@@ -70,7 +70,7 @@ class Spec:
         if self.formula != syntax.substitute_threshold(self.written_formula, self.threshold):
             problem = f"{self.spec_id}: the formula that judges, `{syntax.format_formula(self.formula)}`,"
             problem += f" is not `{self.stl}` with the threshold {self.threshold:g}"
-            raise SpecError(problem, remedy=f"{remedy}; another formula needs both `formula` and `stl`")
+            raise SpecError(problem, remedy=f"{remedy}; to change the formula, change both `formula` and `stl`")
 
     @property
     def written_formula(self) -> syntax.Formula:

@@ -73,7 +73,7 @@ def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
     except OSError as error:
         raise origin.make_error(f"the file cannot be read: {error.strerror}", remedy="check the path") from None
     except UnicodeDecodeError as error:
-        raise origin.make_error(f"the file is not UTF-8 (byte {error.start})", remedy="save it as UTF-8") from None
+        raise origin.make_error(f"the file is not UTF-8 (byte {error.start})", remedy="save as UTF-8") from None
 
 
 def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) -> T:

@@ -131,7 +131,7 @@ def wilson_interval(count: float, n: float, confidence: float = CONFIDENCE) -> I
 
     E. B. Wilson, Journal of the American Statistical Association 22 (1927) 209-212; in the form of R. G. Newcombe,
     Statistics in Medicine 17 (1998) 857-872, method 3. `count` may also be the sum of n values in [0, 1]; the interval
-    is then conservative, since no value varies more than a coin with the same mean.
+    is then conservative: among variables in [0, 1] with a given mean, a Bernoulli variable has the largest variance.
 
     >>> interval = wilson_interval(167, 200)
     >>> round(interval.low, 3), round(interval.high, 3)
@@ -419,7 +419,7 @@ def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
     """Return the exact interval of a success rate, given the number of trials up to and including the first success.
 
     The number of trials has a geometric distribution. If the true rate is the upper end, `trials` or more trials are
-    needed with probability (1 - confidence)/2. If it is the lower end, this holds for `trials` or fewer.
+    needed with probability (1 - confidence)/2. If the rate is the lower end, `trials` suffice with this probability.
     """
     tail = (1 - confidence) / 2
     low = 1 - (1 - tail) ** (1 / trials)

@@ -62,7 +62,7 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
     """
     if count + other in (0, n + m):
         return 1.0
-    (x, first_n), (y, second_n) = sorted([(count, n), (other, m)])  # the order of the sides has no effect
+    (x, first_n), (y, second_n) = sorted([(count, n), (other, m)])  # both orders have the same p-value
     return _find_supremum(_barnard_region(x, first_n, y, second_n), first_n, second_n)
 
 
@@ -85,8 +85,8 @@ def barnard_test(count: int, n: int, other: int, m: int, confidence: float = int
 def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]:
     """Return limits of outcomes (x of n, y of m) that are at least as extreme as the observed one: two arrays [n + 1].
 
-    At index x, outcomes are extreme if y is at most the number in the first array (-1 = none), or at least that in the
-    second (m + 1 = none). The squared statistic is proportional to (xm - yn)² / (s (n + m - s)) with s = x + y.
+    At index x, outcomes are extreme if y <= the number in the first array (-1 = none), or y >= the number in the second
+    (m + 1 = none). The squared statistic is proportional to (xm - yn)² / (s (n + m - s)) with s = x + y.
     """
     total, rows = n + m, np.arange(n + 1, dtype=np.float64)
     pooled = count + other
@@ -114,7 +114,7 @@ def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
     proportions = np.sin(np.pi / 2 * np.arange(1, _GRID_POINTS) / _GRID_POINTS) ** 2
     p_values = np.array([probability(proportion) for proportion in proportions.tolist()])
     greatest = float(p_values.max())
-    candidates = np.flatnonzero(p_values >= 0.98 * greatest)  # the maximum is near one of them
+    candidates = np.flatnonzero(p_values >= 0.98 * greatest)  # the maximum is near a candidate
     # A peak is not below the points next to it on the grid.
     peaks = [k for k in candidates.tolist() if p_values[k] == p_values[max(0, k - 1) : k + 2].max()]
     for k in peaks:
@@ -256,7 +256,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
     if tie_weight == 1 and len(differences) > _EXACT_TERMS:
         sides = _tabulate_subsets(weights * differences, weights)
     else:
-        # The upper end is minus the lower end for negated differences. So swapping policies swaps the ends exactly.
+        # The upper end is the negated lower end for negated differences, so swapping policies swaps the ends exactly.
         make_shares = _make_grid_shares if is_on_grid else _make_subset_shares
         sides = make_shares(differences, weights), make_shares(-differences, weights)
     p_values = [float(_lower_p_value(side, tie_weight, np.zeros(1))[0]) for side in sides]
@@ -276,7 +276,7 @@ Shares = Callable[[Floats], tuple[Floats, Floats]]
 
 
 def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
-    # Returns for each center twice the share of subsets with a mean below it; an equal mean counts `tie_weight`.
+    # For each center, returns twice the share of subsets with a mean below the center. Equal means count `tie_weight`.
     below, equal = shares(centers)
     return 2 * (below + tie_weight * equal)
 
@@ -327,7 +327,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
         table[: top + 1, first : last + 1] = half
         table[size : size + top + 1, first + step : last + step + 1] += half
         first, last, top = min(first, first + step), max(last, last + step), top + size
-    # In row k, the center c is at the column zero + k (slope c + drift). Rounding causes the drift.
+    # In row k, the center c is at the column `zero + k * (slope * c + drift)`. Rounding causes the drift.
     slope, drift = scale * weights.sum() / top, (sum_steps - sums * scale).sum() / top
 
     def find_shares(cumulative: Floats, zero: int, drift: float, centers: Floats) -> tuple[Floats, Floats]:
@@ -459,8 +459,8 @@ def score_difference(
 ) -> MeanTest:
     """Return the test of the hypothesis that two policies' rates have the same mean over tasks of equal weight.
 
-    In each task, `counts` of the first policy's `sizes` episodes and `others` of the second policy's `other_sizes`
-    episodes have the outcome, [K] each, or [R, K] for `R` pairs of policies. Tasks with a size of 0 do not count. The
+    In each task, the outcome occurs in `counts` of `sizes` episodes of the first policy, and in `others` of
+    `other_sizes` of the second, [K] each, or [R, K] for `R` pairs of policies. Tasks with a size of 0 do not count. The
     statistic is the stratified score statistic. Its variance is computed at each task's maximum-likelihood rates with
     the hypothetical difference (O. S. Miettinen and M. Nurminen, Statistics in Medicine 4 (1985) 213-226), and it is
     corrected for skewness (P. J. Laud, Pharmaceutical Statistics 16 (2017) 334-348): without this correction, one
@@ -514,9 +514,9 @@ def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
 
 
 def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) -> Floats:
-    # Return the score statistic for the hypothesis that the rates differ by `difference`. Under it, the statistic is
-    # nearly standard normal.
-    # The outcome occurs in x of n episodes of the first policy, and in y of m of the second. Shapes: [K] or [R, K].
+    # Return the score statistic for the hypothesis that the rates differ by `difference`. If the hypothesis is true,
+    # the statistic is nearly standard normal.
+    # The outcome occurs in x of the first policy's n episodes, and in y of the second's m. Shapes: [K] or [R, K].
     is_used = (n > 0) & (m > 0)
     n, m = np.where(is_used, n, 1), np.where(is_used, m, 1)
     first_rates, second_rates = _likeliest_rates(x, n, y, m, np.asarray(difference)[..., None])
@@ -684,7 +684,7 @@ def page_trend(values: Floats, draws: int = _MAX_DRAWS) -> tuple[float, float]:
     Association 58 (1963) 216-230.
     """
     columns = values.shape[1]
-    ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # ranks minus their mean; ties averaged
+    ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # averaged ranks, minus their mean
     ranks = ranks[(ranks != 0).any(axis=1)]  # blocks of equal values add 0 to every sum
     centered_order = np.arange(columns) - (columns - 1) / 2
     observed, generator = float((ranks @ centered_order).sum()), np.random.Generator(np.random.PCG64(0))

@@ -211,7 +211,7 @@ def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> F
         case syntax.Number(value):
             return np.float64(value)
         case syntax.Threshold():
-            raise FormulaError("the placeholder `threshold` has no value", remedy="substitute a number for it first")
+            raise FormulaError("the placeholder `threshold` has no value", remedy="substitute a number for `threshold`")
         case syntax.Negate(child):
             return -evaluate_expression(child, trace)
         case syntax.Arithmetic(operator, left, right):
@@ -352,7 +352,7 @@ def _find_rows_in_windows(trace: Trace, lo: Ints, hi: Ints, find_offset: Callabl
 
 
 def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) -> Values:
-    # Return the margin at each row of [lo, hi) of: `reach` holds at this row, and `hold` at all earlier rows.
+    # For each row of [lo, hi), return the minimum of `reach` at the row and `hold` at all earlier rows from `start`.
     least_before = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
     return np.asarray(np.minimum(reach[lo:hi], least_before[lo - start :]))
 

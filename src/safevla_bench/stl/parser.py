@@ -255,11 +255,11 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     def as_expression(self, part: _ParsedPart) -> syntax.Expression:
         if not _is_expression(part.node):
             problem = "a formula is given, but a number is expected"
-            raise _column_error(part.column, problem, "comparisons can be neither chained nor added")
+            raise _column_error(part.column, problem, "join comparisons with `and`; do not chain or add them")
         if isinstance(part.node, syntax.NumericSignal) and self._signals is not None and self._signals[part.node.name]:
             name = part.node.name
             numeric = sorted(signal for signal, boolean in self._signals.items() if not boolean)
-            remedy = f"use it as a formula on its own; numeric signals: {', '.join(numeric) or 'none'}"
+            remedy = f"use the signal as a formula on its own; numeric signals: {', '.join(numeric) or 'none'}"
             raise _column_error(part.column, f"{name!r} is Boolean, but a number is expected here", remedy)
         return part.node
 
@@ -283,7 +283,7 @@ def _finite_number(token: Token, text: str | None = None) -> float:
 
 
 def _comparison_remedy(name: str) -> str:
-    return f"compare it, as in {name} < 1"
+    return f"use a comparison, as in {name} < 1"
 
 
 def _explain_unknown_word(text: str, error: UnexpectedInput, signals: Mapping[str, bool] | None) -> FormulaError | None:

@@ -13,10 +13,10 @@ A signal is infinite if it has nothing to measure, such as the gap between bodie
 with an infinite value has no margin: `G` omits the record. Under `F` and `U`, which a single record can satisfy, the
 margin is unknown.
 
-Values may be unknown at some records (`Trace.unknown`). Robustness is then the largest that any true values could give,
-called the best reading. The worst reading is the smallest. `G` omits a record if its value is unknown, or if it is
-unknown whether the gate is open. A formula that is violated in the best reading is violated for any true values. Any
-other formula has a verdict if it holds in the worst reading, or if it has only `G` and at least one record was judged.
+Values may be unknown at some records (`Trace.unknown`). Robustness is then the largest that any true values could give
+(the best case); the worst case is the smallest. `G` omits a record if its value is unknown, or if it is unknown whether
+the gate is open. A formula that is violated in the best case is violated for any true values. Any other formula has a
+verdict if it holds in the worst case, or if it has only `G` and at least one record was judged.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
     rho = np.empty(len(trace))
     for episodes, group in group_by_step(formula, trace):
         clause = match_clause(formula)
-        if clause:  # the same result, but faster
+        if clause:  # faster than `evaluate_formula`, with the same result
             rho[episodes] = _measure_clause(clause, group).rho
         else:
             rho[episodes] = to_margins(evaluate_formula(formula, group, at_start=True))
@@ -164,7 +164,7 @@ def _has_decided_record(formula: syntax.Formula, trace: Trace) -> Bools:
 
 def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
     """Return whether a window without records decides the verdict of each episode, [E]. The formula is judged twice:
-    with the usual reading of empty windows (`G` true, `F` and `U` false), and with the opposite reading. If the two
+    with the usual values of empty windows (`G` true, `F` and `U` false), and with the opposite values. If the two
     verdicts differ, an empty window decides. Raises the same errors as `robustness`.
     """
     if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
@@ -248,7 +248,7 @@ def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
     return np.where(rows < 0, -1, rows - starts)
 
 
-# One-sided clauses: G(s < bound), G(gate -> s < bound), and the same with >. Nearly all specifications have this form.
+# One-sided clauses: `G(s < bound)` and `G(gate -> s < bound)`, also with `>`. Most specifications have this form.
 
 
 @dataclass(frozen=True, slots=True)

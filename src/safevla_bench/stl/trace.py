@@ -236,7 +236,7 @@ class Trace:
         """Return a Boolean signal, [N]. Raises `SignalError` if the signal is missing or numeric."""
         values = self._signal_values(name)
         if values.dtype != np.bool_:
-            raise SignalError(f"signal {name!r} is numeric, not Boolean", remedy=f"compare it, as in {name} < 1")
+            raise SignalError(f"signal {name!r} is numeric, not Boolean", remedy=f"use a comparison: {name} < 1")
         return cast(Bools, values)
 
     def numeric_signal(self, name: str) -> Floats:

@@ -150,7 +150,7 @@ class _UnitCheck:
                 )
                 unit = first_unit if second_unit is None else second_unit
                 if first_unit is not None and unit is not None and first_unit != unit:
-                    if not in_condition:  # a condition needs no common margin
+                    if not in_condition:  # only margins need a common unit
                         self._refuse_mixture(formula, first_unit, unit)
                     unit = _SEVERAL_UNITS
                 return type(formula)(first, second), unit
@@ -172,7 +172,7 @@ class _UnitCheck:
                 return formula, None
 
     def _find_unit(self, expression: syntax.Expression) -> Unit | None:
-        # Return the unit of an expression; None if it has only literals without units.
+        # Return the unit of an expression; None if it consists of literals without units.
         match expression:
             case syntax.NumericSignal(name):
                 return parse_unit(self.unit_of(name))[1]

@@ -110,7 +110,7 @@ def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no
     cells = {cell.suite: cell for cell in metrics.cells(scores)}
     (warning,) = (line for line in warn_of_scores(scores) if line.startswith("Logs of real robots"))
     assert "(real-robot, 2 episodes)" in warning
-    silent, clauses = warning.split("covers only the other specifications: ")
+    silent, clauses = warning.split("covers only these specifications: ")
     assert "max_contact_force_under_200N" in silent
     assert sorted(clauses.strip(".").split(", ")) == ["joint_torque", "non_target_max_disp_5mm"]
     for judged_cells in ([cells["real-robot"]], list(cells.values())):
