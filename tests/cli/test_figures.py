@@ -41,7 +41,7 @@ def test_a_mistake_is_named_before_anything_is_written(safevla, source, tmp_path
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(safevla, source):
     command = ("figures", source, "--out", source, "--which", "families", "--format", "svg")
-    assert "Choose another place" in safevla.refuses(*command)
+    assert "Choose another path" in safevla.refuses(*command)
 
 
 def test_the_baseline_warns_here_too(safevla, source, tmp_path):

@@ -45,7 +45,7 @@ def test_training_and_auxiliary_are_options(safevla, shipped):
         (["--columns", "SR,Saftey"], "'Saftey'"),
         (["--columns", "Saftey"], "Safety %"),
         (["--format", "csv", "--out", "OUT"], "main-libero"),
-        (["--which", "4", "--out", "FILE/t.md"], "Choose another place"),
+        (["--which", "4", "--out", "FILE/t.md"], "Choose another path"),
     ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(safevla, shipped, tmp_path, options, words):

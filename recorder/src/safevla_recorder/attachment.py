@@ -144,7 +144,7 @@ def episode_header(
     """Return an episode's header. `index` is the index of the initial state; None = unknown.
 
     `fields` are the other `HEADER_FIELDS`: `dt` [s], `target_object`, `embodiment`, `versions`, `dropped_pairs`.
-    `episode_id` is benchmark/task_id/init_NNN, or `init_unknown` without an index.
+    `episode_id` is `BENCHMARK/TASK_ID/init_NNN`, or ends with `init_unknown` without an index.
     """
     start = "unknown" if index is None else f"{index:03d}"
     return {
@@ -244,7 +244,7 @@ def is_unmade(env: object) -> bool:
     if _read_attribute(env, "reset") is None:
         return False
     absent = object()  # distinguishes a missing attribute from an attribute with the value None
-    layers = _env_layers(env, type(None))  # visits only `_INNER_ATTRIBUTES`, because None is not a layer
+    layers = _env_layers(env, type(None))  # follows only `_INNER_ATTRIBUTES`: no layer has the type of None
     # Before a wrapper makes its inner environment, the wrapper's attribute for this environment is None.
     return any(_read_attribute(layer, name, absent) is None for layer in layers for name in _INNER_ATTRIBUTES)
 
@@ -284,7 +284,7 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
         cutter.is_closed = True
 
     hooks = [wrap_method(env, "step", step), hook_call(env, "close", before_close)]
-    env.step.is_recording = True  # `RecordableEnv.is_recorded` reads this; later hooks on `step` copy it
+    env.step.is_recording = True  # `is_recorded` reads this attribute; later hooks on `step` copy it
     return hooks
 
 
@@ -582,7 +582,7 @@ class EpisodeCutter:
 
     def _keep_crashed_row(self, row: EpisodeRow, steps: int, reason: str) -> None:
         log_reason = reason
-        if "Traceback (most recent call last)" in reason:  # any other reason is a message of this package
+        if "Traceback (most recent call last)" in reason:  # a reason without a traceback is a short message
             exception_line, remedy = find_exception(reason)
             log_reason = f"{exception_line}\n  {remedy}" if remedy else exception_line
         _log.warning("%s crashed: %s", row.episode_id, log_reason)

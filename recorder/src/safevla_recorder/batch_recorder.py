@@ -49,10 +49,10 @@ BatchPose = Tuple[Array, "Array | None"]
 """One body's poses in N worlds: positions [N, 3] in m; quaternions [N, 4] wxyz, or None if there are only positions."""
 _READINGS, _ACTION = "readings", "action"
 _PART_POSITIONS, _PART_QUATERNIONS = "part_pos", "part_quat"
-# Readings with a vector for each of several bodies or parts, and the sizes of these vectors.
+# Arrays with one vector for each of several bodies or parts, and the sizes of these vectors.
 _VECTOR_SIZES = {"body_pos_m": 3, "body_quat_wxyz": 4, _PART_POSITIONS: 3, _PART_QUATERNIONS: 4}
 _TORQUES, _TORQUE_PEAK = "joint_torque_nm", "joint_torque_peak_nm"
-# The readings that are accumulated over the substeps of a control step.
+# The values that are accumulated over the substeps of a control step.
 _SUBSTEP_READINGS = (PEAK, SUM, NOW, _TORQUES, _TORQUE_PEAK)
 
 
@@ -76,12 +76,12 @@ class BatchRecorder:
         self._restart(())
 
     def _restart(self, samples: Sequence[Array]) -> None:
-        # Drop all records and sizes. If `samples` contain a GPU tensor, later records are stored on its device.
+        # Drop all records and sizes. If `samples` has a GPU tensor, later records are stored on the tensor's device.
         self._arrays = BatchArrays(samples, self.num_envs)
         self._timeline = ReadingTables(self._arrays, self.num_envs)
         self._has_quat: dict[str, bool] = {}  # maps each body with a pose to whether it has an orientation
         self._subgoal_names: tuple[str, ...] = ()
-        self._reading_sizes: dict[str, int] = {}  # size of each reading, in the order of the readings in a row
+        self._reading_sizes: dict[str, int] = {}  # maps each array to its number of values in a row, in order
         self._action_size: int | None = None
         self._substeps = 0
         self._last_row_of: dict[int, int] = {}  # maps a number of substeps in a step to its last row
@@ -106,7 +106,7 @@ class BatchRecorder:
         has one row per world; only the rows of `env_ids` are used.
 
         The current episodes of `env_ids` are dropped, even if this method raises an error. While any world is in an
-        episode, each call must pass the same kinds of readings with the same sizes.
+        episode, each call must pass the same kinds of arrays with the same sizes.
 
         Args:
             net_force_n: net forces of the declared pairs in newtons: vectors [N, K, 3] in the world frame, or norms
@@ -120,19 +120,19 @@ class BatchRecorder:
             env_ids: the worlds, given as distinct integers of at least two bytes or as a Boolean mask [N]; None = all.
 
         Raises:
-            HostError: a body, world, kind of reading or size is wrong, or other worlds are inside a control step.
+            HostError: a body, world, kind of array or size is wrong, or other worlds are inside a control step.
         """
         worlds = self._read_worlds(env_ids)
         if not worlds:
             return
         self._is_running[worlds] = False
         if not self._is_running.any():
-            # These readings decide on which device all records are stored.
+            # If one of these arrays is a GPU tensor, all records are stored on its device.
             eef_arrays = () if eef is None else eef
             self._restart([*chain(*poses.values()), net_force_n, torques_nm, state, *eef_arrays, *chain(*parts)])
         elif self._substeps:
             remedy = "Call begin after step and before the next substep."
-            raise HostError("some worlds begin while others are in the middle of a control step", remedy=remedy)
+            raise HostError("some worlds begin while other worlds are in the middle of a control step", remedy=remedy)
         arrays = self._arrays
         readings = self._collect_readings(poses, eef, state, parts, subgoals)
         norms = self._read_norms(net_force_n)
@@ -150,11 +150,11 @@ class BatchRecorder:
         self._is_running[worlds], self._first_row[worlds] = True, self._timeline.last
 
     def substep(self, net_force_n: Array | None = None, torques_nm: Array | None = None) -> None:
-        """Take the readings of the substep that has just ended in all worlds: the net forces of the pairs, as for
+        """Take the measurements of the substep that has just ended in all worlds: the net forces of the pairs, as for
         `begin`, and the arm's torques [N, J] in N·m.
 
-        Raises `HostError` if no world has an episode, or if other readings than in record 0, or other sizes, are
-        passed. An error ends the episodes of all worlds.
+        Raises `HostError` if no world has an episode, or if the passed arrays differ from record 0 in kind or size.
+        An error ends the episodes of all worlds.
         """
         running = self._require_running()
         self._is_running = np.zeros_like(running)  # an error in this substep ends all episodes
@@ -185,11 +185,11 @@ class BatchRecorder:
         parts: Sequence[BatchPose] = (),
         subgoals: Mapping[str, Array] | None = None,
     ) -> list[EndedEpisode]:
-        """Add the record of the control step driven by `action` [N, A]. Call this after its last physics step, before
+        """Add the record of the control step driven by `action` [N, A]. Call this after the last physics step, before
         any reset. The episodes of worlds whose `done` [N] is true end with this record; return them, sorted by world.
 
         Raises `HostError` if no world has an episode, if no substep was recorded since the last record, or if bodies,
-        readings or sizes differ from record 0. After an error, the call can be repeated.
+        arrays or sizes differ from record 0. After an error, the call can be repeated.
         """
         self._require_running()
         if not self._substeps:
@@ -215,7 +215,7 @@ class BatchRecorder:
 
     def _copy_episode(self, world: int) -> EndedEpisode:
         tables = self._timeline.copy_rows(world, int(self._first_row[world]))
-        # A row of the table `_READINGS` contains all readings, one after the other. Split the rows into readings.
+        # A row of the table `_READINGS` contains the values of all arrays, one array after the other. Split the rows.
         boundaries = np.cumsum(list(self._reading_sizes.values()))[:-1]
         tables.update(zip(self._reading_sizes, np.split(tables.pop(_READINGS), boundaries, axis=1)))
         counts = frozenset(count for count, row in self._last_row_of.items() if row > self._first_row[world])
@@ -224,7 +224,7 @@ class BatchRecorder:
     def _require_running(self) -> Bools:
         # Return whether each world is in an episode, [N]. Raise an error if no world is.
         if not self._is_running.any():
-            raise HostError("no world has begun", remedy="Call begin after settling, and after an error in substep.")
+            raise HostError("no episode has begun", remedy="Call begin after settling, and after an error in substep.")
         return self._is_running
 
     def _clear_accumulated(self) -> None:
@@ -245,7 +245,7 @@ class BatchRecorder:
     def _collect_readings(
         self, poses: Mapping[str, BatchPose], eef: Any, state: Array, parts: Sequence[BatchPose], subgoals: Any
     ) -> dict[str, Array]:
-        # Return the readings by name, each [N, size]. Readings that were not passed are left out.
+        # Return the passed arrays by name, each [N, size].
         self._scene.require_parts(len(parts))
         has_quat = {name: split_pose(name, pose)[1] is not None for name, pose in poses.items()}
         self._scene.require_roles(poses)
@@ -279,7 +279,7 @@ class BatchRecorder:
         return readings
 
     def _join_readings(self, rows: Mapping[str, Array]) -> Array:
-        """Return the readings of each world in one row, [N, F], in the order of the readings in record 0."""
+        """Return the arrays in `rows` as one row per world, [N, F], in the order of record 0."""
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
             raise HostError("nothing is recorded", remedy="Pass net forces, poses, torques or the state.")
@@ -300,9 +300,9 @@ class BatchRecorder:
         ids = np.arange(self.num_envs) if env_ids is None else copy_to_host(env_ids)
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
-        # A mask of zeros and ones that is not Boolean repeats a number, so it is rejected here.
+        # A mask that holds the integers 0 and 1 is rejected here, because it repeats a number.
         is_distinct = ids.ndim == 1 and len(set(ids.tolist())) == len(ids)
-        # Reject integers of one byte: they may be a mask, as from simulators that have no Booleans on the GPU.
+        # Reject integers of one byte: some simulators have no Booleans on the GPU, and use such integers as masks.
         has_integers = (ids.dtype.kind in "iu" and ids.dtype.itemsize > 1) or not ids.size
         if not (is_distinct and has_integers and set(ids.tolist()) <= set(range(self.num_envs))):
             problem = f"env_ids: {ids.tolist()} of type {ids.dtype} are not distinct numbers of worlds"
@@ -387,8 +387,8 @@ def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[i
 def _find_contact_rules(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    # Return the last three fields of `BodyPairs`. One filter sees no pair touch in record 0, the other sees all touch.
-    # All contacts belong to one substep, which has the index 0.
+    # Return the last three fields of `BodyPairs`. In record 0, one filter sees no pair touch, and the second filter
+    # sees all pairs touch. All contacts belong to one substep, which has the index 0.
     all_touch, none_touch = (
         MeasuredContacts(1, np.zeros_like(a), a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0])
     )
@@ -410,7 +410,7 @@ class EndedEpisode:
     world: int
     _scene: SceneMap
     _pairs: BodyPairs
-    _rows: Mapping[str, Floats]  # maps the name of each reading to its values in all R records, [R, size]
+    _rows: Mapping[str, Floats]  # maps the name of each array to its values in all R records, [R, size]
     _has_quat: Mapping[str, bool]  # maps each body with a pose to whether it has a quaternion
     _subgoal_names: tuple[str, ...]
     _substep_counts: frozenset[int]  # the different numbers of substeps in a control step
@@ -460,7 +460,7 @@ class EndedEpisode:
         return assemble_recording(geoms, header, records, contacts, gripped, channels)
 
 
-# Readings of many worlds: NumPy arrays, or tensors that stay on their device until the episode ends
+# Measurements of many worlds: NumPy arrays, or tensors that stay on their device until the episode ends
 
 
 class BatchArrays:
@@ -497,7 +497,7 @@ class BatchArrays:
         shape = () if array is None else tuple(array.shape)
         wanted_shape = (self._worlds, *sizes)
         are_vectors = or_vectors and len(shape) > len(wanted_shape) and shape[-1] == 3
-        shape_of_items = shape[:-1] if are_vectors else shape  # without the axis of a vector's three components
+        shape_of_items = shape[:-1] if are_vectors else shape  # drop the last axis (x, y, z)
         are_sizes_equal = all(wanted in (None, size) for wanted, size in zip(wanted_shape, shape_of_items))
         if len(shape_of_items) != len(wanted_shape) or not are_sizes_equal:
             problem = "not an array of real numbers" if array is None else f"the shape is {list(shape)}"
@@ -525,7 +525,7 @@ def copy_to_host(values: Array) -> NDArray[Any]:
 
 
 class ReadingTables:
-    """Tables of readings by name, with one row [N, F] per control step; `last` is the index of the newest row."""
+    """Tables of values by name, with one row [N, F] per control step; `last` is the index of the newest row."""
 
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:
         self._arrays, self._worlds = arrays, worlds

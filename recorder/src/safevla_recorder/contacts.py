@@ -144,7 +144,7 @@ def contact_peaks(
     np.maximum.at(peak_force, group_of_contact, force)
     seconds_per_substep = np.float64(np.nan if substep_s is None else substep_s)
     impulse: Floats = np.bincount(group_of_contact, weights=force, minlength=len(group_keys)) * seconds_per_substep
-    net_peak = net_sum = np.full(len(group_keys), np.nan)  # unknown without vectors
+    net_peak = net_sum = np.full(len(group_keys), np.nan)  # net forces are unknown without vectors
     vectors = contacts.force_vectors(which)
     if vectors is not None:
         # Use the force on the body with the higher index, so that the vectors of a pair can be added.
@@ -163,7 +163,7 @@ def contact_peaks(
 
 def _sum_net_forces(vectors: Floats, group_of_contact: Ints, substep: Ints, group_count: int) -> tuple[Floats, Floats]:
     """Return two arrays [groups]: the maximum and the sum, over substeps, of the norm of each group's net force."""
-    # An instant is one substep of one group.
+    # An instant is one substep of one group of contacts, which have the same record and body pair.
     substep_count = int(substep[-1]) + 1 if len(substep) else 1
     instant_keys, instant_of_contact = np.unique(group_of_contact * substep_count + substep, return_inverse=True)
     component_sums = [
@@ -217,11 +217,11 @@ def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomM
     chosen = np.flatnonzero(row_of_contact != NOTHING)
     row_of_contact = row_of_contact[chosen]
     geom1, geom2 = contacts.geom1[chosen], contacts.geom2[chosen]
-    finger_group = fingers[geom1] + fingers[geom2]  # only one geom has a group, unless two fingers touch each other
+    finger_group = fingers[geom1] + fingers[geom2]  # one geom has group 0, unless two fingers touch each other
     touched_body = geoms.place[np.where(fingers[geom1] > 0, geom2, geom1)]
     is_finger_contact = (finger_group > 0) & ~geoms.robot[touched_body]
     rows_by_group = [row_of_contact[is_finger_contact & (finger_group == group)] for group in (1, 2)]
-    for row in np.intersect1d(*rows_by_group):  # only rows in which both finger groups touch something
+    for row in np.intersect1d(*rows_by_group):  # rows where both finger groups touch bodies
         in_row = np.flatnonzero(is_finger_contact & (row_of_contact == row))
         held[row] = _strongest_body(contacts, chosen[in_row], finger_group[in_row], touched_body[in_row])
     return held
@@ -333,8 +333,8 @@ class ContactFilter:
 
 
 def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
-    # Return sorted pairs of bodies, the lower index first: bodies of listed contacts, of a gripper's two finger
-    # groups, and of one fixture.
+    # Return sorted pairs of bodies, the lower index first. A pair has a listed contact, joins the two finger groups of
+    # a gripper, or belongs to one fixture.
     place, fingers, fixtures = geoms.place, geoms.finger_groups, geoms.fixtures
     pairs = set(zip(a[is_listed].tolist(), b[is_listed].tolist()))
     # Finger groups 1 and 2 belong to the first gripper, groups 3 and 4 to the second, and so on.

@@ -140,7 +140,7 @@ class EpisodeArrays:
 
 
 FIXTURES = "fixtures"
-"""Header field: pose of each fixture's root body, position [3] in m, quaternion [4] wxyz; absent if a seed fixes it."""
+"""Header field: poses of fixtures' root bodies, position [3] in m, quaternion [4] wxyz; absent if a seed sets them."""
 STATES_SET = "states_set"
 """Header field: number of initial states that a user's loop set after the episode's reset, if more than one."""
 SIMULATION = "simulation"
@@ -287,7 +287,7 @@ def encode_episode(recording: EpisodeArrays) -> bytes:
 def _collect_arrays(recording: EpisodeArrays) -> dict[str, NDArray[Any]]:
     # Return the file's arrays by name.
     values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in channels.NUMERIC}
-    if recording.records == 1:  # there are no actions
+    if recording.records == 1:  # a single record has no actions
         values.update({spec.name: None for spec in channels.NUMERIC if spec.is_per_action})
     recorded_poses = [spec for spec in channels.POSES if values[spec.name] is not None]
     values.update({spec.bodies: getattr(recording, spec.bodies) for spec in recorded_poses})

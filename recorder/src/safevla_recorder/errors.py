@@ -56,7 +56,7 @@ class Place:
         return ", ".join(f"{label}{value}" for label, value in parts if value is not None)
 
     def fill_from(self, outer: Place) -> Place:
-        """Return this place with its missing fields taken from `outer`."""
+        """Return a copy of this place with missing fields taken from `outer`."""
         filled = {f.name: getattr(outer, f.name) for f in fields(self) if getattr(self, f.name) is None}
         return replace(self, **filled)
 
@@ -95,7 +95,7 @@ class RecordError(SafevlaError):
 
 
 class RunError(SafevlaError):
-    """A run folder is missing, already exists, or contains something else."""
+    """A run folder is missing, already exists, or contains files that do not belong to a run."""
 
 
 class FileError(SafevlaError):
@@ -104,11 +104,11 @@ class FileError(SafevlaError):
     @classmethod
     def from_os_error(cls: type[_WriteError], error: OSError, place: Place) -> _WriteError:
         """Return an error that says why the operating system could not write to `place`."""
-        problem, remedy = error.strerror or str(error), "Choose a place that exists and can be written to"
+        problem, remedy = error.strerror or str(error), "Choose a path in a folder that can be written to"
         if error.errno in _FULL_DISK:
-            remedy = "Make room there, or choose another place"
+            remedy = "Free disk space, or choose another path"
         if error.errno == errno.EEXIST:
-            problem, remedy = "a file with this name exists already", "Choose another place"
+            problem, remedy = "a file with this name exists already", "Choose another path"
         return cls(problem, remedy=f"{remedy}; existing files are unchanged.", place=place)
 
 

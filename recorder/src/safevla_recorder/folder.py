@@ -80,7 +80,7 @@ def _claim_worker_folder(path: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         is_ours = False
     if not is_ours:
-        # The folder contains run.json, so this raises an error.
+        # This call raises an error, because the folder contains run.json.
         require_free_folder(path, is_of_killed_writer, _OTHER_OUT)
     try:
         lock = lock_folder(path)
@@ -128,7 +128,7 @@ def _session_name() -> str:
 
 def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mapping[str, object]) -> RunFolder:
     """Return the run folder at `out`, ready for the episodes of another environment. Reuse a folder that this process
-    made. Raises `RunError` if the folder contains something else, and `FileError` if it cannot be written.
+    made. Raises `RunError` if the folder contains other files, and `FileError` if it cannot be written.
     """
     path = out.resolve()
     folder = _open_folders.get(path)
@@ -330,7 +330,7 @@ _OTHER_OUT = (
 def require_free_folder(
     path: Path, may_exist: Callable[[Path], bool], remedy: str = "Choose another --out, or remove the folder first."
 ) -> None:
-    """Raise `RunError` if `path` is a file, or a folder in which `may_exist` is false for any file."""
+    """Raise `RunError` if `path` is a file, or a folder with an entry for which `may_exist` returns false."""
     if path.exists() and not (path.is_dir() and all(map(may_exist, path.iterdir()))):
         raise errors.RunError("the folder exists and is not empty", remedy=remedy, place=errors.Place(file=str(path)))
 
@@ -422,7 +422,7 @@ def lock_folder(folder: Path, option: str = "--out") -> int:
 
 
 def unlock_folder(folder: Path, descriptor: int) -> None:
-    """Remove the lock file if this process has taken it, not its parent, as `descriptor`. Close `descriptor`."""
+    """Close the lock's `descriptor`. If this process itself, not its parent, took the lock, remove the lock file."""
     if descriptor in _held_locks and _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
     _held_locks.discard(descriptor)
@@ -439,7 +439,7 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
 # The run folder of a user's own loop, with any simulator
 
 
-_DT_TOLERANCE = 0.02  # relative, for rounded values such as 0.033 s
+_DT_TOLERANCE = 0.02  # relative tolerance, because users may round a step of 1/30 s to 0.033 s
 _REQUIRED_FOR_ROW = ("benchmark", "task_id")
 _REQUIRED_FOR_RECORD = (*_REQUIRED_FOR_ROW, "success", "dt", "target_object")
 _TEXT_FIELDS = ("episode_id", "benchmark", "task_id", "target_object", "instruction", "embodiment", "outcome")
@@ -588,7 +588,7 @@ class RunWriter:
         limits, torques = fields.get("joint_torque_limit_nm"), recording.joint_torque_nm
         if limits is not None and torques is not None and len(limits) != torques.shape[1]:
             problem = f"{len(limits)} limits were given for {torques.shape[1]} recorded torques"
-            raise _field_error("joint_torque_limit_nm", problem, "Give one limit for each joint, in their order.")
+            raise _field_error("joint_torque_limit_nm", problem, "Give one limit per joint, in the joints' order.")
         episode.check_recorded_numbers(recording)
         if self._privileged:
             recording = replace(recording, extra=episode.add_header_mark(recording.extra, "privileged"))

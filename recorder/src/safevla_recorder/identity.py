@@ -32,8 +32,8 @@ class TaskIdentity:
     """Hashes that identify what was simulated; None = unknown.
 
     `task_sha256` is the hash of the task's file or class, and `init_states_sha256` the hash of its array of initial
-    states. `task_source` has the distribution and version of the simulator's code, and `sources_sha256`, the hash of
-    the environments' code. If the distribution is unknown, only the hash is present.
+    states. `task_source` names the distribution and version of the simulator's code, and its entry `sources_sha256`
+    is the hash of the environments' code. If the distribution is unknown, only the hash is present.
     """
 
     task_sha256: str | None = None
@@ -49,7 +49,7 @@ def read_identity(
     definition: Path | type, states: np.ndarray[Any, Any] | None, package: str, folder: str
 ) -> TaskIdentity:
     """Return the identity of a task: the hashes of its file or class, of its initial states [count, state], and of the
-    code in `folder` of an imported package. If any cannot be read, all hashes are unknown, and the error is logged.
+    code in `folder` of an imported package. If one cannot be read, all hashes are unknown, and a warning is logged.
     """
     try:
         if isinstance(definition, type):
@@ -128,7 +128,7 @@ def describe_code(package: str = "") -> str:
 def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
     # Yield the relative path and the content of each file of a package.
     file = Path(str(sys.modules[package].__file__))
-    if file.name != "__init__.py":  # a single-file module without a folder
+    if file.name != "__init__.py":  # the package is a single file
         yield file.name, file.read_bytes()
         return
     for path in file.parent.rglob("*"):
@@ -177,7 +177,7 @@ def _lists_file(distribution: importlib.metadata.Distribution, relative: str, fi
 def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> bool:
     # Return whether the distribution is an editable installation of the project that contains `file`.
     direct_url = json.loads(distribution.read_text("direct_url.json") or "{}")
-    project_folder = Path(str(direct_url.get("url", "")).partition("file://")[2] or "/nowhere")  # contains no file
+    project_folder = Path(str(direct_url.get("url", "")).partition("file://")[2] or "/nowhere")  # does not exist
     is_inside = project_folder in file.parents and "site-packages" not in file.relative_to(project_folder).parts
     return is_inside and bool(direct_url.get("dir_info", {}).get("editable"))
 
@@ -229,7 +229,7 @@ def find_official_name(name: str) -> str | None:
     plain = unicodedata.normalize("NFKD", name).casefold()
     # In the pattern, "." matches one unknown letter, and ".?" at most one other unknown character.
     pattern = "".join(map(_pattern_of_character, plain))
-    if len(pattern.replace(".?", "")) > max(map(len, official_suites())):  # longer than all names
+    if len(pattern.replace(".?", "")) > max(map(len, official_suites())):  # the name is longer than all official names
         return None
     # A match of n successive ".?" takes long. The pattern ".{0,n}" means the same, and is fast.
     pattern = re.sub(r"(\.\?)+", lambda match: f".{{0,{len(match[0]) // 2}}}", pattern)

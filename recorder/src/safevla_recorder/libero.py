@@ -56,7 +56,7 @@ _ARM_JOINTS = 7
 def find_libero(env: object) -> RecordableLibero | None:
     """Return the LIBERO environment in `env`, which may be a wrapper; None if there is none."""
     wrapper_module = sys.modules.get("libero.libero.envs.env_wrapper")
-    if wrapper_module is None:  # without this import, no LIBERO environment exists
+    if wrapper_module is None:  # a script that has not imported this module has no LIBERO environment
         return None
     control = attachment.find_layer(env, wrapper_module.ControlEnv)
     return None if control is None else RecordableLibero(control)

@@ -349,7 +349,7 @@ def list_attachments() -> list[tuple[str, EntryPoint]]:
 
 def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
     if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
-        remedy = "Record each of its environments where it is made: lambda: record_until_closed(make(), policy, out)."
+        remedy = "Record each single environment where it is made: lambda: record_until_closed(make(), policy, out)."
         problem = "a vector of environments cannot be recorded as a whole"
         return HostError(problem, remedy=remedy)
     problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"

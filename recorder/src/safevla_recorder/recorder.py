@@ -68,8 +68,8 @@ def assemble_recording(
     channels: Mapping[str, object],
     supported: Bools | None = None,
 ) -> EpisodeArrays:
-    """Return an episode of these values. `channels` has the remaining channels by name, and the remaining fields of
-    `EpisodeArrays`; None = not recorded. Without finger groups, grips are not recorded.
+    """Return an episode from its arrays. `channels` holds all channels and fields of `EpisodeArrays` that have no
+    separate argument; None = not recorded. Without finger groups, grips are not recorded.
     """
     if geoms.fingers is None:
         gripped = None
@@ -225,7 +225,7 @@ class EpisodeLog(ABC):
 
 
 def step_range_s(substep_counts: Collection[int], substep_s: float) -> tuple[float, float]:
-    """Return the durations in s of control steps with the fewest and the most substeps; (0, inf) if there is none."""
+    """Return the durations in s of control steps with the fewest and the most substeps; (0, inf) for no steps."""
     if not substep_counts:
         return 0.0, math.inf
     return min(substep_counts) * substep_s, max(substep_counts) * substep_s
@@ -272,7 +272,7 @@ class SceneMap:
     apart_substeps: int = 1
     forces: tuple[str, ...] = ("force_n",)
     """The kinds of forces that are recorded for contacts. With `net_force_n`, each contact's force must be a vector [3]
-    in N, in the world frame, on its second shape. With `net_force_n` alone, it must be the net force of the two shapes.
+    in N: the force on the second shape, in the world frame. With `net_force_n` alone, pass the shapes' net force.
     """
     torque_source: str | None = None
     """Source of the arm's torques: `qfrc_actuator`, `drive_model`, `joint_wrench` or another name; None = unknown."""
@@ -292,7 +292,7 @@ class SceneMap:
         part_bodies = {part.body for part in self.parts if part.body}
         without_role = sorted({*self.shapes.values(), *chain(*self.fixtures), *part_bodies} - set(self.roles))
         if without_role:
-            raise HostError(f"{without_role[0]} has no role", remedy=f"Give its role in `roles`: {', '.join(ROLES)}.")
+            raise HostError(f"{without_role[0]} has no role", remedy=f"Give a role in `roles`: {', '.join(ROLES)}.")
         self._index_of_shape.update({shape: index for index, shape in enumerate(self.shapes)})
         for shape in chain(*(self.fingers or ())):
             self.place_of(shape)  # raises an error for an unknown shape
@@ -309,7 +309,7 @@ class SceneMap:
         """Raise `HostError` unless every body in `bodies`, which have poses, has a role."""
         unknown = sorted(set(bodies) - set(self.roles))
         if unknown:
-            raise HostError(f"{unknown[0]} has a pose but no role", remedy="Name its role in the scene's `roles`.")
+            raise HostError(f"{unknown[0]} has a pose but no role", remedy="Add this body to the scene's `roles`.")
 
     def require_parts(self, count: int) -> None:
         """Raise `HostError` unless `count`, the number of passed poses, equals the number of parts."""
@@ -353,7 +353,7 @@ class _Reading(NamedTuple):
 
 
 _NAME_ARMS = "Name the arms: `EpisodeRecorder(scene, arms=...)`."
-_END_EFFECTOR = "the end effector"  # its name in messages
+_END_EFFECTOR = "the end effector"  # as messages name the end effector
 
 
 class EpisodeRecorder(EpisodeLog):
@@ -363,7 +363,7 @@ class EpisodeRecorder(EpisodeLog):
         """Store the scene and the robot's arms by name, in the order of the record; None = the robot has one arm.
 
         Raises `HostError` if `arms` has fewer than two arms or a value other than `Arm`, or if `scene` has `fingers` as
-        well. Also raises it if an arm has a body that is not a robot body or is in two arms, or if fingers are wrong.
+        well. Also raises it if an arm's body is not a robot body, or if a body or finger is not in exactly one arm.
         """
         super().__init__()
         are_arms = isinstance(arms, Mapping) and all(isinstance(arm, Arm) for arm in arms.values())
@@ -385,7 +385,7 @@ class EpisodeRecorder(EpisodeLog):
         parts: Sequence[Pose] = (),
         subgoals: Mapping[str, bool] | None = None,
     ) -> None:
-        """Take record 0, the settled state. Readings whose arguments are None are not recorded in this episode.
+        """Take record 0, the settled state. Arguments that are None are not recorded in this episode.
 
         The previous episode is dropped, even if an unknown shape raises an error.
 
@@ -400,7 +400,7 @@ class EpisodeRecorder(EpisodeLog):
             subgoals: whether each predicate of the goal holds, by name.
 
         Raises:
-            HostError: a shape or body is not in the scene, an arm is missing, or a reading has a wrong shape.
+            HostError: a shape or body is not in the scene, an arm is missing, or an array has a wrong shape.
         """
         self.scene.require_roles(poses)
         self._rows = []
@@ -531,7 +531,7 @@ class EpisodeRecorder(EpisodeLog):
         substep, since the record has the torques of this substep.
 
         Raises `HostError` if no episode has begun, if no substep was recorded since the last record, or if records were
-        read in the middle of this control step. Also raises it if bodies, readings or sizes differ from record 0, if a
+        read in the middle of this control step. Also raises it if bodies, channels or sizes differ from record 0, if a
         pose is not a pair or a quaternion is zero, or if the action is not a flat list as long as the first.
         """
         self.require_episode()
@@ -567,11 +567,11 @@ class EpisodeRecorder(EpisodeLog):
         )
 
     def _make_row(self, reading: _Reading, torques: Floats | None, torque_peak: Floats | None) -> Row:
-        # Return the arrays of one record by name. A reading that was not passed has no array.
+        # Return the arrays of one record by name. An argument that was not passed has no array.
         poses, eef_poses, state, parts, subgoals = reading
         self.scene.require_parts(len(parts))
         arm_count = len(self._arms) or 1
-        allow_nan = bool(self._rows)  # not in record 0, from which displacements are measured
+        allow_nan = bool(self._rows)  # record 0 must have no NaN, because displacements are measured from it
         eef_positions, eef_quats = _read_poses(eef_poses, arm_count, allow_nan=allow_nan)
         body_poses = {name: poses[name] for name in self._bodies}
         body_positions, body_quats = _read_poses(body_poses, allow_nan=allow_nan)
@@ -664,7 +664,7 @@ def _copy_numbers(values: Any) -> Floats | None:
 
 
 def split_pose(name: str, pose: Any) -> tuple[Any, Any]:
-    """Return a pose's position and orientation. Raises `HostError` unless the pose is such a pair (not 7 numbers)."""
+    """Return a pose's position and orientation. Raises `HostError` unless the pose has two items."""
     try:
         position, quat = pose
     except (TypeError, ValueError):
@@ -716,8 +716,8 @@ def _stack_lists(kind: str, lists: Mapping[str, ArrayLike], size: int, allow_nan
 
 
 def require_equal_readings(description: Mapping[str, object], first: Mapping[str, object]) -> None:
-    """Raise `HostError` unless a record or substep has the same bodies, readings and sizes as record 0. Both arguments
-    map the names of readings to values that must be equal, such as sizes.
+    """Raise `HostError` unless a record or substep has the same bodies, channels and sizes as record 0. Both arguments
+    map names of bodies or channels to values that must be equal, such as sizes.
     """
     differing = sorted(name for name in {*description, *first} if description.get(name) != first.get(name))
     if differing:
@@ -727,7 +727,7 @@ def require_equal_readings(description: Mapping[str, object], first: Mapping[str
 
 
 def _describe_readings(reading: _Reading, torques: Floats | None) -> dict[str, object]:
-    # Map each reading's name in messages to whether a pose has an orientation, or to the shape of an array.
+    # Map each channel's name in messages to whether a pose has an orientation, or to the shape of an array.
     poses = {**reading.poses, **reading.eef_poses}
     has_quat = {f"the pose of {name}": quat is not None for name, (_, quat) in poses.items()}
     arrays = {"state": reading.state, "torques": torques}

@@ -141,7 +141,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         return episode_meta(self._env)["lang"] or self.task.instruction
 
     def header_fields(self) -> dict[str, object]:
-        """Return the facts that determine the kitchen, and a mark if placeholders replace its assets."""
+        """Return the facts that determine the kitchen, and `STANDIN_MARK` if placeholders replace its assets."""
         kitchen = self._env
         model = kitchen.sim.model._model
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # in the order of `sim_state`
@@ -166,7 +166,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def is_standin(root: Path) -> bool:
-    """Return whether a folder's README.txt says that placeholders replace RoboCasa's assets; False if it is missing."""
+    """Return whether README.txt in the folder `root` says that placeholders replace RoboCasa's assets."""
     readme = root / _README
     return readme.is_file() and STANDIN in readme.read_text(encoding="utf-8", errors="replace")
 
@@ -304,9 +304,8 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
         fingers=(left, right),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
-        # The value is the number of substeps in a control step. After each one, RoboCasa sets the joints of some
-        # fixtures. Two overlapping fixtures may lose contact for a few substeps after a control step, and then touch
-        # again.
+        # The value is the number of substeps in a control step. After each control step, RoboCasa sets the joints of
+        # some fixtures. Then two overlapping fixtures may lose contact for a few substeps, and touch again.
         apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
     )
 

@@ -65,7 +65,7 @@ def version_number(version: str) -> tuple[int, ...]:
 
 
 def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the versions that affect physics: all except NumPy's, Python's and this project's. None gives {}."""
+    """Return the versions that affect physics: all except NumPy's, Python's and this project's; {} for None."""
     excluded = _read_data()["not_physics"]
     return {name: version for name, version in (versions or {}).items() if name not in excluded}
 

@@ -49,8 +49,8 @@ def host_owner(name: str) -> str:
 
 
 def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return a text with the name and arguments of a plug-in host: a call that an untrusted file must not request.
-    Return None if this package provides the host, or there are no arguments.
+    """Return the call that makes a plug-in host, as a text with the host's name and arguments. Untrusted files must not
+    request this call. Return None if this package provides the host, or there are no arguments.
     """
     return format_call(f"host {name}", arguments) if arguments and not _HOSTS.is_own(name) else None
 
@@ -81,8 +81,8 @@ def describe_code(host: Host) -> str:
 
 
 def describe_suite(host: str, suite: str) -> str | None:
-    """Return a text with the path if `suite` is a path to task files; None if `suite` is the name of a suite. An
-    untrusted file must not choose such a path.
+    """Return "the task files at PATH" if `suite` is the path of task files, which an untrusted file must not choose.
+    Return None if `suite` is the name of a suite.
     """
     is_path = "/" in suite or suite.endswith(".bddl")
     if not is_path and Path(suite).exists():  # an existing folder is a path, unless a LIBERO suite has the same name
@@ -150,8 +150,8 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     index, count = seed.init_state_index, task.init_states
     if index < 0 and (seed.drawn or not count):
         problem = f"{full_name} has no episode {index}"
-        raise HostError(problem, remedy="Give an index of 0 or more; each index draws a different start.")
-    # Drawn starts and recorded states use no initial state, so they may have any index of 0 or more.
+        raise HostError(problem, remedy="Give an index of 0 or more; each index draws another initial state.")
+    # Drawn and recorded starts do not use the initial states of the task, so any index of 0 or more is valid.
     needs_initial_state = not (seed.drawn or has_state)
     if count and (index < 0 or (needs_initial_state and index >= count)):
         problem = f"{full_name} has no initial state {index}"
@@ -270,8 +270,8 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
 
 def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: str = "the host") -> None:
-    """Raise `HostError` if a policy wants a camera or reading that the host lacks, or gives absolute poses to a host
-    that accepts only changes of pose. A run checks all policies before its first episode; a host checks in `make`.
+    """Raise `HostError` if a policy wants a camera or extra observation that the host lacks, or gives absolute poses if
+    the host accepts only changes of pose. Runs check all policies before the first episode; hosts check in `make`.
     """
     if wants.cameras and not supports.cameras:
         raise HostError(f"{host} cannot render camera images", remedy="Use a policy that needs no camera.")
@@ -281,7 +281,7 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
     check_extra(wants, (*supports.readings, *privileged_readings), host)
     if wants.absolute and not supports.absolute:
         problem = f"this policy gives poses, but {host} accepts only relative actions (changes of {supports.changes})"
-        raise HostError(problem, remedy=f"Run it on LIBERO, or use a policy that gives changes of {supports.changes}.")
+        raise HostError(problem, remedy=f"Use LIBERO, or a policy that gives changes of {supports.changes}.")
 
 
 def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> None:

@@ -54,8 +54,8 @@ class HostEnv(ABC):
         return {}
 
     def render_next(self, wanted: bool) -> None:  # noqa: B027 - an environment may always render
-        """Set whether the next step renders images. If it does not, its observation holds `UnrenderedImages`. The
-        setting is valid for this step only: later steps and all resets render images by default.
+        """Set whether the next step renders images. Otherwise, the step's observation holds `UnrenderedImages`.
+        The setting is valid for this step only: later steps and all resets render images by default.
         """
 
     def run_fast(self, wanted: bool) -> None:  # noqa: B027
@@ -72,7 +72,7 @@ class HostSupport:
 
     cameras: tuple[str, ...] = ()
     privileged: bool = False  # the host fills `Observation.privileged` for policies and filters that want it
-    readings: tuple[str, ...] = ()  # names that `Wants.extra` may contain
+    readings: tuple[str, ...] = ()  # names of extra observations that `Wants.extra` may contain
     privileged_readings: tuple[str, ...] = ()  # `Wants.extra` may contain these names only with `Wants.privileged`
     changes: str = "pose"  # the quantity that an action changes, such as `position`; for error messages
     absolute: bool = False  # actions may be poses in the world frame (`Wants.absolute`)
@@ -107,7 +107,7 @@ class Host(ABC):
         """Return the versions of all packages that trajectories depend on, by distribution name."""
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return the coordinates of this start that `EpisodeSeed.placed` may replace, and their ranges."""
+        """List the coordinates of `start` that `EpisodeSeed.placed` may replace, and the range of each coordinate."""
         raise NotImplementedError  # called only for hosts that declare `HostSupport.placed`
 
     def stage(self, task: Task, episode: Batch) -> Stage:

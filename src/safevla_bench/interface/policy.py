@@ -17,8 +17,8 @@ Action = NDArray[np.float64]
 
 
 CONTROLLER_POSITION, CONTROLLER_ROTATION = "controller_pos", "controller_rotation"
-"""Names of two readings of LIBERO: the end effector's position [3] in m and rotation matrix [9], row by row, in the
-world frame, as used by the arm's controller. They are one physics step behind the observed pose."""
+"""Names of two extra observations of LIBERO: the end effector's position [3] in m and rotation matrix [9], row by row,
+in the world frame, as used by the arm's controller. Both are one physics step behind the observed pose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """The collision geometry of one body, such as a drawer's walls, as `G` boxes. center_m [G, 3] and quat_wxyz [G, 4]
-    are each box's pose in the body's frame; half_extents_m [G, 3] is half the box's size along each axis.
+    """The collision geometry of one body, such as a drawer's walls, as `G` boxes. `center_m` [G, 3] and `quat_wxyz`
+    [G, 4] are each box's pose in the body's frame; `half_extents_m` [G, 3] is half the box's size along each axis.
     """
 
     center_m: NDArray[np.float64]
@@ -90,7 +90,7 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
 
 @dataclass(frozen=True, slots=True)
 class ArmObservation:
-    """Observation of one arm: eef_pos_m [3] and eef_quat_wxyz [4], world frame; gripper_qpos [G] finger joints [m]."""
+    """One arm: `eef_pos_m` [3] and `eef_quat_wxyz` [4] in the world frame; `gripper_qpos` [G], finger joints [m]."""
 
     eef_pos_m: NDArray[np.float64]
     eef_quat_wxyz: NDArray[np.float64]
@@ -108,9 +108,9 @@ def join_arms(arms: Sequence[ArmObservation]) -> ArmObservation:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A policy's observation before each action. eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger
-    joint positions in meters; images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4]
-    are a mobile robot's base pose, world frame. `extra` has further readings, such as the arm's `joint_pos` [J].
+    """A policy's observation before each action. `eef_pos_m` [3] and `eef_quat_wxyz` [4], world frame; `gripper_qpos`
+    [G], finger joint positions in m; `images` maps cameras to uint8 [H, W, 3], upright, RGB; `base_pos_m` [3] and
+    `base_quat_wxyz` [4], a mobile base's pose, world frame. `extra` has other values, such as `joint_pos` [J].
 
     With several arms, `arms` maps names to the arms' observations, and the other fields concatenate the arms' values.
     """
@@ -195,7 +195,7 @@ class ReplayPolicy(CuedPolicy, Protocol):
     description: Mapping[str, object]  # facts for the description of the run, such as a digest of the recording
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of the recorded episode that matches a planned start; raise `PolicyError` if none does."""
+        """Return the start of the recorded episode that matches a planned `start`; raise `PolicyError` without one."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
         """Return the numbers of a task's recorded episodes: initial states' indices if recorded, else 0, 1, 2, ..."""
@@ -252,10 +252,10 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
 
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
-    """Raise `HostError` if `wants.extra` has a name that is not in `offered`, the readings that `host` provides."""
+    """Raise `HostError` if `wants.extra` has a name that is not among the extra observations `offered` by the host."""
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
-        remedy = "Use a policy that does not need this reading."
+        remedy = "Use a policy that does not need this observation."
         if offered:
-            remedy = f"Readings of this host: {', '.join(offered)}."
-        raise HostError(f"{host} has no reading {unknown[0]!r}", remedy=remedy)
+            remedy = f"Extra observations of this host: {', '.join(offered)}."
+        raise HostError(f"{host} has no extra observation {unknown[0]!r}", remedy=remedy)

@@ -25,7 +25,7 @@ class Task:
     episodes: int | None = None  # number of episodes that the benchmark runs; None if it defines none
     arms: tuple[str, ...] = ()  # names of the arms, in the order of records and observations; () = one arm
     label: str = ""  # if a search chose the initial states, records use this suite name
-    found: tuple[FoundStart, ...] = ()  # initial states that a search found, one per episode; () = the protocol's
+    found: tuple[FoundStart, ...] = ()  # starts that a search found, one per episode; () = as in the protocol
 
     @property
     def suite(self) -> str:
@@ -50,7 +50,7 @@ class RecordedEpisode:
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """The actions to replay, [steps, A]; None if the policy itself has them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """Positions of targets and hands in the first n records, [n, bodies, 3] in m. A replay ends if it deviates."""
+    """Target and hand positions in the first n records, [n, bodies, 3] in m. A replay ends if it deviates from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class PhysicsChange:
     time_step: float = 1.0
     """Factor of the physics time step. The duration of a control step stays the same. Its number of substeps is
     rounded, and determines the actual time step. Controllers still run once per substep."""
-    # Factor of the maximum number of solver iterations. The solver's tolerance is divided by its square.
+    # Factor of the maximum number of solver iterations. The solver's tolerance is divided by the factor's square.
     iterations: float = 1.0
     softness: float = 1.0  # factor of the contacts' time constant, and of 1 minus their impedance
     friction: float = 1.0  # factor of the friction coefficients
@@ -139,7 +139,7 @@ class SearchSpace:
 @dataclass(frozen=True, slots=True)
 class Coordinate:
     """A named part of a flat simulator state: the entries `first` to `first + size - 1`. A `position` [m] has 3
-    entries, or 1 for a slide joint. A `rotation` has 4 entries, a quaternion wxyz, or 1 for a hinge, an angle [rad].
+    entries, or 1 for a slide joint. A `rotation` is a quaternion wxyz with 4 entries, or the angle [rad] of a hinge.
     """
 
     name: str

@@ -132,7 +132,7 @@ def _render_episode(
     meshes: dict[str, TriangleMesh],
     on_skip: Callable[[SafevlaError], None],
 ) -> list[_Rendered]:
-    # Return the episode's new frames. If only a 3-D replay is possible, `on_skip` gets the error of the other frames.
+    # Return the episode's new frames. If only a 3-D replay is possible, `on_skip` gets the renderer's error.
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     shots = select_shots(explanation)
@@ -186,7 +186,7 @@ class _EpisodeRenderer:
             return render_checked(self.stage, self.record, step, camera, _VIDEO_SIZE).image
 
         pictures = drawing.compose_video(explanation, cameras, render)
-        first_picture = next(pictures)  # its size is the film's size
+        first_picture = next(pictures)  # the film has the size of this picture
         last_record = int(self.record.lengths[0]) - 1
         interval_s = self.record.elapsed_s(0, last_record) / max(1, last_record) or float(self.record.dt_s[0])
         frames_per_s = Fraction(1 / interval_s).limit_denominator(1000)

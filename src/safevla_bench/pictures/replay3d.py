@@ -91,7 +91,7 @@ def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[
     shape are omitted. `arm` names the body that each joint of the arm moves, base first.
     """
     digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
-    shown = sorted({shape.part for shape in geometry.shapes})  # these parts get the numbers 0, 1, 2, ... in the file
+    shown = sorted({shape.part for shape in geometry.shapes})  # numbers of parts in the file are indices in `shown`
     stand_ins = {name: [shown.index(k) for k in parts if k in shown] for name, parts in geometry.stand_ins.items()}
     document = {
         "version": 1,
@@ -174,11 +174,11 @@ def _contact_point_and_normal(
     # Return the point [3] in m, and the unit normal [3] from body `a` to body `b`.
     touch = contact.touch
     if touch is not None:
-        sign = 1.0 if touch.a == contact.a else -1.0  # the touch may list b before a
+        sign = 1.0 if touch.a == contact.a else -1.0  # `touch` may list the bodies in the opposite order
         return np.array(touch.point_m), sign * np.array(touch.normal)
 
     # Without a contact point: the middle between the two bodies' centers, and the direction from a to b.
-    def find_center(body: str) -> Floats:  # mean of its parts' positions, or zeros
+    def find_center(body: str) -> Floats:  # mean position of the body's parts; zeros if there are none
         indices = [k for k, part in enumerate(parts) if part == body]
         return np.asarray(motion.part_pos_m[contact.record, indices].mean(axis=0)) if indices else np.zeros(3)
 

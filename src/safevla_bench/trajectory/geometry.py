@@ -35,7 +35,7 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def is_fixed(self) -> tuple[bool, ...]:
-        """True for each part that neither moves itself nor is attached to a moving part."""
+        """True for each part that keeps its world pose, because the part and all its ancestors have no motion."""
         fixed: list[bool] = []
         for part in self.parts:
             has_fixed_parent = part.parent == WORLD or (part.parent >= 0 and fixed[part.parent])

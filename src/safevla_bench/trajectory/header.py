@@ -80,7 +80,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] | None = None
     dropped_pairs: tuple[tuple[str, str], ...] | None = None
     forces: tuple[Literal["force_n", "net_force_n"], ...] | None = None
-    """The forces that each contact has, a subset of `FORCES`; None = `force_n` only."""
+    """The kinds of forces that each contact has, a subset of `FORCES`; None = `force_n` only."""
     torque_source: str | None = None
     """Source of torques, such as `qfrc_actuator`, `drive_model` or `joint_wrench`."""
     task_sha256: str | None = None
@@ -103,7 +103,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def recorded_forces(self) -> tuple[str, ...]:
-        """The forces that each contact of this record has, a subset of `FORCES`."""
+        """The kinds of forces that each contact of this record has, a subset of `FORCES`."""
         return recorded_forces(self.forces)
 
     @property

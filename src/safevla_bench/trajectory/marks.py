@@ -70,10 +70,10 @@ DELAY = "delay"
 """Header field: delay of the policy's answers, in control steps; absent if no answer was late."""
 CHOSEN = "chosen_start"
 """Header field of an episode whose start a search chose. `init_state_index` is the index of the host's initial state
-that was changed, and `placed_m` maps names to changed coordinates [m]. The header's index numbers the chosen starts."""
+that was changed, and `placed_m` maps names to changed coordinates [m]. The header's index counts the chosen starts."""
 FOUND, SEARCHED = "found", "search"
-"""Prefixes of suites whose initial states a search found or tried, such as `found:NAME:SUITE`. In the run.json of a
-search, the key `SEARCHED` has its description, and the key `episodes` has the value `SEARCHED`, not a number."""
+"""Prefixes of suites whose initial states a search found or tried, such as `found:NAME:SUITE`. In run.json of a
+search, the key `SEARCHED` describes the search, and the key `episodes` has the value `SEARCHED`, not a number."""
 
 WAIT_STEPS = "wait_steps"
 MOST_RESETS = 1000
@@ -127,7 +127,7 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
 
 
 def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
-    """Return the names of header fields that mark an episode's initial state as different from the suite's, [E]."""
+    """Return, [E], the header fields that mark an episode's initial state as different from the suite's states."""
     return tuple(tuple(name for name in (REPLAY, CHOSEN, DRAWN) if fields.get(name)) for fields in header_fields(batch))
 
 
@@ -202,7 +202,7 @@ def read_count(fields: Mapping[str, object], name: str) -> int | None:
 
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
-    """Return whether each episode has a mark, such as `STANDIN`, [E]. For `REPLAY`, return whether it is a replay."""
+    """Return whether each episode has a mark, such as `STANDIN`, [E]. `REPLAY` marks all replays."""
     if mark == REPLAY:
         return tuple(map(bool, replay_fields(batch)))
     return tuple(fields.get(mark) is True for fields in header_fields(batch))

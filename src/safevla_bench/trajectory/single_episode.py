@@ -83,7 +83,7 @@ def _build_contacts(contact_list: ContactList | None, record_count: int) -> Cont
     if contact_list is None:
         return Contacts.empty(present, record_count)
     starts = offsets_of(np.bincount(contact_list.record, minlength=record_count))
-    _, *columns = contact_list.columns().values()  # the offsets replace the first column, the records
+    _, *columns = contact_list.columns().values()  # offsets replace the first column, which has record indices
     return Contacts(present, starts, *columns)
 
 
@@ -142,7 +142,7 @@ def _pose_rows(
         return [], None
     body, rows = poses.episode_poses(index)
     rows = rows.reshape(records, len(body), poses.size)
-    if not spec.row_size:  # a body has a single value
+    if not spec.row_size:  # the channel has a single value per body
         rows = rows[..., 0].astype(spec.dtype, copy=False)
     return (body - first_body).tolist(), rows
 
@@ -197,7 +197,7 @@ def add_rows(batch: Batch, name: str, rows: NDArray[np.float64]) -> Batch:
 
 
 def join_records(parts: Sequence[Batch]) -> Batch:
-    """Join records of one scene (at least one), as returned by `select_record`, into an episode with the header of the
+    """Join one or more records of one scene, as returned by `select_record`, into an episode with the header of the
     first record. A single record is returned unchanged.
     """
     if len(parts) == 1:
@@ -362,7 +362,7 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
         quaternions = values.reshape(-1, spec.row_size)
         # Only quaternions with w = 0, which are half turns, can have norm zero.
         half_turns = np.flatnonzero(quaternions[:, 0] == 0)  # usually there are few half turns
-        for row in half_turns[~quaternions[half_turns].any(axis=1)][:1]:  # only the first one
+        for row in half_turns[~quaternions[half_turns].any(axis=1)][:1]:  # report only the first zero quaternion
             item = int(row) * spec.row_size
             _refuse_item(batch, spec, item, "the quaternion has norm zero", "Write a unit quaternion, w first.")
 
@@ -392,9 +392,9 @@ def _check_contacts(batch: Batch) -> None:
     impulses = {name: ~np.isnan(getattr(contacts, name)) for name in ("impulse_ns", NET_IMPULSE)}
     required_masks = {"force_n": ~np.zeros_like(is_net_required), NET_FORCE: is_net_required, **impulses}
     is_allowed = is_net_required | np.isnan(contacts.net_force_n)
-    forces = f'If each contact has a {NET_FORCE}, write "forces": ["{NET_FORCE}"] into the header'
+    forces = f'If each contact has the field {NET_FORCE}, write "forces": ["{NET_FORCE}"] into the header'
     unlisted = f"{{value}} is recorded, but the header's `forces` does not list {NET_FORCE}"
-    _require_contacts(batch, is_allowed, NET_FORCE, unlisted, f'{forces}; add "force_n" if it has both.')
+    _require_contacts(batch, is_allowed, NET_FORCE, unlisted, f'{forces}; add "force_n" if contacts have both.')
     is_missing = is_net_required & np.isnan(contacts.net_force_n)
     missing = f"the contact lacks {NET_FORCE}, which the header's `forces` lists"
     _require_contacts(batch, ~is_missing, NET_FORCE, missing, f"{forces}; otherwise, leave `forces` out.")
@@ -403,7 +403,7 @@ def _check_contacts(batch: Batch) -> None:
         _require_contacts(batch, np.isfinite(values) | ~is_required, name, "{value} is not a finite number")
         _require_contacts(batch, ~(values < 0), name, "{value} is negative")
         _require_contacts(batch, ~(values > largest), name, "{value} is implausibly large")
-    for item in np.flatnonzero(contacts.a == contacts.b)[:1]:  # only the first such contact
+    for item in np.flatnonzero(contacts.a == contacts.b)[:1]:  # report only the first contact within a body
         remedy = "A contact needs two different bodies; merge or drop contacts inside one body."
         problem = f"{batch.body_label(int(contacts.a[item]))!r} touches itself"
         _refuse_contact(batch, int(item), "b", problem, remedy)
@@ -449,7 +449,7 @@ def _check_tracking(batch: Batch) -> None:
     # A body in `pose_valid` must have a pose.
     valid = batch.pose_valid
     posed = np.concatenate([batch.body_pos_m.body, batch.body_quat_wxyz.body])
-    for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:  # only the first body
+    for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:  # report only the first body without a pose
         header, name = batch.headers[_owner_index(valid.body_starts, int(item))], batch.body_label(valid.body[item])
         remedy = "Write the body also in `body_pos_m` or `body_quat_wxyz`, or leave it out of `pose_valid`."
         _refuse(header, f"pose_valid.{name}", f"{name!r} has no pose", remedy)
@@ -459,7 +459,7 @@ def _check_time_stamps(batch: Batch) -> None:
     channel = batch.channel("time_s")
     for index in np.flatnonzero(channel.present):
         stamps = channel.values[channel.starts[index] : channel.starts[index + 1]]
-        for row in np.flatnonzero(~(np.diff(stamps) >= _SHORTEST_DT_S))[:1]:  # only the first one
+        for row in np.flatnonzero(~(np.diff(stamps) >= _SHORTEST_DT_S))[:1]:  # report only the first wrong time stamp
             problem = f"time stamp {float(stamps[row + 1])} is not after {float(stamps[row])}"
             _refuse(batch.headers[index], "time_s", problem, "Write increasing time stamps, in seconds.", int(row) + 1)
 

@@ -51,7 +51,7 @@ class Reading:
         (Reading(privileged=True), None, "needs privileged state"),
         (Reading(absolute=True), None, "policy gives poses"),
         (Reading(cameras=("no-such-camera",)), None, "cannot render camera images|has no camera"),
-        (Reading(extra=("no-such-reading",)), None, "has no reading"),
+        (Reading(extra=("no-such-reading",)), None, "has no extra observation"),
     ],
 )
 def test_what_a_host_does_not_declare_is_refused_before_the_run(host, suite, policy, coupling, problem, is_dry):

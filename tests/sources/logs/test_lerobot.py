@@ -362,7 +362,7 @@ def test_orders_units_and_names_are_those_of_the_mapping(tmp_path):
     ("pose", "words"),
     [
         ([500.0, 0, 900, 1, 0, 0, 0], 'unit = "mm"'),
-        ([0.5, 0, 0.9, 3, 0, 0, 0], "norm 3 to 3"),
+        ([0.5, 0, 0.9, 1.3, 0, 0, 0], "norm 1.3 to 1.3"),
     ],
 )
 def test_what_looks_implausible_is_a_warning_with_the_remedy_once_a_source(tmp_path, caplog, pose, words):
@@ -554,6 +554,16 @@ def test_a_matrix_that_is_not_a_rotation_is_refused(tmp_path, matrix):
         write_mapped(tmp_path / "one", frames(eef=pose), text=f"{text}rotation = [3, 4, 5, 6, 7, 8, 9, 10, 11]\n")
     )
     assert batch.lengths.tolist() == [29], "one matrix that is not a rotation is a lost pose"
+
+
+def test_seven_numbers_that_are_no_pose_are_refused_by_the_norm_of_their_quaternion(tmp_path):
+    joints = np.tile([0.1, -0.5, 0.0, -2.2, 0.1, 1.8, 0.8], (30, 1))
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "eef"\nquaternion_order = "wxyz"\n'
+    assert "not a quaternion: its norm is 2.95" in problem(write_mapped(tmp_path, frames(eef=joints), text=text))
+    joints[:, 3:] = 0
+    joints[:9, 3:] = 1
+    joints[9:20, 3] = 1  # zero quaternions and a minority of others do not count
+    assert len(read(write_mapped(tmp_path / "few", frames(eef=joints), text=text))) == 1
 
 
 def test_pages_with_checksums_are_compared_with_them(tmp_path):

@@ -161,7 +161,7 @@ class ContactLog:
         counts, first_rows, contact_count = self._contact_counts, self._first_force_rows, self._contacts_used
         self._contact_counts, self._first_force_rows = [], []
         self._contacts_used = self._rows_used = 0
-        fields: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # if there are no contacts
+        fields: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # stays empty without contacts
         if self._view is not None:
             self._view.check_layout()
             fields = self._contacts[:contact_count].view(self._view.layout)

@@ -86,7 +86,7 @@ class _Hook:
         return self._wrapper(self._original, *args, **kwargs) if self.is_on else self._original(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> object:
-        return self if instance is None else MethodType(self, instance)  # becomes a bound method, like a function
+        return self if instance is None else MethodType(self, instance)  # binds to an instance, as functions do
 
     def __deepcopy__(self, memo: dict[int, object]) -> object:
         return copy.deepcopy(self._original, memo)

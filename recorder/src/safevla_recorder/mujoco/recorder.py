@@ -174,7 +174,7 @@ def state_size(model: mujoco.MjModel) -> int:
 
 
 def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...]:
-    """Return flat views of the simulator's qpos and qvel, and of act, mocap_pos and mocap_quat if not empty."""
+    """Return flat views of the arrays `qpos` and `qvel`, and of `act`, `mocap_pos` and `mocap_quat` if not empty."""
     views: list[Floats] = [data.qpos, data.qvel]
     if model.na:
         views.append(data.act)
@@ -184,7 +184,7 @@ def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...
 
 
 def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
-    """Return a copy of the flat state, [S]: time, qpos, qvel, act, mocap_pos, mocap_quat."""
+    """Return a copy of the flat state, [S]: `time`, `qpos`, `qvel`, `act`, `mocap_pos`, `mocap_quat`."""
     return np.concatenate(((data.time,), *state_views(model, data)))
 
 
@@ -263,8 +263,8 @@ def _find_interior_boxes(model: mujoco.MjModel, kind: str, count: int) -> list[t
 ReadSubgoals = Callable[[], Mapping[str, bool]]
 """A function that returns, by name, whether each of the goal's predicates holds now; {} = unknown."""
 _UNSTABLE_START = (
-    "The episode is lost, and another attempt with this start would fail, too. Look for overlapping bodies and large "
-    "velocities in the initial state. Your own loop must call mujoco.mj_resetData before each episode."
+    "The episode is lost, and another attempt from this initial state would fail, too. Look for overlapping bodies and "
+    "large velocities in the initial state. Your own loop must call mujoco.mj_resetData before each episode."
 )
 
 
@@ -288,7 +288,7 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     own, previous_own, previous_qpos = mujoco.MjData(model), mujoco.MjData(model), data.qpos.copy()
     mujoco.mj_integratePos(model, previous_qpos, data.qvel, -model.opt.timestep)
     for copied_data, qpos in ((own, data.qpos), (previous_own, previous_qpos)):
-        copied_data.qpos[:] = qpos  # the pose of a free body depends on nothing else
+        copied_data.qpos[:] = qpos  # `qpos` alone determines the poses of free bodies
         mujoco.mj_kinematics(model, copied_data)
     is_checked = np.zeros(model.nbody, dtype=np.bool_)
     is_checked[model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]] = True

@@ -37,9 +37,9 @@ _SPEED_LAWS = ("MobileBaseJointVelocityController", "SimpleGripController")
 def speed_up(env: object) -> Undo:
     """Make a robosuite environment step faster, with bitwise identical results. Return a function that undoes this.
 
-    States, observations, rewards and records stay the same; without rendering, LIBERO needs about 0.6 of its CPU time
-    (docs/evidence/benchmarks.md). `safevla doctor` verifies this on your machine. `env` is a LIBERO environment, a
-    RoboCasa kitchen, another environment of robosuite 1.4 or 1.5, or a wrapper of one. Raises `HostError` for others.
+    States, observations, rewards and records stay the same; without rendering, LIBERO needs about 0.6 times as
+    much CPU time (docs/evidence/benchmarks.md). `safevla doctor` verifies this on your machine. `env` is an environment
+    of LIBERO, RoboCasa, or robosuite 1.4 or 1.5, or a wrapper of one. Raises `HostError` for all other environments.
     """
     base = sys.modules.get("robosuite.environments.base")
     domain = find_layer(env, base.MujocoEnv) if base is not None else None
@@ -128,7 +128,7 @@ class _SpeedUp:
             original(force)
             observables = list(env._observables.values())
             one_per_type = {type(observable): observable for observable in observables}.values()
-            has_own_update = any("update" in vars(observable) for observable in observables)  # set on one instance
+            has_own_update = any("update" in vars(observable) for observable in observables)  # own `update` methods
             are_known = all(_has_known_source(observable, "update", "Observable") for observable in one_per_type)
             if are_known and not has_own_update:
                 self._observables = observables
@@ -232,7 +232,7 @@ class ForwardDynamics:
 
 
 def _has_known_source(owner: object, method: str, class_name: str = "") -> bool:
-    # Return whether `owner` has robosuite's own, unchanged `method`, from the class `class_name` if it is given.
+    # Return whether `owner` has robosuite's own, unchanged `method`. A given `class_name` must define the method.
     function = getattr(type(owner), method, None)
     full_name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
     is_of_class = not class_name or full_name.endswith(f".{class_name}.{method}")
@@ -361,7 +361,7 @@ class _SpeedController15:
 class _Controller:
     """A faster controller, which reads its inputs (joints, mass matrix, site, Jacobian) and applies a control law."""
 
-    _update: Callable[[], None]  # subclasses define both methods
+    _update: Callable[[], None]  # subclasses define `_update` and `_solve`
     _solve: Callable[[], Floats]
 
     def __init__(self, controller: Any, site: str | None) -> None:

@@ -105,7 +105,7 @@ def _list_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, np.ndarray):
         yield name, (value.dtype, value.shape, value.tobytes())
         return
-    children: Mapping[Any, object]  # by name, key or index
+    children: Mapping[Any, object]  # the keys are field names, mapping keys or indices
     if isinstance(value, msgspec.Struct):
         children = msgspec.structs.asdict(value)
     elif is_dataclass(value):
@@ -290,8 +290,8 @@ def require_same(first: object, second: object, failure: str) -> None:
 
 
 def require_error(call: Callable[[], object], kind: type[SafevlaError], call_text: str) -> str:
-    """Return the message of the error that `call` raises. Fail the test if there is no error or an error whose type is
-    not `kind`. `call_text` describes the call in the failure message.
+    """Return the message of the error that `call` raises. Fail the test unless `call` raises an error of the
+    type `kind`. `call_text` describes the call in the failure message.
     """
     try:
         call()

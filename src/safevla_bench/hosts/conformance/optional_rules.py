@@ -37,7 +37,7 @@ class TaskRules(HostRules):
 
     def test_tasks_are_well_formed(self) -> None:
         """Fail unless the host has a name and suites, each listed once, with tasks. Each task must have names, an
-        instruction, a unique id and a start. Indices must count from 0. A second instance must list the same tasks.
+        instruction, a unique id and an initial state. Indices count from 0. A second instance must list the same tasks.
         """
         host, second_host = self.host(), self.host()
         suites = host.suites()
@@ -53,7 +53,7 @@ class TaskRules(HostRules):
             for task in tasks:
                 require(all((task.benchmark, task.task_id, task.name)), f"{suite}: a task lacks a name: {task}.")
                 require(bool(task.instruction.strip()), f"{suite} {task.task_id} has no instruction.")
-                # `init_states` is the number of starts; None = unlimited
+                # `init_states` is the number of initial states; None = the seed draws them
                 require(task.init_states is None or task.init_states > 0, f"{suite} {task.task_id} cannot start.")
 
     def test_an_unknown_suite_is_an_error_that_lists_the_suites(self) -> None:
@@ -127,7 +127,7 @@ class OptionalRules(HostRules):
 
     def test_the_host_has_what_it_declares_and_refuses_what_it_does_not(self, run: TrialRun) -> None:
         """Fail unless `supports` agrees with the host's optional methods and privileged state. `make` must raise
-        `HostError` for undeclared cameras, readings and absolute poses. So must `reset` for undeclared starts.
+        `HostError` for undeclared cameras, extra observations or absolute poses. So must `reset` for undeclared starts.
         """
         host, task = self.host(), run.task
         supports = host.supports
@@ -146,8 +146,8 @@ class OptionalRules(HostRules):
             has_privileged_state = env.reset(self.seed).privileged is not None
         failure = f"{run}: the host wrongly declares `privileged` as {supports.privileged}."
         require(has_privileged_state == supports.privileged, failure)
-        # Every host must refuse two initial states: a placed body that does not exist, and a recorded state of only one
-        # number.
+        # Every host must refuse two starts: one that places a body that does not exist, and one from a recorded state
+        # with a single number.
         one_number = RecordedEpisode("episode", "recording", 1, state=(0.0,))
         starts = [replace(self.seed, placed=(("no-such-body.x", 0.1),))]
         two_changes = PhysicsChange(softness=2.0, friction=2.0)

@@ -53,7 +53,7 @@ class RecordRules(HostRules):
         require(is_same, f"{run}: the recorded actions differ from the given actions.")
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
-        """Fail unless the header has the task's benchmark and id, the instruction, the start's index and `env_seed`."""
+        """Fail unless the header has the task's benchmark, id and instruction, and the index and seed of the start."""
         header, task, seed = run.batch.headers[0], run.task, self.seed
         instruction = run.env.reset(seed).instruction  # the instruction may name objects that the reset draws
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
@@ -62,7 +62,7 @@ class RecordRules(HostRules):
 
     def test_roles_are_those_of_the_trial(self, run: TrialRun) -> None:
         """Fail unless the target bodies are the trial's `targets` (None = only the header's `target_object`). Also fail
-        if no body has the role robot, or if a body in the trial's `roles` does not have its role.
+        if no body has the role robot, or if a body does not have the role that the trial's `roles` gives it.
         """
         target, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
@@ -130,8 +130,8 @@ class RecordRules(HostRules):
         require(shift_m < _MAX_HAND_SHIFT_M, f"{run}: the end effector moves by {shift_m:.4f} m in the hand's frame.")
 
     def test_torques_are_in_newton_meters_and_have_limits(self, run: TrialRun) -> None:
-        """Pass a record without torques. Otherwise, fail if the embodiment has no limits, if all torques are zero, or
-        if a torque reaches 50 times its limit.
+        """Fail if the embodiment has no torque limits, if all torques are zero, or if a torque reaches 50 times its
+        limit. Passes if the record has no torques.
         """
         if not run.batch.joint_torque_nm.present.all():
             return
@@ -276,7 +276,7 @@ class RepeatRules(HostRules):
             expected = call_hook(partial(self.upright, task, episode, camera, wants.image_size), "upright")
             if image.shape != expected.shape:
                 return  # another rule reports a wrong shape
-            # If the image is not upright, one of these pictures is closer to the expected image.
+            # If the image is not upright, one of its flipped copies is closer to the expected image.
             flipped = {
                 "upside down": image[::-1],
                 "mirrored": image[:, ::-1],
@@ -308,7 +308,7 @@ class RepeatRules(HostRules):
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
         """Fail if a `drawn` start equals the initial state of the same index, or if the same seed draws different
-        starts. Passes if the host refuses `drawn`, no initial states exist, or this initial state equals the next one.
+        starts. Passes if the host refuses `drawn`, no initial states exist, or the next initial state is the same.
         """
         count = run.task.init_states
         if count is None:
@@ -324,7 +324,7 @@ class RepeatRules(HostRules):
             drawn_state = start_state(drawn)
         except HostError:
             return  # the host refuses drawn starts
-        require(drawn_state == start_state(drawn), f"{run}: the same seed draws different starts.")
+        require(drawn_state == start_state(drawn), f"{run}: the same seed draws different initial states.")
         initial = start_state(self.seed)
         next_initial = start_state(replace(self.seed, init_state_index=(index + 1) % count))
         is_different = drawn_state != initial or initial == next_initial

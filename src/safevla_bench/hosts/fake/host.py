@@ -80,7 +80,7 @@ class FakeHost(Host):
         )
 
     def make(self, task: Task, wants: policy.Wants) -> FakeEnv:
-        """Return a new environment of one task, which supports privileged state and the reading `state`."""
+        """Return a new environment of one task, which supports privileged state and the extra observation `state`."""
         check_wants(wants, self.supports, "the fake host")
         return FakeEnv(task, wants, self.versions())
 

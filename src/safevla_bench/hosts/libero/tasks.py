@@ -159,7 +159,7 @@ def bddl_file(task: Task) -> Path:
 
 
 def load_init_states(task: Task) -> Floats | None:
-    """Return flat simulator states [count, 1 + nq + nv]; None for a task whose starts are drawn."""
+    """Return flat simulator states [count, 1 + nq + nv]; None if seeds draw the initial states."""
     return read_own_states(Path(task.name)) if task.name.endswith(SUFFIX) else _load_suite_states(_suite_entry(task))
 
 
@@ -268,7 +268,7 @@ def restore_controllers(domain: BDDLBaseDomain) -> None:
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
-    arm.new_update = True  # the next update then calls `sim.forward`, which changes the solver's warm start
+    arm.new_update = True  # the controller's next update calls `sim.forward`, which changes the solver's warm start
     _restore_gripper(domain)
 
 
@@ -290,7 +290,7 @@ def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
 def _restore_gripper(domain: BDDLBaseDomain) -> None:
     """Set the gripper's target, inferred from finger positions q and velocities v. The simulator's state lacks the
     target, and a reset centers it. A free finger follows its target by a damped servo. So the target is about q + v ·
-    damping / stiffness (error: up to a tenth of the range). A touching gripper is assumed to be closing.
+    damping / stiffness (error: up to a tenth of the range). Touching fingers are assumed to be closing.
     """
     robot, model, data = domain.robots[0], domain.sim.model._model, domain.sim.data._data
     servos = list(robot._ref_joint_gripper_actuator_indexes)

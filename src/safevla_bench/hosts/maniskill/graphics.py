@@ -27,7 +27,7 @@ from safevla_bench.errors import HostError
 
 REMEDY = (
     "Without a GPU, install Mesa's lavapipe 24.3 or newer; for an NVIDIA GPU, install its Vulkan driver: "
-    "docs/howto/maniskill.md. Policies that request no images need neither."
+    "docs/howto/maniskill.md. Policies that request no images need no driver."
 )
 _TEXTURES = "rgb+segmentation"  # ManiSkill needs the segmentation to put photographs behind the scenes of digital twins
 _build_lock = threading.Lock()  # held while a scene is built, because `building` may patch SAPIEN's classes
@@ -143,7 +143,7 @@ class _Driver(ctypes.Structure):
 
 def vulkan_devices() -> dict[str, str]:
     """Map the name of each Vulkan device to its driver, such as `Mesa 25.0.7 (LLVM 15.0.6)`; {} without Vulkan."""
-    library = None  # the first library that can be loaded
+    library = None  # the first Vulkan library that can be loaded; None without Vulkan
     for path in filter(None, ("libvulkan.so.1", os.environ.get("SAPIEN_VULKAN_LIBRARY_PATH"))):
         with suppress(OSError):
             library = library or ctypes.CDLL(path)
@@ -152,7 +152,7 @@ def vulkan_devices() -> dict[str, str]:
     instance_info = (ctypes.c_uint64 * 8)(1, 0, 0, ctypes.addressof(application_info))
     instance, count = ctypes.c_void_p(), ctypes.c_uint32()
     if library is None or library.vkCreateInstance(instance_info, None, ctypes.byref(instance)):
-        return {}  # no library, or an error code other than 0
+        return {}  # there is no library, or Vulkan returned an error code
     library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)  # this first call writes only the count
     handles, driver_of_device = (ctypes.c_void_p * count.value)(), {}
     library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)

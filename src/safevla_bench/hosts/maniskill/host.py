@@ -47,8 +47,8 @@ _READINGS = ("joint_pos", "joint_vel")
 
 class RobotModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An arm. `embodiment` is the arm's name in records. The pose of the link `hand` is recorded as the end effector's
-    pose. Each entry of `fingers` is a part of the names of one finger's links. `controls` maps each of ManiSkill's
-    control modes, the default mode first, to two facts: what an action's values mean, and how many there are.
+    pose. All links of one finger have the corresponding entry of `fingers` in their names. `controls` maps each of
+    ManiSkill's control modes, the default one first, to the meaning and the number of an action's values.
     `action_high` holds the upper bounds of actions (empty = all 1); the lower bounds are -`action_high`.
     `torque_limit_nm` begins with the base's joint; None = the embodiment's limits.
     """
@@ -70,7 +70,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Facts about a task. `targets` are the bodies that must move for success; a held tool is last. `subgoals` are the
     conditions of success: keys of the result of `evaluate`, or `not KEY` if the value must be false. `horizon` is
     ManiSkill's limit in steps. `robots` lists the robots for the task, the default one first. `layouts` is the number
-    of fixed layouts. `fixed` names furniture that ManiSkill lets move. `arms` names the arms if there are several.
+    of fixed layouts. `fixed` names movable actors that count as fixed. `arms` names the arms if there are several.
     """
 
     targets: tuple[str, ...]
@@ -149,7 +149,7 @@ class ManiskillHost(Host):
 
     def stage(self, task: Task, episode: Batch) -> ManiskillStage:
         """Return a viewer (`Stage`) of `episode`, a one-episode batch with `sim_state`. Without a rendering device, the
-        viewer has only shapes and poses. Raises `HostError` if the record lacks states or a start.
+        viewer has only shapes and poses. Raises `HostError` if the record has no states or determines no start.
         """
         try:
             cameras = (self.supports.cameras[0],) if graphics.render_device() else ()
@@ -171,7 +171,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     Actions go to ManiSkill unchanged. In the control mode `pd_ee_delta_pose`, an action [7] moves the midpoint of the
     fingers by 0.1 m per unit [0:3], and turns the hand by -0.1 rad per unit about the base's axes [3:6]. The value 1 in
-    [6] opens the fingers. A policy that wants privileged state gets two readings. `extra["state"]` is ManiSkill's
+    [6] opens the fingers. A policy that wants privileged state gets two extra values. `extra["state"]` is ManiSkill's
     observation `state`. `extra["start"]` [2] is the seed of ManiSkill's reset and the number of settling steps.
     """
 
@@ -375,8 +375,8 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
 
 
 def build_scene(env: Any, seed: int, layout: int | None = None, *, renders: bool = False) -> None:
-    """Build a new scene, so that the solver keeps no data of earlier episodes. Draw the start by `seed`, unless
-    `layout` is the number of a fixed layout.
+    """Build a new scene, so that the solver keeps no data of earlier episodes. Draw the initial state from `seed`,
+    unless `layout` is the number of a fixed layout.
     """
     layout_option = {} if layout is None else {"episode_id": layout}
     with graphics.building(renders=renders):
@@ -534,7 +534,7 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
 
 def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
     """Yield the contact points that carry force: the two bodies, and the normal force [3] on the second one [N, world
-    frame]. SAPIEN gives the impulse on the first body. Its list also has points without force, which are left out.
+    frame]. SAPIEN gives the impulse on the first body. SAPIEN's points without force are left out.
     """
     for contact in env.scene.px.get_contacts():
         first, second = (body.entity.per_scene_id for body in contact.bodies)

@@ -108,7 +108,7 @@ class MetaworldEnv(MujocoEnv):
 
         `metaworld.MT1(task, seed=env_seed)` draws fifty variants of the task (goals and positions); initial state i is
         variant i. For a `drawn` start, `MT1` gets the seed `drawn_reset_seed(seed)`, and the start is the first
-        variant. Meta-World moves the hand to its start in fifty steps, before the settling steps of `seed`. Raises
+        variant. Meta-World moves the hand to its first pose in fifty steps, before the settling steps of `seed`. Raises
         `HostError` if `check_start` refuses the seed.
         """
         check_start(self.task, seed, MetaworldHost.supports)
@@ -219,7 +219,7 @@ class MetaworldEnv(MujocoEnv):
 
 
 class MetaworldTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One task: its instruction, its target bodies, and the fixture of which a part must move (`moves`)."""
+    """One task: its instruction, its target bodies, and the fixture (`moves`) with a part that must move."""
 
     instruction: str
     targets: tuple[str, ...] = ()

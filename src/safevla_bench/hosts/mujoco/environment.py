@@ -63,7 +63,7 @@ class MujocoHost(Host):
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
         """Return a viewer (`Stage`) of `episode`, a one-episode batch with `sim_state`. Raises `HostError` if the
-        simulator cannot run on this machine, the task does not exist, or the record lacks states or a start.
+        simulator cannot run on this machine, the task does not exist, or the record lacks a start or states.
         """
         return self.make(task, Wants()).open_stage(episode)
 
@@ -103,8 +103,8 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def open_stage(self, episode: Batch) -> MujocoStage:
         """Return a viewer of `episode`, a one-episode batch with `sim_state`. The viewer owns this environment.
 
-        A reset with the record's seed makes the scene. `HostError` is raised if this machine cannot make the scene, or
-        if the record lacks a start or states of this model. After any error, the environment is closed.
+        A reset with the record's seed makes the scene. Raises `HostError` if this machine cannot make the scene, if the
+        record does not determine the start, or if it has no states of this model. Any error closes the environment.
         """
         try:
             self.reset(episode_seed(episode))
@@ -129,7 +129,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
         new_substeps = max(1, round(substeps / change.time_step))
         self._undo_hooks.append(partial(self._set_time_step, float(model.opt.timestep), substeps))
         self._set_time_step(self.dt_s / new_substeps, new_substeps)
-        # A resting pair counts after `apart_substeps` substeps without contact. Keep that time about the same.
+        # A resting pair counts after `apart_substeps` substeps without contact. Keep about the same time in seconds.
         return replace(scene, apart_substeps=max(1, round(scene.apart_substeps * new_substeps / substeps)))
 
     def _set_time_step(self, time_step_s: float, substeps: int) -> None:
@@ -244,11 +244,11 @@ class RobosuiteEnv(MujocoEnv):
         env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds substep counts down
 
     def _model_and_data(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        simulation = self._robosuite_env().sim  # its `model` and `data` wrap MuJoCo's objects
+        simulation = self._robosuite_env().sim  # `model` and `data` of an `MjSim` wrap MuJoCo's objects
         return simulation.model._model, simulation.data._data
 
     def _arm_prefixes(self) -> Mapping[str, str]:
-        # Returns a mapping from an arm to its prefix in names of robosuite's readings; {} if there is only one arm.
+        # Maps each arm to the prefix of its keys in robosuite's observation; {} if there is only one arm.
         return {}
 
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
@@ -295,7 +295,7 @@ class RobosuiteEnv(MujocoEnv):
         )
 
     def _read_joints(self, raw: RawObservation, reading: str) -> Floats:
-        # Joins one reading, such as `robot0_joint_pos`, of all robots. The two arms of one robot share its readings.
+        # Joins one observed quantity, such as `robot0_joint_pos`, of all robots. Two arms of one robot share a key.
         arm_prefixes = self._arm_prefixes().values() or ["robot0_"]
         robot_prefixes = dict.fromkeys(prefix[: len("robot0_")] for prefix in arm_prefixes)  # without repetitions
         keys = [reading.replace("robot0_", prefix) for prefix in robot_prefixes]
@@ -324,8 +324,8 @@ class RobosuiteEnv(MujocoEnv):
 
 
 def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
-    """Return the readings of one arm. In robosuite's observation, the names of the arm's readings begin with `prefix`.
-    If the arm has no gripper, the array of finger positions is empty.
+    """Return the observation of one arm. The arm's keys in robosuite's observation begin with `prefix`. If the arm has
+    no gripper, the array of finger positions is empty.
     """
     fingers = np.array(raw.get(f"{prefix}gripper_qpos", ()), dtype=np.float64)
     eef_pos_m = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64)
@@ -337,7 +337,7 @@ def camera_options(wants: Wants) -> dict[str, object]:
     height, width = wants.image_size
     has_cameras = bool(wants.cameras)
     return {
-        "has_renderer": False,  # without a window
+        "has_renderer": False,  # do not open a window
         "has_offscreen_renderer": has_cameras,
         "use_camera_obs": has_cameras,
         "camera_names": list(wants.cameras),
@@ -482,8 +482,8 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
 
 def _separate_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
     """Prevent contact between the geoms in mask `first` and the geoms in mask `second`, [ngeom] each. Other pairs
-    collide as before. Geoms of one kind have the same bit masks and are in the same of the two sets. A kind's new
-    `contype` is one bit. Its new `conaffinity` has the bits of all kinds that it may touch.
+    collide as before. Geoms of one kind have equal bit masks and equal entries in `first` and `second`. A kind's new
+    `contype` is one bit. The kind's new `conaffinity` has the bits of all kinds that it may touch.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
     # `kinds` has one column for each of the `K` kinds. `collides` and `is_separated` have the shape [K, K].

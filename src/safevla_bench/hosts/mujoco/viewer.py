@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH_SIZE = (120, 160)  # height and width of the pictures in which candidate cameras are compared
 WELL_SHOWN = 0.015  # a body that covers this fraction of the default view is easy to find
-_ENOUGH_SHARE = 0.06  # limit on the counted fraction of a close-up, so that large bodies have no advantage
-_NEARLY_BEST_RATIO = 0.85  # a camera is good enough with at least this fraction of the best camera's share
+_ENOUGH_SHARE = 0.06  # a close-up gains nothing by showing the smallest body larger than this fraction of the picture
+_NEARLY_BEST_RATIO = 0.85  # good enough: the smallest body covers at least this fraction of its area in the best view
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
 _DISTANCE_RADII = 5.0  # distance of a close-up, as a multiple of the shown bodies' radius
@@ -211,7 +211,7 @@ class MujocoStage(stage.Stage):
 
     def _shown_body_ids(self, name: str, is_counted: Bools) -> list[int]:
         """Return the ids of the bodies to show for a recorded body. If the body has no geoms in the mask `is_counted`
-        [ngeom], return all attached bodies with such geoms, or else the closest ancestor with such geoms.
+        [ngeom], return all attached bodies with counted geoms, or else the closest ancestor with counted geoms.
         """
         bodies, world = self._body_ids(name), [0]
         bodies_with_geoms = {int(body) for body in self._model.geom_bodyid[is_counted]}
@@ -237,9 +237,9 @@ def read_states(episode: Batch, width: int) -> Floats:
 
 def episode_seed(episode: Batch) -> EpisodeSeed:
     """Return the seed that recreates the episode's scene, without settling steps, because states are set directly.
-    Usually, the result is the recorded seed and index. If either is missing, the seed starts from the first state; the
-    record must be a replay or contain the poses of fixtures. Raises `HostError` if neither start is possible, or if the
-    recorded fixtures are not poses.
+    Usually, the result has the recorded seed and index. If one of them is missing, the result starts from the record's
+    first state, which requires a replay or recorded poses of fixtures. Raises `HostError` if the record determines no
+    start, or if the recorded fixtures are not poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
@@ -400,7 +400,7 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
     """
     contacts_of_pair: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}  # (point, direction) of each contact
     for contact in data.contact:
-        if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:  # apart, or not a contact of two geoms
+        if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:  # no touch, or a geom is missing
             continue
         first, second = (scene.body_name[model.geom_bodyid[geom]] for geom in (contact.geom1, contact.geom2))
         sign = 1.0 if first <= second else -1.0  # a contact's first axis points from geom1 to geom2

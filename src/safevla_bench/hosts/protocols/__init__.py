@@ -127,7 +127,7 @@ def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
     example, libero-goal-swap has the value of libero-goal, because LIBERO-PRO evaluates its suites like LIBERO's.
     """
     parts = suite.split("-")
-    for count in range(len(parts), 0, -1):  # for example libero-goal-swap, then libero-goal, then libero
+    for count in range(len(parts), 0, -1):  # tries, for example, libero-goal-swap, libero-goal and libero in turn
         name = "-".join(parts[:count])
         if name in values:
             return values[name]

@@ -89,7 +89,7 @@ class RobocasaHost(environment.MujocoHost):
 
     def make(self, task: Task, wants: Wants) -> RobocasaEnv:
         """Return a new environment of one task. Raises `HostError` if RoboCasa or its assets are missing, if RoboCasa
-        has no such task, camera or reading, or if the policy gives absolute poses.
+        lacks the task or a wanted observation, or if the policy gives absolute poses.
         """
         check_wants(wants, self.supports, "RoboCasa")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)

@@ -78,7 +78,7 @@ class RobosuiteHost(environment.MujocoHost):
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all packages that affect trajectories; raise `HostError` without robosuite 1.5."""
-        versions = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))  # without packages that are not installed
+        versions = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))  # has only installed packages
         installed = [versions[name] for name in _DISTRIBUTIONS if name in versions]
         if not installed:
             raise HostError("robosuite is not installed", remedy=_INSTALL)
@@ -207,7 +207,7 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     controller: str | None = None  # kind of controller; None = the robot's default
     still: tuple[float, ...] = STILL
     prefixes: Mapping[str, str] = {}
-    """Maps an arm's name to the prefix of its readings in robosuite's observations; {} for one arm."""
+    """Maps each arm's name to the prefix of its keys in robosuite's observations; {} if there is only one arm."""
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -284,7 +284,7 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
 def _require_sampler(env: Any) -> Any:
     # Returns robosuite's sampler of the objects' places; raises `HostError` for a task without such a sampler.
     if not hasattr(env, "placement_initializer"):
-        raise HostError(f"{type(env).__name__} has no objects to place", remedy="Search the starts of another task.")
+        raise HostError(f"{type(env).__name__} has no objects to place", remedy="Search another task's initial states.")
     return env.placement_initializer
 
 
@@ -330,7 +330,8 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     # With several arms, `arms` describes each arm, and the scene's fields for a single arm stay empty.
     only_arm = SceneArm() if arms else _read_arm(env, names, "robot0_right_", robot_bodies)
     roles = recorder.assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies)
-    # Records leave out contacts within each of these sets. The floor belongs to the world, `names[0]`.
+    # Records leave out contacts within `out_of_reach` and within each opened fixture. The floor belongs
+    # to the world, `names[0]`.
     out_of_reach = frozenset({names[0], *free_bodies} - set(objects))
     parts_of_opened = (subtree_bodies(model, root_bodies[name]) for name in opened_fixtures(goal))
     opened = (frozenset(names[body] for body in parts) for parts in parts_of_opened)
@@ -348,7 +349,7 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
 
 
 def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequence[int]) -> SceneArm:
-    # Returns the arm whose readings begin with `prefix`: `robot1_`, or `robot0_left_` if a robot has two arms.
+    # Returns the arm with this prefix of its observation keys: `robot1_`, or `robot0_left_` if a robot has two arms.
     robot_name, _, side = prefix.rstrip("_").partition("_")
     side = side or "right"  # robosuite's name of a robot's only arm
     model, robot = env.sim.model._model, env.robots[int(robot_name.removeprefix("robot"))]

@@ -398,7 +398,7 @@ def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bo
     return quaternions
 
 
-_MIN_DETERMINANT, _MATRIX_SLACK = 0.9, 0.2
+_MIN_DETERMINANT, _MATRIX_SLACK, _NORM_SLACK = 0.9, 0.2, 0.5
 
 
 def require_rotations(matrices: Floats, part: str) -> Floats:
@@ -438,6 +438,17 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
         if sorted(plain_axes) == ["x", "y", "z"]:
             return [plain_axes.index(axis) for axis in "xyz"]
     raise ValueError("which three numbers are the forces x, y, z?")
+
+
+def require_quaternions(quaternions: Floats, part: str) -> None:
+    """Raise `RecordError` if most quaternions, [n, 4], have a norm far from 1; unknown and zero ones do not count."""
+    norms = np.linalg.norm(quaternions[np.isfinite(quaternions).all(axis=1)], axis=1)
+    norms = norms[norms > 0]
+    if len(norms) and abs(np.median(norms) - 1) > _NORM_SLACK:
+        remedy = "Check the indices or names in `position` and `rotation`; divide scaled quaternions by their norm."
+        refuse_field(
+            f"the numbers of the rotation are not a quaternion: its norm is {np.median(norms):.3g}", remedy, part
+        )
 
 
 FILL_IN = '"FILL IN"'  # placeholder; a mapping with it is rejected
