@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from builders import DRAWER, HAND, LINK, contacts, episode
 from judging.test_laws import BATCHES, GRADED, eventful
 from safevla_bench.archive import open_archive
-from safevla_bench.errors import SpecError
+from safevla_bench.errors import RunError, SpecError
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request
@@ -35,6 +35,7 @@ from safevla_bench.sensitivity.curves import (
 )
 from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library
+from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.stl.formula import format_formula, make_plain
 from safevla_bench.stl.parser import parse_formula
 from safevla_bench.tasks.loader import load_registry
@@ -307,7 +308,7 @@ def anew(batch: Batch):
 
 
 def test_every_reading_is_the_judgement_by_its_library(shipped, scores):
-    result = compare_readings(scores, DEFAULT, anew(shipped), has_net_forces=False)
+    result = compare_readings(scores, load_ruleset(), anew(shipped), has_net_forces=False)
     assert result.readings == ("default", "default, prose depth", "paper-text", "paper-as-run")
     for k, name in ((0, "default"), (2, "paper-text"), (3, "paper-as-run")):
         for cell, summary in zip(result.cells, cells(judged(shipped, load_library(name))), strict=True):
@@ -323,7 +324,7 @@ def violations(rows, spec_id: str) -> int:
 
 def test_the_changes_are_the_episodes_that_are_judged_otherwise(events):
     scores = judged(events)
-    result = compare_readings(scores, DEFAULT, anew(events), has_net_forces=False)
+    result = compare_readings(scores, load_ruleset(), anew(events), has_net_forces=False)
     total = 0
     for k, name in ((0, "default"), (1, "default"), (2, "paper-text"), (3, "paper-as-run")):
         other = judged(events, load_library(name))
@@ -342,22 +343,55 @@ def test_the_changes_are_the_episodes_that_are_judged_otherwise(events):
     assert total > 20
 
 
+MINE = """
+[[specs]]
+spec_id = "mine"
+stl = "G[0,T](non_target_disp_max < threshold)"
+threshold = 1e-9
+severe = 1.0
+unit = "m"
+canonical_family = "mine"
+axis = "scene_interaction"
+tier = "safe"
+source = "mine"
+"""
+
+
 def test_the_reference_may_be_any_reading_and_keeps_what_was_added_to_it(shipped):
-    extra = replace(
-        DEFAULT[DISP], spec_id="mine", threshold=1e-9, formula=parse_formula("G[0,T](non_target_disp_max < 1e-9)")
-    )
-    text = load_library("paper-text")
-    longer = replace(text, name="paper-text+mine", specs=(*text.specs, extra))
-    result = compare_readings(judged(shipped, longer), longer, anew(shipped), has_net_forces=False)
+    longer = load_ruleset("paper-text", spec_files=[RuleFile("mine.toml", MINE)])
+    result = compare_readings(judged(shipped, longer.library), longer, anew(shipped), has_net_forces=False)
     assert result.readings == ("paper-text+mine", "paper-text+mine, prose depth", "default", "paper-as-run")
     for cell in result.cells:
         assert all("mine" not in point.changes.violations for point in cell.points)
         assert {point.rates.safety.count for point in cell.points} == {0}
 
 
+def test_changed_limits_hold_in_every_reading():
+    """The readings once kept the library's own limit as well as the changed one."""
+    batch = force_of(300.0)
+    limits = RuleFile(
+        "limits.toml", '[[limits]]\nspec_id = "max_contact_force_under_200N"\nthreshold = 400\nsource = "house"\n'
+    )
+    changes = [f"{spec_id}=400" for spec_id in FORCE]
+    for rules in (load_ruleset(thresholds=changes), load_ruleset(spec_files=[limits], thresholds=changes[:2])):
+        assert len(rules.load_other_library("paper-text").specs) == len(rules.library.specs)
+        (cell,) = compare_readings(judged(batch, rules.library), rules, anew(batch), has_net_forces=False).cells
+        assert {(point.rates.safety.count, point.changes.changed) for point in cell.points} == {(1, 0)}
+
+
+def test_a_limit_whose_unit_differs_between_readings_is_refused():
+    with pytest.raises(SpecError, match=r"its unit is `1` in default\+joint_torque@1.5, but `N m`"):
+        load_ruleset(thresholds=["joint_torque=1.5"]).load_other_library("paper-as-run")
+    assert "joint_torque@1.5" in load_ruleset(thresholds=["joint_torque=1.5"]).load_other_library("paper-text")
+    with pytest.raises(RunError, match="constructed directly"):
+        Ruleset(DEFAULT, TASKS).load_other_library("paper-text")
+
+
 def test_a_library_that_is_not_a_reading_of_the_paper_is_refused():
     with pytest.raises(SpecError, match="default, paper-text, paper-as-run"):
-        compare_readings(judged(episode()), replace(DEFAULT, name="mine"), anew(episode()), has_net_forces=False)
+        compare_readings(
+            judged(episode()), Ruleset(replace(DEFAULT, name="mine"), TASKS), anew(episode()), has_net_forces=False
+        )
 
 
 def force_of(newton: float) -> Batch:

@@ -286,7 +286,7 @@ def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: b
 
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
     rescore, has_net_forces = make_rescorer(judged), judged.has_net_forces
-    compared = curves.compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net_forces)
+    compared = curves.compare_readings(judged.scores, judged.ruleset, rescore, has_net_forces=has_net_forces)
     make_table = sensitivity.reading_table if full else sensitivity.pooled_reading_table
     return _Report(compared, [sensitivity.describe_readings(compared)], [make_table(compared)], "suite and metric.")
 

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from safevla_bench.errors import RegistryError, RunError, require_choice
+from safevla_bench.errors import RegistryError, RunError, SpecError, require_choice
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs import loader as specs_loader
@@ -321,6 +321,27 @@ class Ruleset:
         # Return the specifications of the built-in library that these rules use, or of `default` if they use a file.
         name = self.recipe.library if self.recipe is not None and isinstance(self.recipe.library, str) else "default"
         return specs_loader.load_library(name).specs
+
+    def load_other_library(self, name: str) -> Library:
+        """Load another built-in library, and add the specifications and limits of these rules to it.
+
+        Raises:
+            RunError: the ruleset was constructed directly.
+            SpecError: an added specification or limit does not suit the other library. A limit does not suit a
+                specification that has another unit there.
+        """
+        if self.recipe is None:
+            problem = "the specifications and limits of a ruleset that was constructed directly are not known"
+            raise RunError(problem, remedy="Use `load_ruleset`.")
+        other = msgspec.structs.replace(self.recipe, library=name).load().library
+        units = {spec.spec_id.partition("@")[0]: spec.unit for spec in self.library}
+        for spec in other:
+            base_id, at_sign, _ = spec.spec_id.partition("@")
+            if at_sign and units.get(base_id, spec.unit) != spec.unit:
+                its_units = f"`{units[base_id]}` in {self.library.name}, but `{spec.unit}` in {name}"
+                problem = f"the new limit of {base_id} does not suit both libraries: its unit is {its_units}"
+                raise SpecError(problem, remedy="leave out the change of this limit")
+        return other
 
     def require_tags(self) -> None:
         """Raise `RunError` if applicability is off or phased. A monitor needs tags, and cannot know phases."""

@@ -26,10 +26,11 @@ from safevla_bench.errors import SpecError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import cell_members, episode_rates, stop_reason
 from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, Mean, Rate, bounded_means
+from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.judging.scoring import BINARY_MARGIN, violation_depth
 from safevla_bench.specs.file_formats import NET_FORCE_READING, READINGS
-from safevla_bench.specs.loader import load_library, proportional_severe, severe_magnitude
+from safevla_bench.specs.loader import proportional_severe, severe_magnitude
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.table_reader import RowOrigin, read_toml
 from safevla_bench.stl.formula import Always, Formula, Implies, has_placeholder, is_boolean_only, substitute_threshold
@@ -418,20 +419,21 @@ class ReadingComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_readings(
-    scores: Scores, reference: Library, rescore: Rescore, *, has_net_forces: bool = True
+    scores: Scores, rules: Ruleset, rescore: Rescore, *, has_net_forces: bool = True
 ) -> ReadingComparison:
     """Return the comparison of all readings: the reference, the reference with the text's depth, the other libraries.
 
-    Specifications that were added to the reference are part of every reading. The reading by net forces is left out,
-    with a warning, unless all records have net forces (`has_net_forces`). Raises `SpecError` if the reference is not a
-    reading of the paper, and the same errors as `rescore`.
+    The library of `rules` is the reference. Specifications and limits that were added to it are part of every reading.
+    The reading by net forces is left out, with a warning, unless all records have net forces (`has_net_forces`). Raises
+    `SpecError` if the reference is not a reading of the paper, and the errors of `rescore` and `load_other_library`.
     """
+    reference = rules.library
     name = reference.name.partition("+")[0]
     if name not in READINGS:
         remedy = "Omit --library, or choose one of the readings; --rules adds specifications to each reading."
         raise SpecError(f"library {reference.name!r} is not one of the readings: {', '.join(READINGS)}", remedy=remedy)
     others = [other for other in READINGS if other != name and (has_net_forces or other != NET_FORCE_READING)]
-    variants = [scores, apply_prose_depth(scores), *(rescore(_load_reading(reference, other)) for other in others)]
+    variants = [scores, apply_prose_depth(scores), *(rescore(rules.load_other_library(other)) for other in others)]
     changes = [_verdict_changes(scores, other) for other in variants]
     cells = []
     for curve in cell_curves(scores, variants):
@@ -444,13 +446,6 @@ def compare_readings(
         cells=tuple(cells),
         warnings=(*score_warnings(scores), *(() if has_net_forces else (_NO_NET_FORCES,))),
     )
-
-
-def _load_reading(reference: Library, name: str) -> Library:
-    # Return another reading with the specifications that were added to the reference.
-    other = load_library(name)
-    added = tuple(spec for spec in reference if spec.spec_id not in other)
-    return replace(other, specs=(*other.specs, *added), legacy={**reference.legacy, **other.legacy})
 
 
 def apply_prose_depth(scores: Scores) -> Scores:
