@@ -354,6 +354,7 @@ canonical_family = "mine"
 axis = "scene_interaction"
 tier = "safe"
 source = "mine"
+rationale = "mine"
 """
 
 

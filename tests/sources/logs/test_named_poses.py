@@ -139,9 +139,14 @@ def test_a_unit_in_the_name_of_a_field_or_of_its_numbers_is_read(tmp_path, messa
     [
         ({"tcp_mm": FLAT}, 'field = "tcp_mm"\nunit = "m"\n', "the unit in the names is 'mm'"),
         ({"x_inch": 0.1, "y_inch": 0.2, "z_inch": 0.3}, "", "the unit 'inch'"),
-        ({"x_in": 0.1, "y_in": 0.2, "z_in": 0.3}, "", "the unit 'inch'"),
-        ({"x_ft": 0.1, "y_ft": 0.2, "z_ft": 0.3}, "", "the unit 'ft'"),
-        ({"x_feet": 0.1, "y_feet": 0.2, "z_feet": 0.3}, "", "the unit 'ft'"),
+        ({"x_in": 0.1, "y_in": 0.2, "z_in": 0.3}, "", "the unit of the numbers is 'in'"),
+        ({"px_in": 0.1, "py_in": 0.2, "pz_in": 0.3}, "", "the unit of the numbers is 'in'"),
+        ({"x_pos_in": 0.1, "y_pos_in": 0.2, "z_pos_in": 0.3}, "", "the unit of the numbers is 'in'"),
+        ({"pos_in_x": 0.1, "pos_in_y": 0.2, "pos_in_z": 0.3}, "", "the unit of the numbers is 'in'"),
+        ({"x_ft": 0.1, "y_ft": 0.2, "z_ft": 0.3}, "", "the unit of the numbers is 'ft'"),
+        ({"pos_feet_x": 0.1, "pos_feet_y": 0.2, "pos_feet_z": 0.3}, "", "the unit of the numbers is 'ft'"),
+        ({"x_μm": 0.1, "y_μm": 0.2, "z_μm": 0.3}, "", "the unit 'um'"),
+        ({"x_mi": 0.1, "y_mi": 0.2, "z_mi": 0.3}, "", "the unit 'mi'"),
         ({"pos_dm": FLAT}, 'field = "pos_dm"\n', "the unit 'dm'"),
         ({"x_deg": 0.1, "y_deg": 0.2, "z_deg": 0.3}, "", "The names say 'deg'"),
         ({**FLAT, "roll_deg": 1, "pitch_deg": 1, "yaw_deg": 1}, 'angle_unit = "rad"\n', "in the names is 'deg'"),
@@ -151,6 +156,21 @@ def test_a_unit_in_the_name_of_a_field_or_of_its_numbers_is_read(tmp_path, messa
 def test_a_unit_that_contradicts_the_mapping_or_is_unknown_is_refused(tmp_path, message, more, words):
     write_log(tmp_path, message, more)
     assert words in problem(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "more"),
+    [
+        (("x_in_base", "y_in_base", "z_in_base"), ""),
+        (("left_foot_x", "left_foot_y", "left_foot_z"), ""),
+        (("x_in", "y_in", "z_in"), 'unit = "m"\n'),
+        (("x_foot", "y_foot", "z_foot"), 'unit = "m"\n'),
+    ],
+)
+def test_words_that_may_name_a_unit_are_no_unit_elsewhere_or_if_the_mapping_says_so(tmp_path, names, more):
+    write_log(tmp_path, dict(zip(names, (0.1, 0.2, 0.3), strict=True)), more)
+    (batch,) = read(tmp_path)
+    assert batch.eef_pos_m.episode_rows(0)[0] == pytest.approx([0.1, 0.2, 0.3])
 
 
 def test_a_pose_in_millimeters_is_converted_before_transforms_in_meters(tmp_path):

@@ -148,10 +148,16 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def _require_unit(part: str, key: str, named: str, stated: str | None, known: Collection[str]) -> None:
     # `named` is the unit in the names of the numbers, and `stated` the unit that the mapping gives as `key`.
-    if named not in known:
+    if named in naming.DOUBTFUL_UNITS:
+        if stated is None:
+            remedy = (
+                f'If they are in meters, write `unit = "m"` under [{part}]; otherwise, convert the numbers to meters.'
+            )
+            refuse_field(f"the names may mean that the unit of the numbers is {named!r}", remedy, part)
+    elif named not in known:
         remedy = f"Convert the numbers to one of the units {', '.join(known)}, and name them accordingly."
         refuse_field(f"the names give the unit {named!r}", remedy, part)
-    if stated not in (None, named):
+    elif stated not in (None, named):
         remedy = f"Write the unit in the names, or leave `{key}` out."
         refuse_field(f"{key} is {stated!r}, but the unit in the names is {named!r}", remedy, part)
 

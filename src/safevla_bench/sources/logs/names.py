@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,7 +27,8 @@ _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw
 # First letter of a word such as `qx` -> kind of quantity.
 _KIND_OF_PREFIX = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
 _KIND_OF_PREFIX |= dict.fromkeys("vfdwag", "other")
-# `_KINDS` maps words to kinds of quantities, `_UNITS` maps words to units, as `_UNITS_AFTER_AXES` does after an axis.
+# `_KINDS` maps words to kinds of quantities, `_UNITS` maps words to units, as `_UNITS_AFTER_AXES` does after an axis or
+# the word for a position.
 # If a number's name has a word in `_SCALARS`, the number is not part of a pose.
 _KINDS, _SCALARS, _UNITS, _UNITS_AFTER_AXES = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
@@ -79,7 +79,8 @@ def _split_words(name: str) -> list[str]:
     return re.findall(r"6d|[^\W\d_]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
 
 
-LENGTH_UNITS = ("m", "cm", "mm", "um", "inch", "dm", "km", "ft", "yd")
+DOUBTFUL_UNITS = ("in", "ft")  # these words may also be a preposition, a body part or a force-torque sensor
+LENGTH_UNITS = ("m", "cm", "mm", "um", "nm", "inch", "dm", "km", "yd", "mi", *DOUBTFUL_UNITS)
 ANGLE_UNITS = ("rad", "deg", "mrad")
 
 
@@ -89,13 +90,24 @@ def find_unit(names: Iterable[str], known: Collection[str]) -> str:
     for name in names:
         words = _split_words(name)
         units = [_UNITS.get(word, "") for word in words]
-        units += [_UNITS_AFTER_AXES.get(word, "") for axis, word in pairwise(words) if axis in _AXES]
+        # In `x_in_base`, the word is not a unit.
+        units += [
+            _UNITS_AFTER_AXES.get(word, "")
+            for previous, word, following in zip(words, words[1:], [*words[2:], ""], strict=False)
+            if _may_precede_unit(previous) and (not following or following in _AXES)
+        ]
         known_units = [unit for unit in units if unit in known]
         found.add(known_units[0] if known_units else "")
     if len(found) > 1:
         question = "which unit do the numbers have? Their names give several units"
         raise ValueError(f"{question}; convert the numbers to one unit")
     return found.pop() if found else ""
+
+
+def _may_precede_unit(word: str) -> bool:
+    # Return whether the word is an axis, such as `x` or `px`, or says that the number is a position.
+    is_prefixed_axis = len(word) == 2 and word[0] in _KIND_OF_PREFIX and word[1] in "xyz"
+    return word in _AXES or is_prefixed_axis or _KINDS.get(word) == "position"
 
 
 def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence[int] = ()) -> tuple[str, str]:

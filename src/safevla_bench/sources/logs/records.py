@@ -421,11 +421,15 @@ def _joint_order(name: str) -> int:
     return int(numbers[-1]) if numbers else -1
 
 
+# The meaning of an instruction may depend on these signs, on a minus sign, and on a decimal point.
+_MEANINGFUL = re.compile(r"[/\\#%&*@‰°]|(?<!\w)[-\u2010-\u2015\uff0d]\s*\.?\w|\.\d")
+
+
 def name_tasks(texts: Iterable[str]) -> dict[str, str]:
     """Return a task id for each instruction or file name: its words (letters, marks, numbers) joined by hyphens.
 
     Letters of all scripts are kept, in lower case and in Unicode's composed form (NFC). The id ends in a digest of the
-    text if symbols or a minus sign are left out, or if an earlier text has the same id.
+    text if the id leaves out symbols, a minus sign or a decimal point, or if an earlier text has the same id.
     """
     tasks: dict[str, str] = {}
     for text in texts:
@@ -434,7 +438,7 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
         task = "-".join(words.split()) or "task"
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         # Without a digest, `pick -5` in one log and `pick 5` in another would be the same task.
-        loses_meaning = any(unicodedata.category(c)[0] == "S" for c in plain) or re.search(r"(?<!\w)-\d", plain)
+        loses_meaning = any(unicodedata.category(c)[0] == "S" for c in plain) or _MEANINGFUL.search(plain)
         tasks.setdefault(text, f"{task}-{digest}" if loses_meaning or task in tasks.values() else task)
     return tasks
 
