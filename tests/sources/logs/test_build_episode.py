@@ -398,6 +398,12 @@ def warnings_of(caplog: pytest.LogCaptureFixture, parts: dict[str, Series], tree
     return caplog.text
 
 
+@pytest.mark.parametrize(("messages", "hints"), [(2 * N, False), (2 * N + 1, True)])
+def test_a_topic_of_which_most_messages_are_not_in_records_is_a_reason_for_a_faster_clock(caplog, messages, hints):
+    text = warnings_of(caplog, {"eef": series(moving(), poses=messages)}, HAND)
+    assert ("a faster topic as `clock`" in text) == hints
+
+
 @pytest.mark.parametrize(("distance_m", "warns"), [(10.0, False), (10.5, True)])
 def test_a_part_far_from_the_origin_is_a_warning(caplog, distance_m, warns):
     poses = moving() * 0

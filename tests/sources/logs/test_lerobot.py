@@ -687,6 +687,7 @@ def test_success_is_zero_or_one_and_anything_else_is_refused_with_the_rule(tmp_p
         ("v1.6", ["v2.convert_dataset_v1_to_v2", "v21.convert_dataset_v20_to_v21", "convert_dataset_v21_to_v30"]),
         ("v2.0", ["v21.convert_dataset_v20_to_v21 (lerobot 0.3.3)", "convert_dataset_v21_to_v30"]),
         ("v2.1", ["lerobot.scripts.convert_dataset_v21_to_v30 (lerobot 0.5.1", "lerobot.datasets.v30"]),
+        ("2.1", ["lerobot.scripts.convert_dataset_v21_to_v30 (lerobot 0.5.1", "lerobot.datasets.v30"]),
         ("v4.0", ["Version 3 is supported"]),
     ],
 )

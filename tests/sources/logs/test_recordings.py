@@ -130,6 +130,13 @@ def test_each_file_of_a_folder_is_an_episode_and_a_damaged_one_an_error(tmp_path
     assert [batch.headers[0].episode_id for batch in batches] == ["take_1", "take_2"]
 
 
+@pytest.mark.parametrize(("content", "words"), [(b"\x1f\x8b\x08", "with gzip"), (b"<!DOCTYPE html>", "a web page")])
+def test_other_content_under_the_name_of_a_recording_is_named(tmp_path, content, words):
+    (tmp_path / "take.mcap").write_bytes(content * 40)
+    save_mapping(tmp_path, MAPPED)
+    assert words in problem(tmp_path)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_altered_bytes_are_an_episode_or_an_error_and_nothing_else(tmp_path, seed):
     rng = random.Random(seed)

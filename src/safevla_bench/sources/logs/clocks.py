@@ -188,11 +188,12 @@ def describe_step_back(times_ns: Ints) -> str:
 
 def _refuse_step_back(candidates: Sequence[Stamps], topic: str, kind: str, step_text: str) -> None:
     usable_clocks = [part.topic for part in candidates if not describe_step_back(_find_own_times(part))]
-    cause = "The clock of every mapped topic was set back during recording."
+    cause = "The clock of every mapped topic was set back during recording, or the stamp of a message is wrong."
     remedy = f"{cause} Cut the file at this message, or record again."
     if usable_clocks:
         choice = "set `clock` under [episode] to a topic whose times increase"
-        remedy = f"The clock was set back during recording; {choice}: {', '.join(dict.fromkeys(usable_clocks))}."
+        cause = "The clock was set back during recording, or the stamp of this message is wrong"
+        remedy = f"{cause}; {choice}: {', '.join(dict.fromkeys(usable_clocks))}."
     raise RecordError(f"the {kind} of {topic} go back {step_text}", remedy=remedy)
 
 

@@ -107,6 +107,9 @@ def read_messages(path: Path, topics: Topics) -> Messages:
         stream: IO[bytes] = stack.enter_context(open_input(path))
         head = stream.read(len(_ZSTD))
         stream.seek(0)
+        for start, problem, remedy in _NO_RECORDINGS:
+            if head.startswith(start):
+                raise RecordError(problem, remedy=remedy)
         if head == _ZSTD:
             stream = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
             if storage_suffix(path) == ".db3":  # SQLite cannot read a stream
@@ -117,6 +120,13 @@ def read_messages(path: Path, topics: Topics) -> Messages:
                         budget.spend(len(block))
                         decompressed.write(block)
         yield from _READERS[str(storage_suffix(path))](path, stream, topics)
+
+
+# The first bytes of files that are often stored under the name of a recording, with the problem and the remedy.
+_NO_RECORDINGS = (
+    (b"\x1f\x8b", "the file is compressed with gzip", "Decompress it: gunzip."),
+    (b"<", "the file is a web page or XML, not a recording", "Download the file itself; a login may be necessary."),
+)
 
 
 def damage_errors() -> tuple[type[Exception], ...]:

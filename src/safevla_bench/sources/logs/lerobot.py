@@ -285,7 +285,7 @@ def open_dataset(folder: Path) -> Dataset:
             problem, field = explain_mismatch(error)
             place = Place(field=field.removeprefix("$.") or None)
             raise RecordError(f"is not the description of a dataset: {problem}", remedy=_WRITTEN, place=place) from None
-        if not dataset.codebase_version.startswith("v3"):
+        if not dataset.codebase_version.startswith(("v3", "3")):
             raise version_error(dataset.codebase_version)
     dataset.folder = folder
     return dataset
@@ -293,7 +293,7 @@ def open_dataset(folder: Path) -> Dataset:
 
 def version_error(version: str) -> RecordError:
     """Return the error for a dataset that is not of version 3. Its remedy has the commands that convert the dataset."""
-    commands = [command for old_version, command in _CONVERTERS.items() if version.startswith(old_version)]
+    commands = [command for old, command in _CONVERTERS.items() if f"v{version.lstrip('v')}".startswith(old)]
     remedy = "Version 3 is supported. lerobot 0.4.0 to 0.6.1 write this version."
     if commands:
         remedy = f"Convert it with {commands[0]}"
